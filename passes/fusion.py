@@ -261,7 +261,7 @@ class _Run:
             op=fused.node.op_type,
             node=fused.node.name,
             layout=fused.layout,
-            mask=fused.word,
+            mask=fused.mask_label,
             heads=fused.heads,
             extensions=extensions_used(node_view(fused.node, self.facts.info)),
             assumed=fused.assumed,

@@ -11,7 +11,7 @@ from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.polynomials import TOLERANCE
 from fa_compiler.passes.backward.quantities import FACTORS
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout.views import View
@@ -102,11 +102,11 @@ def moved_to(
     destination: GradientDestination,
     dtype: ir.DataType,
     builder: Builder,
-    mover: Mover,
+    emitter: LayoutEmitter,
 ) -> ir.Value:
     """An operator's output of this arrangement and type as the value whose place it takes. Sums and factors are
     computed in float32: the graph may have left 16 bits before it undoes the scale of a loss."""
-    value = mover.apply(value, dims, destination.plan)
+    value = emitter.apply(value, dims, destination.plan)
     if destination.summed or not _is_one(destination.place.factor):
         dtype = ir.DataType.FLOAT
         value = builder.cast(value, dtype)
@@ -119,7 +119,7 @@ def moved_to(
     return value if wanted is None else builder.cast(value, wanted)
 
 
-def put_at(pairs: list[tuple[Place, ir.Value]], rewriter: Rewriter) -> None:
+def replace_destinations(pairs: list[tuple[Place, ir.Value]], rewriter: Rewriter) -> None:
     """Let results take the place of the values they replace."""
     seen: set[ir.Value] = set()
     for place, result in pairs:

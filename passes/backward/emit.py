@@ -13,14 +13,20 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get
 from fa_compiler.passes.backward.behind import Place
-from fa_compiler.passes.backward.destination import GradientCompanion, destination_of, gradient_dims, moved_to, put_at
+from fa_compiler.passes.backward.destination import (
+    GradientCompanion,
+    destination_of,
+    gradient_dims,
+    moved_to,
+    replace_destinations,
+)
 from fa_compiler.passes.backward.match import Role
-from fa_compiler.passes.build import Mover
+from fa_compiler.passes.build import LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, Source, cheapest_source
+from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource, cheapest_source
 from fa_compiler.passes.rewrite.node_view import registry_node
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -53,12 +59,12 @@ class Backward(GradientCompanion):
         match: AttentionMatch,
         plan: LayoutPlan,
         inputs: Mapping[str, ir.Value | None],
-        mover: Mover,
+        emitter: LayoutEmitter,
     ) -> Callable[[], None]:
         """Add the gradient of a forward node; what is returned puts its results in place."""
         source = cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info)
         assert source is not None
-        gradient = self._node(node, match, inputs, self._output_gradient(source, match, mover))
+        gradient = self._node(node, match, inputs, self._output_gradient(source, match, emitter))
         self._declare_shapes(gradient, match, plan.name, inputs.get("real_shift"))
         self.rewriter.check(gradient, match)
         spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, gradient.outputs, strict=True)}
@@ -68,12 +74,12 @@ class Backward(GradientCompanion):
             assert destination is not None
             dims, value = gradient_dims(each.role, match, plan.name), spec_outputs[OUTPUTS[each.role]]
             pairs.append(
-                (destination.place, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, mover))
+                (destination.place, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, emitter))
             )
         self.nodes.append(gradient)
 
         def put() -> None:
-            put_at(pairs, self.rewriter)
+            replace_destinations(pairs, self.rewriter)
             self.rewriter.replaced.extend(self.record.dead)
 
         return put
@@ -87,8 +93,8 @@ class Backward(GradientCompanion):
     def _spec(self) -> OpSpec:
         return get(OP, self.rewriter.options.cann)
 
-    def _output_gradient(self, source: Source, match: AttentionMatch, mover: Mover) -> ir.Value:
-        return mover.apply(self.rewriter.builder.cast(source.value, match.dtype), source.dims, source.plan)
+    def _output_gradient(self, source: OperandSource, match: AttentionMatch, emitter: LayoutEmitter) -> ir.Value:
+        return emitter.apply(self.rewriter.builder.cast(source.value, match.dtype), source.dims, source.plan)
 
     def _node(
         self, forward: ir.Node, match: AttentionMatch, inputs: Mapping[str, ir.Value | None], dy: ir.Value

@@ -21,7 +21,7 @@ from fa_compiler.op_registry import DOMAIN
 from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.destination import GradientDestination, moved_to
 from fa_compiler.passes.backward.divergence import Divergence
-from fa_compiler.passes.build import Mover
+from fa_compiler.passes.build import LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.matching.factors import scaled
@@ -54,8 +54,8 @@ class IndexLoss:
         builder, record = self.rewriter.builder, self.record
         self._check(inputs, call)
         stops = [stop for view in record.scores.views for stop in view.stops]
-        mover = Mover(builder, call.match.space, [*stops, *call.mover.witnesses])
-        given = self._index_inputs(mover)
+        emitter = LayoutEmitter(builder, call.match.space, [*stops, *call.emitter.size_sources])
+        given = self._index_inputs(emitter)
         given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
         given["sparse_indices"] = self._listed(inputs["sparse_indices"])
         given |= dict(zip(STATISTICS, node.outputs[1:3], strict=True))
@@ -72,7 +72,7 @@ class IndexLoss:
         self.rewriter.made.append(made)
         outputs = {output.name: output for output in made.outputs}
         results = record.results.items()
-        return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, mover) for name, result in results]
+        return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, emitter) for name, result in results]
 
     def _listed(self, attended: ir.Value) -> ir.Value:
         """The list: attention's where that is an indexer's, for the statistics are of these keys; else the TopK's,
@@ -119,7 +119,7 @@ class IndexLoss:
         other = selection_of(condition, self.rewriter.facts)
         return other is not None and other.indices is self.found.indices and other.block == 1
 
-    def _index_inputs(self, mover: Mover) -> dict[str, ir.Value]:
+    def _index_inputs(self, emitter: LayoutEmitter) -> dict[str, ir.Value]:
         """query_index, key_index and weight, which takes all factors."""
         builder, scores = self.rewriter.builder, self.record.scores
         arranged: list[ir.Value] = []
@@ -127,19 +127,19 @@ class IndexLoss:
             plan = moves(view.base_dims, wanted)
             if plan is None:
                 raise self._decline(f"{view.base.name!r} could not be arranged for the operator")
-            arranged.append(mover.apply(view.base, view.base_dims, plan))
+            arranged.append(emitter.apply(view.base, view.base_dims, plan))
         query, key, weight = arranged
         return {"query_index": query, "key_index": key, "weight": scaled(weight, scores.factor, builder)}
 
-    def _placed(self, name: str, value: ir.Value, place: Place, mover: Mover) -> tuple[Place, ir.Value]:
+    def _placed(self, name: str, value: ir.Value, place: Place, emitter: LayoutEmitter) -> tuple[Place, ir.Value]:
         """A result as the value whose place it takes."""
         builder, scores = self.rewriter.builder, self.record.scores
         if name == "loss":
             rank = len(builder.info.shape(place.value) or ())
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
-            return place, moved_to(value, (), GradientDestination(place, (), ()), ir.DataType.FLOAT, builder, mover)
+            return place, moved_to(value, (), GradientDestination(place, (), ()), ir.DataType.FLOAT, builder, emitter)
         dims = scores.wanted[GRADIENTS.index(name)]
         plan = moves(dims, place.dims)
         if plan is None:
             raise self._decline(f"{place.value.name!r} could not be made of the operator's result")
-        return place, moved_to(value, dims, GradientDestination(place, (), plan), ir.DataType.FLOAT, builder, mover)
+        return place, moved_to(value, dims, GradientDestination(place, (), plan), ir.DataType.FLOAT, builder, emitter)

@@ -20,7 +20,13 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.behind import Place
-from fa_compiler.passes.backward.destination import GradientCompanion, destination_of, gradient_dims, moved_to, put_at
+from fa_compiler.passes.backward.destination import (
+    GradientCompanion,
+    destination_of,
+    gradient_dims,
+    moved_to,
+    replace_destinations,
+)
 from fa_compiler.passes.backward.index_loss import IndexLoss
 from fa_compiler.passes.backward.match import Gradient, Role
 from fa_compiler.passes.backward.scattered import scattered
@@ -109,7 +115,7 @@ class ListedBackward(GradientCompanion):
             pairs.extend(more)
 
         def put() -> None:
-            put_at(pairs, self.rewriter)
+            replace_destinations(pairs, self.rewriter)
             self.rewriter.replaced.extend(self.record.dead)
 
         return put
@@ -147,6 +153,6 @@ class ListedBackward(GradientCompanion):
             assert destination is not None
             value = results[f"{gradient.name}_{OUTPUTS[each.role]}"]
             dims = gradient_dims(each.role, match, LAYOUT)
-            pairs.append((destination.place, moved_to(value, dims, destination, match.dtype, builder, call.mover)))
+            pairs.append((destination.place, moved_to(value, dims, destination, match.dtype, builder, call.emitter)))
         self.nodes.append(gradient)
         return pairs

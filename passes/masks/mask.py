@@ -115,10 +115,10 @@ class MaskPlan:
     note: str = ""
 
     @property
-    def word(self) -> str:
+    def mask_label(self) -> str:
         """The name of the mask in the report."""
         words = ["packed"] if self.packed is not None else []
-        words.extend([self.mode.word] if self.mode is not None else [])
+        words.extend([self.mode.mask_label] if self.mode is not None else [])
         words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.bias)) if part)
         return "+".join(words) or "none"
 

@@ -67,18 +67,18 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
     """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? Behind a
     Cast from float32 the first such operator does."""
-    mover = value.producer()
-    if base is value or mover is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
+    emitter = value.producer()
+    if base is value or emitter is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
         return False
     if is_op(base.producer(), "Cast"):
         return True
-    return is_op(base.producer(), *UNROUNDED) and not (mover.inputs[0] is base and _has_unrounded_readers(value))
+    return is_op(base.producer(), *UNROUNDED) and not (emitter.inputs[0] is base and _has_unrounded_readers(value))
 
 
 def _is_moved_unrounded(value: ir.Value) -> bool:
     """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
-    mover = value.producer()
-    source = mover.inputs[0] if mover is not None and is_op(mover, *MOVES) else None
+    emitter = value.producer()
+    source = emitter.inputs[0] if emitter is not None and is_op(emitter, *MOVES) else None
     return source is not None and is_op(source.producer(), *UNROUNDED) and _has_unrounded_readers(value)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.layout import moves
@@ -75,7 +75,7 @@ def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpa
 
 
 def multiplied(
-    value: ir.Value, dims: Arrangement, factors: tuple[Factor, ...], builder: Builder, mover: Mover
+    value: ir.Value, dims: Arrangement, factors: tuple[Factor, ...], builder: Builder, emitter: LayoutEmitter
 ) -> ir.Value:
     """A value of this arrangement times the factors."""
     dtype = builder.info.dtype(value)
@@ -88,7 +88,7 @@ def multiplied(
             target = tuple(dim if any(axis in owned for axis in dim) else () for dim in dims)
             plan = moves(each.view.base_dims, target)
             assert plan is not None
-            other = mover.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
+            other = emitter.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
         value = builder.op("Div" if each.divides else "Mul", [value, other], dtype)
     return value
 

@@ -19,8 +19,8 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
                 of the mask's columns open, it must be the number of keys in the run, as for FlashAttentionScore
     pse_shift   biases that are added, of the query's type, [B or 1,N1,1,S2]; if the number of query rows is open, they
                 may have as many. Both operators add them after the scale
-    caches      float tensors; or both from int8 by DequantizeLinear with constant scales (quantised.py), in the query's
-                type; or gathered from pools of blocks by a table (paging.py), without making the gathered copy
+    caches      float tensors; or both from int8 by DequantizeLinear with constant scales (quantization.py), in the
+                query's type; or gathered from pools of blocks by a table (paging.py), without making the gathered copy
 
 For Ascend an IncreFlashAttention is emitted wherever the product takes it. For ONNX Runtime it is emitted where the
 caches are pages or quantised: contiguous float caches are read equally fast by the CPU kernels of both operators.
@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Builder, Mover
+from fa_compiler.passes.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
@@ -46,11 +46,11 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.incre_call import IncreCall
 from fa_compiler.passes.rewrite.lengths import Lengths, excluding, read_lengths
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
-from fa_compiler.passes.rewrite.paging import Cache, Pages
-from fa_compiler.passes.rewrite.quantised import Quantised, quantised
-from fa_compiler.passes.rewrite.step import Step
+from fa_compiler.passes.rewrite.paging import CacheSource, Pages
+from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
 from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Select
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -62,7 +62,7 @@ MASKED_SCORE = -1e12
 
 
 @dataclass(frozen=True)
-class Limits:
+class KeyLimits:
     """What excludes keys, and the steps of the bias that are left (`bias`).
 
     `scored` are the selections that give keys the very score the operator gives masked keys. If `undefined`, a batch
@@ -84,7 +84,7 @@ def _agrees(size: Dim, keys: Dim) -> bool:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class IncreFlashMatcher:
     """An attention that may become an IncreFlashAttention, with what the rewriter has planned for it."""
 
     match: AttentionMatch
@@ -92,12 +92,12 @@ class Decoding:
     targets: tuple[Arrangement, Arrangement]  # key and value in the layout
     inputs: Mapping[str, ir.Value | None]
     builder: Builder
-    mover: Mover
+    emitter: LayoutEmitter
     options: Options
     masks: Callable[[MaskPlan], MaskBuilder]
     pages: Pages | None = None
 
-    def step(self) -> Step:
+    def incre_call(self) -> IncreCall:
         """The contents of the node. Raises Decline where the attention has to stay a FlashAttentionScore."""
         self._check()
         caches = self._caches()
@@ -110,32 +110,32 @@ class Decoding:
         lengths = limits.lengths
         mask, shift = self._mask(lengths.rest, limits), self._shift(limits.bias)
         inputs = {"query": self.inputs["query"], "pse_shift": shift, "atten_mask": mask}
-        key, value = (self.mover.apply(cache.value, cache.dims, cache.plan) for cache in caches)
+        key, value = (self.emitter.apply(cache.value, cache.dims, cache.plan) for cache in caches)
         inputs |= {"key": key, "value": value}
         if scales:
             inputs |= self._antiquant(scales)
         attrs: dict[str, int | float | str] = {"input_layout": self.layout, "inner_precise": 0}
         if self.pages is not None:
-            table = inputs["block_table"] = self.pages.block_table(self.match, key, self.mover)
+            table = inputs["block_table"] = self.pages.block_table(self.match, key, self.emitter)
             if (self.builder.info.shape(table) or (None,))[0] != self._size("query", 0):
                 raise self._other("the block table is not proven to have one row for each batch entry")
             size = attrs["block_size"] = self.pages.block_size
             keys = self.builder.op("Mul", [self.builder.dimension(table, 1), self.builder.ints([size])], INT64)
-            inputs |= lengths.build(self.match, keys, self.mover)
+            inputs |= lengths.build(self.match, keys, self.emitter)
         elif lengths.any:
-            inputs |= lengths.build(self.match, self._keys(key), self.mover)
+            inputs |= lengths.build(self.match, self._keys(key), self.emitter)
         undefined = inputs.get("actual_seq_lengths") if limits.undefined else None
         rows = () if self.match.space.size(self.match.roles.q_seq).const == 1 else (DECODE,)
         scores = () if mask is None or limits.scored or self._bounded() else (MASKS_DOMINATE,)
-        words = {
+        parts = {
             "pages": self.pages,
-            "lengths": lengths.found,
+            "lengths": lengths.ends,
             "starts": lengths.starts,
             "atten_mask": mask,
             "real_shift": shift,
         }
-        word = "+".join(word for word, part in words.items() if part) or "none"
-        return Step(inputs, attrs, (*rows, *scores), word, undefined)
+        mask_label = "+".join(name for name, part in parts.items() if part) or "none"
+        return IncreCall(inputs, attrs, (*rows, *scores), mask_label, undefined)
 
     def _keys(self, key: ir.Value) -> ir.Value:
         """The number of keys, int64 [1]; `key` is arranged in the layout."""
@@ -174,7 +174,7 @@ class Decoding:
         if len(sizes) > 1 or None in sizes:
             raise self._other("query, key and value are not proven to have one batch size")
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> KeyLimits:
         """What excludes keys. A mask may become lengths where the model's result for an entry without keys is kept."""
         mask = self.match.mask
         fills = (step for step in mask.bias[:1] if isinstance(step, Select) and step.fill == MASKED_SCORE)
@@ -185,16 +185,16 @@ class Decoding:
         some = self.pages is not None or self.match.space.size(self.match.roles.kv_seq).is_at_least(1)
         repairs = some and self.match.dtype != ir.DataType.BFLOAT16
         if not found.any and repairs and not mask.masked:
-            return self._infinite(Limits(found, bias, scored))
+            return self._infinite(KeyLimits(found, bias, scored))
         alone = not found.rest and (mask.empty_rows == "zero" or (mask.empty_rows == "nan" and repairs))
         if not found.any or mask.empty_rows == "" or alone:
-            return Limits(found, bias, scored, undefined=found.any and mask.empty_rows == "nan")
+            return KeyLimits(found, bias, scored, undefined=found.any and mask.empty_rows == "nan")
         if mask.empty_rows != "mean" or not (self._bounded() or MASKS_DOMINATE in self.options.assume):
             reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"
             raise self._other(reason, f"--assume {NO_EMPTY_ROWS} if every entry has a key")
-        return Limits(Lengths(rest=mask.masked), bias, scored)
+        return KeyLimits(Lengths(rest=mask.masked), bias, scored)
 
-    def _infinite(self, limits: Limits) -> Limits:
+    def _infinite(self, limits: KeyLimits) -> KeyLimits:
         """The limits with lengths also read from those steps of the bias that add or select -inf."""
         masks: list[Masked] = []
         bias: list[BiasOp] = []
@@ -208,12 +208,12 @@ class Decoding:
         found = self._lengths(masks)
         if found.rest:
             return limits
-        return Limits(found, tuple(bias), limits.scored, undefined=found.any)
+        return KeyLimits(found, tuple(bias), limits.scored, undefined=found.any)
 
     def _lengths(self, masks: Sequence[Masked]) -> Lengths:
         return read_lengths(masks, self.match, self.builder.info, starts=self.pages is None)
 
-    def _mask(self, masked: tuple[Masked, ...], limits: Limits) -> ir.Value | None:
+    def _mask(self, masked: tuple[Masked, ...], limits: KeyLimits) -> ir.Value | None:
         """The atten_mask of the keys that lengths do not exclude, and of those that have the score of masked keys."""
         if not masked and not limits.scored:
             return None
@@ -267,7 +267,7 @@ class Decoding:
         shape = (None if value is None else self.builder.info.shape(value)) or ()
         return shape[axis] if axis < len(shape) else None
 
-    def _caches(self) -> list[Cache]:
+    def _caches(self) -> list[CacheSource]:
         """Key and value: the pools of the pages, two int8 caches, or the operands of a FlashAttentionScore."""
         if self.pages is not None:
             pools = [self.pages.key, self.pages.value]
@@ -278,27 +278,27 @@ class Decoding:
         roles = self.match.roles
         head_dims = roles.head_dim, roles.value_head_dim
         views = zip((self.match.key, self.match.value), self.targets, head_dims, strict=True)
-        found = [self._quantised(view, target, head_dim) for view, target, head_dim in views]
+        found = [self._dequantized(view, target, head_dim) for view, target, head_dim in views]
         both = [cache for cache in found if cache is not None]
         if len(both) == 2:
             return both
         given = [self.inputs["key"], self.inputs["value"]]
         return [
-            Cache(value, target, (), None)
+            CacheSource(value, target, (), None)
             for value, target in zip(given, self.targets, strict=True)
             if value is not None
         ]
 
-    def _quantised(self, view: View, target: Arrangement, depth: Axes) -> Cache | None:
+    def _dequantized(self, view: View, target: Arrangement, depth: Axes) -> CacheSource | None:
         dims = view.base_dims
-        found = quantised(view.base, dims, self.match.dtype, self.builder.info)
+        found = match_dequantize(view.base, dims, self.match.dtype, self.builder.info)
         plan = moves(dims, target)
         if found is None or plan is None:
             return None
         known = found.by_channel(self.match.roles.kv_heads, depth, self.match.space)
-        return None if known is None else Cache(found.value, dims, tuple(plan), found)
+        return None if known is None else CacheSource(found.value, dims, tuple(plan), found)
 
-    def _antiquant(self, found: list[Quantised]) -> dict[str, ir.Value]:
+    def _antiquant(self, found: list[DequantizedInput]) -> dict[str, ir.Value]:
         """Scales and offsets of key and value: one number each, or one each for every head and element of a head."""
         roles, space = self.match.roles, self.match.space
         channels = [

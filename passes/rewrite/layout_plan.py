@@ -21,7 +21,7 @@ from fa_compiler.passes.movers import COPIES, LAYOUT_OPS
 from fa_compiler.passes.nodes import is_op, only_reader
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-Place = tuple[ir.Value, Arrangement, int]
+OutputCandidate = tuple[ir.Value, Arrangement, int]
 """A value the fused result may replace, its arrangement, and the cost of the nodes that are then not needed."""
 
 
@@ -39,7 +39,7 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class Source:
+class OperandSource:
     """A value an operand is read from, and the moves from it to the layout.
 
     `kept` is the cost of the existing nodes between the view's base and this value.
@@ -64,7 +64,7 @@ class LayoutPlan:
     """
 
     name: str
-    operands: tuple[Source, ...]
+    operands: tuple[OperandSource, ...]
     query: Arrangement
     output: Arrangement
     destination: Destination
@@ -77,26 +77,28 @@ class LayoutPlan:
         return sum(source.cost for source in read) + cost(self.destination.plan) - self.destination.saved
 
 
-def placed(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[Place, ...]]:
+def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[OutputCandidate, ...]]:
     """The match, and the places where its result can go: the output of the second product, and the values behind it
     that only rearrange it. The axes of the returned match are split as far as these values need it.
     """
     viewer = Viewer(facts, match.space.branch())
     value, dims, saved = match.output, match.output_dims, 0
-    places = [(value, dims, saved)]
+    candidates = [(value, dims, saved)]
     while (reader := only_reader(value)) is not None and reader.inputs[0] is value and is_op(reader, *LAYOUT_OPS):
         moved = viewer.rearranged(reader, dims)
         if moved is None:
             break
         saved += COPY_COST if reader.op_type == "Transpose" else 1
         value, dims = reader.outputs[0], moved
-        places.append((value, dims, saved))
+        candidates.append((value, dims, saved))
     if viewer.space.knows_no_more(match.space):
-        return match.with_heads(), tuple(places)
-    return match.within(viewer.space).with_heads(), viewer.space.settle(tuple(places))
+        return match.with_heads(), tuple(candidates)
+    return match.within(viewer.space).with_heads(), viewer.space.settle(tuple(candidates))
 
 
-def layout_plan(match: AttentionMatch, name: str, destinations: Sequence[Place], info: ShapeInfo) -> LayoutPlan | None:
+def layout_plan(
+    match: AttentionMatch, name: str, candidates: Sequence[OutputCandidate], info: ShapeInfo
+) -> LayoutPlan | None:
     """The layout `name` with its cheapest sources and destination.
 
     None where an operand or the result cannot be brought into this layout.
@@ -119,17 +121,17 @@ def layout_plan(match: AttentionMatch, name: str, destinations: Sequence[Place],
             return None
         operands.append(source)
     output = arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.value_head_dim)
-    best = best_destination(output, destinations)
+    best = best_destination(output, candidates)
     return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
 
 
-def best_destination(output: Arrangement, places: Sequence[Place]) -> Destination | None:
+def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate]) -> Destination | None:
     """The place that costs least for a result arranged as `output`, after the saved cost is subtracted.
 
     None where the result can be brought to none of the places.
     """
     best: Destination | None = None
-    for value, dims, saved in places:
+    for value, dims, saved in candidates:
         plan = moves(output, dims)
         if plan is None:
             continue
@@ -139,13 +141,13 @@ def best_destination(output: Arrangement, places: Sequence[Place]) -> Destinatio
     return best
 
 
-def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> Source | None:
+def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> OperandSource | None:
     """The stop of a view from which the target costs least; None where it can be reached from no stop.
 
     Of equal stops the last is taken, which needs the fewest new nodes. A stop that may lack an axis in some run
     (`AxisSpace.short_dims`) is not taken.
     """
-    best: Source | None = None
+    best: OperandSource | None = None
     kept = 0
     for index, (value, dims) in enumerate(view.stops):
         if index:
@@ -154,7 +156,7 @@ def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: Sha
         plan = moves(dims, target)
         if plan is None or space.short_dims(dims, info.shape(value)):
             continue
-        source = Source(value, dims, plan, kept)
+        source = OperandSource(value, dims, plan, kept)
         if best is None or source.cost <= best.cost:
             best = source
     return best

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Mover
+from fa_compiler.passes.build import INT64, LayoutEmitter
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
@@ -56,23 +56,23 @@ class Length:
 class Lengths:
     """The lengths and starts that masks consist of, and the masks that are left (`rest`).
 
-    Of several lengths (`found`) the smallest counts, of several starts the largest.
+    Of several lengths (`ends`) the smallest counts, of several starts the largest.
     """
 
-    found: tuple[Length, ...] = ()
+    ends: tuple[Length, ...] = ()
     starts: tuple[Length, ...] = ()
     rest: tuple[Masked, ...] = ()
 
     @property
     def any(self) -> bool:
         """Is there a length or a start?"""
-        return bool(self.found or self.starts)
+        return bool(self.ends or self.starts)
 
-    def build(self, match: AttentionMatch, keys: ir.Value, mover: Mover) -> dict[str, ir.Value]:
+    def build(self, match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter) -> dict[str, ir.Value]:
         """The operator's inputs; `keys` is the number of all keys, int64 [1]."""
-        builder = mover.builder
-        end = _combined("Min", self.found, match, keys, mover) or keys
-        start = _combined("Max", self.starts, match, keys, mover)
+        builder = emitter.builder
+        end = _combined("Min", self.ends, match, keys, emitter) or keys
+        start = _combined("Max", self.starts, match, keys, emitter)
         if start is None:
             return {"actual_seq_lengths": end}
         between = builder.op("Max", [builder.op("Sub", [end, start], INT64), builder.ints([0])], INT64)
@@ -80,18 +80,18 @@ class Lengths:
 
 
 def _combined(
-    op_type: str, lengths: Sequence[Length], match: AttentionMatch, keys: ir.Value, mover: Mover
+    op_type: str, lengths: Sequence[Length], match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter
 ) -> ir.Value | None:
     """The smallest (Min) or largest (Max) of these lengths, int64 [batch] or [1]; None where there are no lengths.
 
     Each length is limited to the range from 0 to `keys` first.
     """
-    builder = mover.builder
+    builder = emitter.builder
     total: ir.Value | None = None
     for length in lengths:
         plan = moves(length.dims, (match.roles.batch if any(length.dims) else (),))
         assert plan is not None  # `_length` takes only values by batch entry
-        given = mover.apply(builder.cast(length.value, INT64), length.dims, plan)
+        given = emitter.apply(builder.cast(length.value, INT64), length.dims, plan)
         shift = builder.ints([length.shift])
         most = builder.op("Add", [keys, shift], INT64) if length.shift else keys
         least = builder.op("Max", [given, shift], INT64)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry.constraints.common import compressed_mask
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
@@ -44,7 +44,7 @@ class MaskBuilder:
 
     match: AttentionMatch
     builder: Builder
-    mover: Mover
+    emitter: LayoutEmitter
     options: Options
     notes: list[str]
 
@@ -66,7 +66,7 @@ class MaskBuilder:
             mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
         return mask
 
-    def ends(self) -> ir.Value | None:
+    def sequence_ends(self) -> ir.Value | None:
         """The ends of the packed sequences, counted in tokens over all batches.
 
         A sequence ends behind a token whose label differs from that of the next token, and behind the last token of a
@@ -78,12 +78,12 @@ class MaskBuilder:
         if builder.opset < 11:
             raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit)
         batch, _, rows, _ = self._groups
-        view = self._whole(view)
+        view = self._unshortened(view)
         plan = moves(view.base_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
-        labels = self.mover.repeated(self.mover.apply(view.base, view.base_dims, plan), (batch, rows))
+        labels = self.emitter.repeated(self.emitter.apply(view.base, view.base_dims, plan), (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
@@ -112,12 +112,12 @@ class MaskBuilder:
         for step in steps:
             match step:
                 case Add(_, operand, sign):
-                    view = self._whole(operand.view)
-                    source = self._unrounded(view.base) if self._goes_on(operand, view.base) else view.base
+                    view = self._unshortened(operand.view)
+                    source = self._unrounded(view.base) if self._stays_float32(operand, view.base) else view.base
                     value = self._arranged(self._signed(source, sign, dtype), view, wanted)
                     total = value if total is None else self.builder.op("Add", [total, value], dtype)
                 case Select(_, operand, keep, fill):
-                    view = self._whole(operand.view)
+                    view = self._unshortened(operand.view)
                     condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted)
                     total = self._selected(condition, keep, fill, total, dtype)
                 case Scale(_, factor):
@@ -128,7 +128,7 @@ class MaskBuilder:
                     total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
         return total
 
-    def _goes_on(self, operand: Viewed, value: ir.Value) -> bool:
+    def _stays_float32(self, operand: Viewed, value: ir.Value) -> bool:
         """Does ONNX Runtime compute this 16-bit operand in float32 and add it to the scores without rounding it?"""
         maker, info = value.producer(), self.builder.info
         if not operand.unrounded or maker is None or info.dtype(value) == ir.DataType.FLOAT:
@@ -140,7 +140,7 @@ class MaskBuilder:
         return is_op(maker, *UNROUNDED)
 
     def _unrounded(self, value: ir.Value) -> ir.Value:
-        """The unrounded form of an operand for which `_goes_on` is true.
+        """The unrounded form of an operand for which `_stays_float32` is true.
 
         ONNX Runtime leaves out a Cast that narrows such an operand, so the Cast's input is read.
         """
@@ -190,7 +190,7 @@ class MaskBuilder:
         query = self.match.dtype
         only = steps[0] if len(steps) == 1 else None
         plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.operand.view.base) == query
-        if isinstance(only, Add) and self._goes_on(only.operand, self._whole(only.operand.view).base):
+        if isinstance(only, Add) and self._stays_float32(only.operand, self._unshortened(only.operand.view).base):
             return ir.DataType.FLOAT
         if isinstance(only, Select) and self.options.target == "ascend":
             return query
@@ -220,13 +220,13 @@ class MaskBuilder:
         return any(axis in own for axis in group)
 
     def _excluded(self, part: Masked, full: frozenset[int]) -> ir.Value:
-        builder, view = self.builder, self._whole(part.view)
+        builder, view = self.builder, self._unshortened(part.view)
         value = builder.cast(view.base, ir.DataType.BOOL)
         if not part.when:
             value = builder.op("Not", [value], ir.DataType.BOOL)
         return self._arranged(value, view, full)
 
-    def _whole(self, view: View) -> View:
+    def _unshortened(self, view: View) -> View:
         """The view, read from the first of its stops that has all its axes in every run, if there is one."""
         space, info = self.match.space, self.builder.info
         for value, dims in view.stops:
@@ -255,7 +255,7 @@ class MaskBuilder:
         plan = moves(own_dims, target)
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
-        result = self.mover.apply(value, own_dims, plan)
+        result = self.emitter.apply(value, own_dims, plan)
         if any(not own.issuperset(self._groups[index]) for index in full):
             self._note_expanded(value, result, own_dims, target)
         return result

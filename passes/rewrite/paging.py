@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Mover
+from fa_compiler.passes.build import INT64, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
@@ -37,7 +37,7 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.rewrite.quantised import Quantised, quantised
+from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
 from fa_compiler.passes.values.cases import whole
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
@@ -54,7 +54,7 @@ of pool as contiguous keys.
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheSource:
     """The tensor that keys or values are read from, and the moves that bring it to the form the operator takes.
 
     It is contiguous, or a pool whose first dimension counts blocks.
@@ -63,7 +63,7 @@ class Cache:
     value: ir.Value
     dims: Arrangement
     plan: tuple[Move, ...]
-    quantised: Quantised | None
+    quantised: DequantizedInput | None
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class Pages:
     `pages` are the axes that count the blocks of a batch entry, `blocks` is the number of blocks in a pool.
     """
 
-    key: Cache
-    value: Cache
+    key: CacheSource
+    value: CacheSource
     table: View
     pages: Axes
     block_size: int
     blocks: Dim
     layouts: tuple[str, ...]
 
-    def block_table(self, match: AttentionMatch, pool: ir.Value, mover: Mover) -> ir.Value:
+    def block_table(self, match: AttentionMatch, pool: ir.Value, emitter: LayoutEmitter) -> ir.Value:
         """The table in int32, [batch, blocks of an entry], without negative indices."""
-        builder, dims = mover.builder, self.table.base_dims
+        builder, dims = emitter.builder, self.table.base_dims
         plan = moves(dims, (match.roles.batch, self.pages))
         if plan is None:
             raise Decline(Code.SHAPE, f"the block table {self.table.base.name!r} is not one row for each batch entry")
@@ -96,7 +96,7 @@ class Pages:
             zero = builder.cast(builder.ints([0]), dtype or INT64)
             negative = builder.op("Less", [table, zero], ir.DataType.BOOL)
             table = builder.op("Where", [negative, wrapped, table], dtype)
-        return mover.apply(builder.cast(table, ir.DataType.INT32), dims, plan)
+        return emitter.apply(builder.cast(table, ir.DataType.INT32), dims, plan)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Gathered:
     blocks: Axes
     table: ir.Value
     indices: Arrangement
-    quantised: Quantised | None
+    quantised: DequantizedInput | None
 
 
 def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pages] | None:
@@ -160,7 +160,7 @@ def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | 
     """The Gather behind a cache, found through layout operators and a DequantizeLinear; None where there is none."""
     value, dims, quant = view.base, view.base_dims, None
     while not is_op(node := value.producer(), "Gather"):
-        inner = quantised(value, dims, match.dtype, viewer.info) if quant is None else None
+        inner = match_dequantize(value, dims, match.dtype, viewer.info) if quant is None else None
         if inner is not None:
             value, quant = inner.value, inner
             continue
@@ -259,7 +259,7 @@ def _pool(
     folded: bool,
     match: AttentionMatch,
     viewer: Viewer,
-) -> Cache | None:
+) -> CacheSource | None:
     """The pool of a cache in one of the two forms; None where that takes a copy.
 
     The form is (blocks, tokens, heads x size) if `folded`, else (blocks, heads, tokens, size).
@@ -274,12 +274,12 @@ def _pool(
         own = space.resolve_all(dims)
         same = {axis for dim in own for axis in dim} == {axis for dim in form for axis in dim}
         plan = moves(own, form) if same else None
-        inner = quantised(value, dims, match.dtype, viewer.info) if quant is None else None
+        inner = match_dequantize(value, dims, match.dtype, viewer.info) if quant is None else None
         if inner is not None:
             value, quant = inner.value, inner
             continue
         if plan is not None and cost(plan) < COPY_COST:
-            return Cache(value, own, tuple(plan), quant)
+            return CacheSource(value, own, tuple(plan), quant)
         moved = _through(value, dims, viewer)
         if moved is None:
             return None

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
@@ -30,13 +30,19 @@ from fa_compiler.passes.nodes import dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite import prompt
-from fa_compiler.passes.rewrite.decode import Decoding
-from fa_compiler.passes.rewrite.layout_plan import Destination, LayoutPlan, Place, layout_plan, placed
+from fa_compiler.passes.rewrite.decode import IncreFlashMatcher
+from fa_compiler.passes.rewrite.incre_call import IncreCall
+from fa_compiler.passes.rewrite.layout_plan import (
+    Destination,
+    LayoutPlan,
+    OutputCandidate,
+    layout_plan,
+    output_candidates,
+)
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.rewrite.paging import Pages, find_pages
-from fa_compiler.passes.rewrite.quantised import requantised
-from fa_compiler.passes.rewrite.step import Step
+from fa_compiler.passes.rewrite.quantization import match_quantize
 from fa_compiler.passes.score_ops import Add, Select
 from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
@@ -55,7 +61,7 @@ class Fused:
     mask: MaskPlan
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
-    word: str
+    mask_label: str
     """The report's word for the inputs that mask or bias the scores, such as "atten_mask+real_shift"."""
 
 
@@ -82,7 +88,7 @@ class DenseCompanion(Companion, Protocol):
         match: AttentionMatch,
         plan: LayoutPlan,
         inputs: Mapping[str, ir.Value | None],
-        mover: Mover,
+        emitter: LayoutEmitter,
     ) -> Callable[[], None]:
         """Add the companion's nodes and return a function that puts their results in place. Raises Decline."""
 
@@ -114,7 +120,7 @@ class Rewriter:
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
     def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
-        match, places = placed(match, self.facts)
+        match, candidates = output_candidates(match, self.facts)
         notes: list[str] = []
         if companion is not None:
             match = companion.adapted(match)
@@ -122,61 +128,61 @@ class Rewriter:
             try:
                 if (found := find_pages(match, self.facts)) is not None:
                     paged, pages = found
-                    return self._emit_at(paged, paged.space.settle(places), None, notes, pages)
+                    return self._emit_at(paged, paged.space.settle(candidates), None, notes, pages)
             except Decline as decline:
                 hint = f" ({decline.hint})" if decline.hint else ""
                 name = label(decline.culprit or match.node)
                 notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
         try:
-            return self._emit_at(match, places, companion, notes)
+            return self._emit_at(match, candidates, companion, notes)
         except Decline:
             # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
-            return self._emit_at(match, places[:1], companion, notes)
+            return self._emit_at(match, candidates[:1], companion, notes)
 
     def _emit_at(
         self,
         match: AttentionMatch,
-        places: Sequence[Place],
+        candidates: Sequence[OutputCandidate],
         companion: DenseCompanion | None,
         remarks: list[str],
         pages: Pages | None = None,
     ) -> Fused:
         """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
-        plan = self._best_layout(match, places, companion, pages)
+        plan = self._best_layout(match, candidates, companion, pages)
         builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
-        mover = Mover(builder, match.space, [stop for view in views for stop in view.stops])
+        emitter = LayoutEmitter(builder, match.space, [stop for view in views for stop in view.stops])
         query, key, value, *ropes = (
-            mover.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
+            emitter.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
         )
-        query = multiplied(query, plan.query, match.query_factors, builder, mover)
+        query = multiplied(query, plan.query, match.query_factors, builder, emitter)
         inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
         if match.rope is not None:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
-        substitutes = self.substitutes(match, mover)
-        node, plan, step = self._decoded(match, plan, inputs, mover, notes, pages, companion is None)
+        substitutes = self.substitutes(match, emitter)
+        node, plan, call = self._try_incre_flash(match, plan, inputs, emitter, notes, pages, companion is None)
         if node is None:
-            inputs |= self._terms(match, MaskBuilder(match, builder, mover, self.options, notes), mover)
+            inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, notes), emitter)
             if match.mask.packed is not None:
                 if match.rope is not None:
                     raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
                 self._check_tokens(match, (query, key, value))
             node = self._node(match, plan, inputs, statistics=companion is not None)
             if prompt.is_wanted(self.options):
-                node = self._prompt(node, match, companion)
+                node = self._as_prompt_flash(node, match, companion)
         self.check(node, match)
-        out = node.outputs[-1] if step is None else step.result(node.outputs[-1], builder)
-        result = self.result(match, out, plan.output, plan.destination, mover)
-        place_beside = None if companion is None else companion.build(node, match, plan, inputs, mover)
+        out = node.outputs[-1] if call is None else call.result(node.outputs[-1], builder)
+        result = self.result(match, out, plan.output, plan.destination, emitter)
+        place_beside = None if companion is None else companion.build(node, match, plan, inputs, emitter)
         self.substitute(substitutes)
-        self.put_at(plan.destination, result)
+        self.replace_destination(plan.destination, result)
         if place_beside is not None:
             place_beside()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
-        vouched, word = ((), match.mask.word) if step is None else (step.assumed, step.word)
+        vouched, mask_label = ((), match.mask.mask_label) if call is None else (call.assumed, call.mask_label)
         assumed = tuple(dict.fromkeys((*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)))
-        return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes), word)
+        return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes), mask_label)
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:
         """Decline packed operands that are not proven to have the same number of tokens in every run.
@@ -207,7 +213,7 @@ class Rewriter:
     def _best_layout(
         self,
         match: AttentionMatch,
-        places: Sequence[Place],
+        candidates: Sequence[OutputCandidate],
         companion: DenseCompanion | None,
         pages: Pages | None,
     ) -> LayoutPlan:
@@ -216,7 +222,7 @@ class Rewriter:
             names = tuple(name for name in names if name in prompt.LAYOUTS)
         if pages is not None:
             names = pages.layouts
-        plans = [plan for name in names if (plan := layout_plan(match, name, places, self.builder.info))]
+        plans = [plan for name in names if (plan := layout_plan(match, name, candidates, self.builder.info))]
         plans = [replace(plan, paged=pages is not None) for plan in plans]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
@@ -255,7 +261,7 @@ class Rewriter:
         self.made.append(node)
         return node
 
-    def _prompt(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
+    def _as_prompt_flash(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
         """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
         if companion is not None:
             raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)
@@ -267,29 +273,29 @@ class Rewriter:
         self.made.append(made)
         return made
 
-    def _terms(self, match: AttentionMatch, masks: MaskBuilder, mover: Mover) -> dict[str, ir.Value | None]:
+    def _terms(self, match: AttentionMatch, masks: MaskBuilder, emitter: LayoutEmitter) -> dict[str, ir.Value | None]:
         """The inputs of a FlashAttentionScore beside query, key and value."""
         inputs: dict[str, ir.Value | None] = {"real_shift": masks.real_shift(), "atten_mask": masks.atten_mask()}
         if match.mask.packed is not None:
-            inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.ends()
-        inputs["sink"] = self._sink(match, mover)
+            inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.sequence_ends()
+        inputs["sink"] = self._sink(match, emitter)
         if match.dropout is not None:
             roles = match.roles
             groups = roles.batch, roles.heads, roles.q_seq, roles.kv_seq
-            inputs["drop_mask"] = drop_bits(match.dropout, groups, self.builder, mover)
+            inputs["drop_mask"] = drop_bits(match.dropout, groups, self.builder, emitter)
         return inputs
 
-    def _decoded(
+    def _try_incre_flash(
         self,
         match: AttentionMatch,
         plan: LayoutPlan,
         inputs: Mapping[str, ir.Value | None],
-        mover: Mover,
+        emitter: LayoutEmitter,
         notes: list[str],
         pages: Pages | None,
         alone: bool,
-    ) -> tuple[ir.Node | None, LayoutPlan, Step | None]:
-        """The IncreFlashAttention, its layout plan and its step, where the target can run the attention as one.
+    ) -> tuple[ir.Node | None, LayoutPlan, IncreCall | None]:
+        """The IncreFlashAttention, its layout plan and its call, where the target can run the attention as one.
 
         Elsewhere None, `plan` and None; but with `pages` a Decline is raised. `alone` says that the attention has no
         companion.
@@ -301,15 +307,17 @@ class Rewriter:
         )
 
         def masks(mask: MaskPlan) -> MaskBuilder:
-            return MaskBuilder(replace(match, mask=mask), self.builder, mover, self.options, notes)
+            return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, notes)
 
         try:
             if not alone or not self.options.decoding:
                 return None, plan, None
-            decoding = Decoding(match, plan.name, (key, value), inputs, self.builder, mover, self.options, masks, pages)
-            step = decoding.step()
-            step, plan = self._requantised(step, match, plan, notes)
-            node = step.node(match, plan.output, self.builder, self.options)
+            matcher = IncreFlashMatcher(
+                match, plan.name, (key, value), inputs, self.builder, emitter, self.options, masks, pages
+            )
+            call = matcher.incre_call()
+            call, plan = self._with_quantized_output(call, match, plan, notes)
+            node = call.node(match, plan.output, self.builder, self.options)
             self.check(node, match)
         except Decline as decline:
             if pages is not None:
@@ -321,27 +329,27 @@ class Rewriter:
             return None, plan, None
         self.builder.graph.append(node)
         self.made.append(node)
-        return node, plan, step
+        return node, plan, call
 
-    def _requantised(
-        self, step: Step, match: AttentionMatch, plan: LayoutPlan, notes: list[str]
-    ) -> tuple[Step, LayoutPlan]:
-        """The step with the QuantizeLinear behind the attention fused, and the plan with its output as the destination.
+    def _with_quantized_output(
+        self, call: IncreCall, match: AttentionMatch, plan: LayoutPlan, notes: list[str]
+    ) -> tuple[IncreCall, LayoutPlan]:
+        """The call with the QuantizeLinear behind the attention fused, and the plan with its output as the destination.
 
         Both are unchanged where no QuantizeLinear can be fused.
         """
         try:
-            found = requantised(plan.destination.value, self.options, self.builder.info)
+            found = match_quantize(plan.destination.value, self.options, self.builder.info)
         except Decline as decline:
             notes.append(f"{label(decline.culprit)}: stays behind the attention: {decline.reason}")
-            return step, plan
-        if found is None or match.output_factors or step.undefined is not None:
-            return step, plan
+            return call, plan
+        if found is None or match.output_factors or call.undefined is not None:
+            return call, plan
         scale = self.builder.constant(np.array([found.scale], dtype=np.float32), "quant_scale")
         destination = replace(plan.destination, value=found.node.outputs[0])
-        return replace(step, inputs={**step.inputs, "quant_scale2": scale}), replace(plan, destination=destination)
+        return replace(call, inputs={**call.inputs, "quant_scale2": scale}), replace(plan, destination=destination)
 
-    def _sink(self, match: AttentionMatch, mover: Mover) -> ir.Value | None:
+    def _sink(self, match: AttentionMatch, emitter: LayoutEmitter) -> ir.Value | None:
         """The sink as one float32 number for each head; None where there is no sink."""
         sink, heads = match.sink, match.roles.heads
         if sink is None:
@@ -354,7 +362,7 @@ class Rewriter:
         plan = moves(sink.view.base_dims, (heads,))
         if plan is None:
             raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
-        return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), sink.view.base_dims, plan)
+        return emitter.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), sink.view.base_dims, plan)
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""
@@ -403,7 +411,7 @@ class Rewriter:
                 self.builder.info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
 
-    def substitutes(self, match: AttentionMatch, mover: Mover) -> list[tuple[ir.Node, ir.Value]]:
+    def substitutes(self, match: AttentionMatch, emitter: LayoutEmitter) -> list[tuple[ir.Node, ir.Value]]:
         """The nodes that read only the shape or type of an inner value, each with its result computed without that
         value."""
         views = [part.view for part in match.mask.masked]
@@ -416,7 +424,7 @@ class Rewriter:
             assert maker is not None
             # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
             parts = [each for each in terms if not depends(each, maker)]
-            found.append((reader, mover.shape_vector(dims, reader, parts)))
+            found.append((reader, emitter.shape_vector(dims, reader, parts)))
         for reader, dtype in match.types:
             converted = reader.inputs[0]
             assert converted is not None
@@ -432,15 +440,20 @@ class Rewriter:
             self.replaced.append(reader)
 
     def result(
-        self, match: AttentionMatch, value: ir.Value, dims: Arrangement, destination: Destination, mover: Mover
+        self,
+        match: AttentionMatch,
+        value: ir.Value,
+        dims: Arrangement,
+        destination: Destination,
+        emitter: LayoutEmitter,
     ) -> ir.Value:
         """The operator's result, arranged as `dims`, brought to the arrangement and type of the destination."""
-        value = multiplied(value, dims, match.output_factors, self.builder, mover)
-        value = mover.apply(value, dims, destination.plan)
+        value = multiplied(value, dims, match.output_factors, self.builder, emitter)
+        value = emitter.apply(value, dims, destination.plan)
         wanted = self.builder.info.dtype(destination.value)
         return value if wanted is None else self.builder.cast(value, wanted)
 
-    def put_at(self, destination: Destination, result: ir.Value) -> None:
+    def replace_destination(self, destination: Destination, result: ir.Value) -> None:
         """Replace the destination's value by a result."""
         maker = destination.value.producer()
         assert maker is not None

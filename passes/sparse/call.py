@@ -8,7 +8,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import View
@@ -16,7 +16,7 @@ from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.rewrite.layout_plan import Place, best_destination, cheapest_source
+from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, best_destination, cheapest_source
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.rewriter import Companion, Fused, Rewriter
 from fa_compiler.passes.sparse.emit import RowsWithoutKeys, attention
@@ -79,7 +79,7 @@ class SparseNode:
     sources: tuple[View, ...]
     tokens: Axes
     rewriter: Rewriter
-    mover: Mover
+    emitter: LayoutEmitter
 
     @staticmethod
     def of(
@@ -90,8 +90,8 @@ class SparseNode:
         others: tuple[View, ...] = (),
     ) -> SparseNode:
         """A call that takes its sizes at run time from its operands and the `others`."""
-        witnesses = [stop for view in (*match.views, *sources, *others) for stop in view.stops]
-        return SparseNode(match, sources, tokens, rewriter, Mover(rewriter.builder, match.space, witnesses))
+        size_sources = [stop for view in (*match.views, *sources, *others) for stop in view.stops]
+        return SparseNode(match, sources, tokens, rewriter, LayoutEmitter(rewriter.builder, match.space, size_sources))
 
     @property
     def builder(self) -> Builder:
@@ -104,7 +104,7 @@ class SparseNode:
         query = self._of_rows(match.query, roles.head_dim)
         whole = (roles.batch, roles.q_seq, roles.heads, roles.head_dim)
         inputs = {
-            "query": multiplied(query, whole, match.query_factors, self.builder, self.mover),
+            "query": multiplied(query, whole, match.query_factors, self.builder, self.emitter),
             "key": self._of_tokens(0, roles.head_dim),
             "value": self._of_tokens(1, roles.value_head_dim),
         }
@@ -115,37 +115,37 @@ class SparseNode:
 
     def moved(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
         """The viewed value, arranged as `dims` and of type `dtype`, if one is given. Raises Decline."""
-        source = cheapest_source(view, dims, self.mover.space, self.builder.info)
+        source = cheapest_source(view, dims, self.emitter.space, self.builder.info)
         if source is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged for the operator")
         value = source.value if dtype is None else self.builder.cast(source.value, dtype)
-        return self.mover.apply(value, source.dims, source.plan)
+        return self.emitter.apply(value, source.dims, source.plan)
 
     def mask(self, match: AttentionMatch) -> ir.Value | None:
         """The atten_mask of a match, true where a key or slot is excluded; its dimensions may be 1. Raises Decline."""
-        return MaskBuilder(match, self.builder, self.mover, Options(), []).atten_mask()
+        return MaskBuilder(match, self.builder, self.emitter, Options(), []).atten_mask()
 
     def emit(
         self,
         inputs: dict[str, ir.Value],
-        places: Sequence[Place],
-        word: str,
+        candidates: Sequence[OutputCandidate],
+        mask_label: str,
         mode: int = 0,
         block: int = 1,
         beside: tuple[SparseCompanion, Selection | None] | None = None,
     ) -> Fused | None:
         """Build the node, and the companion if there is one, and replace the attention's results by theirs.
 
-        `word` is the report's word for what excludes keys, `mode` the sparse_mode, `block` the sparse_block_size, and
-        `beside` the companion with the selection in the mask. Returns None where the target forbids the node, or where
-        a batch or row might be broadcast in some run. Raises Decline before any use of a value is changed.
+        `mask_label` is the report's word for what excludes keys, `mode` the sparse_mode, `block` the sparse_block_size,
+        and `beside` the companion with the selection in the mask. Returns None where the target forbids the node, or
+        where a batch or row might be broadcast in some run. Raises Decline before any use of a value is changed.
         """
         match, roles, space = self.match, self.match.roles, self.match.space
         shapes = {name: self.builder.info.shape(value) for name, value in inputs.items()}
         batches = {None if shape is None else shape[0] for shape in shapes.values()}
         of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name]) is not None}
         output = (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim)
-        destination = best_destination(output, places)
+        destination = best_destination(output, candidates)
         if destination is None or len(batches) > 1 or len(of_rows) > 1:
             return None
         rows = RowsWithoutKeys(match.mask.empty_rows, match.mask.nan_rows == "zero")
@@ -156,16 +156,16 @@ class SparseNode:
             return None
         node, result = made
         self.rewriter.made.append(node)
-        result = self.rewriter.result(match, result, output, destination, self.mover)
+        result = self.rewriter.result(match, result, output, destination, self.emitter)
         place_beside = None if beside is None else beside[0].build(node, inputs, self, beside[1])
         if beside is not None and place_beside is None:
             return None
-        self.rewriter.substitute(self.rewriter.substitutes(match, self.mover))
-        self.rewriter.put_at(destination, result)
+        self.rewriter.substitute(self.rewriter.substitutes(match, self.emitter))
+        self.rewriter.replace_destination(destination, result)
         if place_beside is not None:
             place_beside()
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
-        return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), word)
+        return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), mask_label)
 
     def _of_rows(self, view: View, depth: Axes) -> ir.Value:
         roles = self.match.roles

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Builder, Mover
+from fa_compiler.passes.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.nodes import FOLD_LIMIT, input_of
@@ -140,12 +140,12 @@ class _Maker:
         beyond = self.builder.constant(np.array(BEYOND, np.int32), "beyond")
         return self.builder.op("Where", [excluded, beyond, indices], INT32)
 
-    def without_hidden(self, indices: ir.Value, places: ir.Value, part: Visible) -> ir.Value:
-        """The entries [B,S,K] without hidden keys; `places` are the keys they name, as int64."""
+    def without_hidden(self, indices: ir.Value, candidates: ir.Value, part: Visible) -> ir.Value:
+        """The entries [B,S,K] without hidden keys; `candidates` are the keys they name, as int64."""
         builder = self.builder
         for hidden in sorted(part.hidden, key=lambda each: str(each.value.name)):
             keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
-            points = builder.units("Unsqueeze", places, [3])
+            points = builder.units("Unsqueeze", candidates, [3])
             found = builder.op("GatherND", [keys, points], BOOL, {"batch_dims": 1})
             indices = self.without(indices, found)
         return indices
@@ -185,8 +185,8 @@ class _Maker:
             return None
         value = builder.cast(value, BOOL)
         if shape != whole:
-            places = [(0, 0), (0, 1), (1, 1)]
-            target = builder.op("Concat", [self.length(*place) for place in places], INT64, {"axis": 0})
+            candidates = [(0, 0), (0, 1), (1, 1)]
+            target = builder.op("Concat", [self.length(*place) for place in candidates], INT64, {"axis": 0})
             value = builder.op("Expand", [value, target], BOOL)
         entries = builder.cast(self.found.indices, INT64)
         value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
@@ -230,12 +230,12 @@ class _Maker:
 
     def _indexer_inputs(self, scores: IndexScores, whole: Visible) -> dict[str, ir.Value]:
         builder = self.builder
-        mover = Mover(builder, scores.space, [stop for view in scores.views for stop in view.stops])
+        emitter = LayoutEmitter(builder, scores.space, [stop for view in scores.views for stop in view.stops])
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
             plan = moves(view.base_dims, wanted)
             assert plan is not None
-            arranged.append(mover.apply(view.base, view.base_dims, plan))
+            arranged.append(emitter.apply(view.base, view.base_dims, plan))
         query, key, weights = arranged
         if scores.factor != 1.0:
             factor = builder.constant(np.array(scores.factor, np.float32), "factor")

@@ -27,7 +27,7 @@ from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.nodes import is_op, producer, reached
-from fa_compiler.passes.rewrite.layout_plan import Place, placed
+from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
@@ -59,9 +59,9 @@ def emit_selected(
         or not any(_may_select(part.view.base) for part in match.mask.masked)
     ):
         return None
-    match, places = placed(match, rewriter.facts)
+    match, candidates = output_candidates(match, rewriter.facts)
     try:
-        return _emit(_heads_apart(match), places, rewriter, companion)
+        return _emit(_heads_apart(match), candidates, rewriter, companion)
     except Decline:
         return None
 
@@ -100,7 +100,7 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
 
 
 def _emit(
-    match: AttentionMatch, places: Sequence[Place], rewriter: Rewriter, companion: SparseCompanion | None
+    match: AttentionMatch, candidates: Sequence[OutputCandidate], rewriter: Rewriter, companion: SparseCompanion | None
 ) -> Selected | None:
     builder = rewriter.builder
     if companion is not None:
@@ -130,7 +130,7 @@ def _emit(
         rewriter.made.append(entries.indexer)
     inputs["sparse_indices"] = entries.indices
     beside = None if companion is None else (companion, found)
-    fused = call.emit(inputs, places, "selected", entries.mode, entries.block, beside)
+    fused = call.emit(inputs, candidates, "selected", entries.mode, entries.block, beside)
     return None if fused is None else Selected(fused, entries.indexer)
 
 

@@ -44,7 +44,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
-from fa_compiler.passes.rewrite.layout_plan import Place, placed
+from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
@@ -114,7 +114,7 @@ def emit_listed(
     """
     if not is_plain(match):
         return None
-    match, places = placed(match, rewriter.facts)
+    match, candidates = output_candidates(match, rewriter.facts)
     listed = _listed(match, rewriter)
     if listed is None:
         return None
@@ -123,7 +123,7 @@ def emit_listed(
         notes.append(f"{label(match.node)}: {reason}; --assume {NO_EMPTY_ROWS} if there is no such row")
         return None
     try:
-        return _emit(listed, places, rewriter, companion)
+        return _emit(listed, candidates, rewriter, companion)
     except Decline:
         return None
 
@@ -198,7 +198,7 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
 
 
 def _emit(
-    listed: Listed, places: Sequence[Place], rewriter: Rewriter, companion: SparseCompanion | None
+    listed: Listed, candidates: Sequence[OutputCandidate], rewriter: Rewriter, companion: SparseCompanion | None
 ) -> Selected | None:
     whole = None
     if listed.top is not None and (companion is not None or CLOSE_RANKS in rewriter.options.assume):
@@ -216,18 +216,18 @@ def _emit(
         others = (*others, *companion.views)
     beside = None if companion is None else (companion, None)
     call = SparseNode.of(listed.match, listed.sources, listed.tokens, rewriter, others)
-    places = listed.match.space.settle(places)
+    candidates = listed.match.space.settle(candidates)
     inputs = call.inputs()
     close = CLOSE_RANKS in rewriter.options.assume
     ranked = _ranked(listed, whole, call, inputs) if whole is not None and close else None
     if ranked is not None:
         inputs["sparse_indices"] = ranked.indices
-        fused = call.emit(inputs, places, "gathered", ranked.mode, beside=beside)
+        fused = call.emit(inputs, candidates, "gathered", ranked.mode, beside=beside)
         if fused is not None and ranked.indexer is not None:
             rewriter.made.append(ranked.indexer)
         return None if fused is None else Selected(fused, ranked.indexer)
     inputs["sparse_indices"] = _entries(listed, call, inputs["key"])
-    fused = call.emit(inputs, places, "gathered", beside=beside)
+    fused = call.emit(inputs, candidates, "gathered", beside=beside)
     return None if fused is None else Selected(fused, None)
 
 

@@ -35,7 +35,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 
 @dataclass(frozen=True)
-class Quantised:
+class DequantizedInput:
     """An int8 value with its scales and zero points.
 
     `channels` are the axes that scales and zero points run along; None where each is one number.
@@ -57,14 +57,16 @@ class Quantised:
         return scale, zero
 
 
-def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
+def match_dequantize(
+    value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo
+) -> DequantizedInput | None:
     """The int8 source of a value of type `dtype`, arranged as `dims`; None where it is not dequantised."""
     node = value.producer()
     if node is not None and is_op(node, "Mul"):
         return _multiplied(node, dims, dtype, info)
     widened = None if node is None or info.dtype(value) != dtype else _widened(node, info)
     if widened is not None:
-        return Quantised(widened, np.ones(1), np.zeros(1, np.int64), None)
+        return DequantizedInput(widened, np.ones(1), np.zeros(1, np.int64), None)
     if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
         return None
     x, scale = node.inputs[0], constant(node.inputs[1])
@@ -80,10 +82,10 @@ def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: Shap
     if scale.size != 1 and (shape is None or shape[axis] != scale.size):
         return None  # Such a model fails in every run.
     channels = None if scale.size == 1 else dims[axis]
-    return Quantised(x, scale.reshape(-1), zero.reshape(-1).astype(np.int64), channels)
+    return DequantizedInput(x, scale.reshape(-1), zero.reshape(-1).astype(np.int64), channels)
 
 
-def _multiplied(node: ir.Node, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
+def _multiplied(node: ir.Node, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> DequantizedInput | None:
     """The int8 source of a Mul of a constant and a Cast from int8; None for other nodes."""
     for operand, factor in (node.inputs, node.inputs[::-1]):
         maker, scale = None if operand is None else operand.producer(), constant(factor)
@@ -97,7 +99,9 @@ def _multiplied(node: ir.Node, dims: Arrangement, dtype: ir.DataType, info: Shap
         if any(count not in (1, size.const) for count, size in zip(runs, shape, strict=True)):
             continue
         channels = tuple(axis for dim, count in zip(dims, runs, strict=True) if count != 1 for axis in dim)
-        return Quantised(x, scale.reshape(-1), np.zeros(scale.size, np.int64), channels if scale.size > 1 else None)
+        return DequantizedInput(
+            x, scale.reshape(-1), np.zeros(scale.size, np.int64), channels if scale.size > 1 else None
+        )
     return None
 
 
@@ -108,14 +112,14 @@ def _widened(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
 
 
 @dataclass(frozen=True)
-class Requantised:
+class QuantizedOutput:
     """The QuantizeLinear that reads a result, and the quant_scale2 that scales by the same."""
 
     node: ir.Node
     scale: float
 
 
-def requantised(result: ir.Value, options: Options, info: ShapeInfo) -> Requantised | None:
+def match_quantize(result: ir.Value, options: Options, info: ShapeInfo) -> QuantizedOutput | None:
     """The QuantizeLinear that is the only reader of a result; None where there is no such reader.
 
     Raises Decline where the operator is not proven to round as it does.
@@ -139,4 +143,4 @@ def requantised(result: ir.Value, options: Options, info: ShapeInfo) -> Requanti
         raise Decline(Code.ILLEGAL, "the operator adds the zero point before it rounds, QuantizeLinear behind", node)
     if not 0.0 < scale < math.inf or math.frexp(scale)[0] != 0.5 or not math.isfinite(np.float32(1.0 / scale)):
         raise Decline(Code.ILLEGAL, f"the operator multiplies, and 1 / {scale:g} is not exact", node)
-    return Requantised(node, 1.0 / scale)
+    return QuantizedOutput(node, 1.0 / scale)

@@ -18,16 +18,16 @@ OP = "IncreFlashAttention"
 
 
 @dataclass(frozen=True)
-class Step:
+class IncreCall:
     """The inputs and attributes of an IncreFlashAttention.
 
-    `assumed` is what the user vouched for, `word` the report's word for what masks, bounds or biases the keys.
+    `assumed` is what the user vouched for, `mask_label` the report's word for what masks, bounds or biases the keys.
     """
 
     inputs: dict[str, ir.Value | None]
     attrs: dict[str, int | float | str]
     assumed: tuple[str, ...]
-    word: str
+    mask_label: str
     undefined: ir.Value | None = None
     """The lengths, where a batch entry of length 0 has to give NaN instead of the operator's 0."""
 
