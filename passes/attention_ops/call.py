@@ -48,8 +48,8 @@ class Operand:
     view: View
     batch: Axes
     heads: Axes
-    rows: Axes
-    depth: Axes
+    seq: Axes
+    head_dim: Axes
 
 
 @dataclass(frozen=True)
@@ -141,25 +141,25 @@ class Conversion:
         else:
             if heads <= 0:
                 raise self.decline(Code.SHAPE, "the number of heads is not given")
-            depth = shape[2].exact_div(heads)
-            if depth is None:
+            head_dim = shape[2].exact_div(heads)
+            if head_dim is None:
                 raise self.decline(Code.SHAPE, f"the width of {value.name!r} is not proven to be {heads} heads")
-            view, dims = self._arranged(value, (*shape[:2], Dim(heads), depth))
+            view, dims = self._arranged(value, (*shape[:2], Dim(heads), head_dim))
         axes = dict(zip(layout.replace("H", "ND"), dims, strict=True))
         return Operand(view, axes["B"], axes["N"], axes["S"], axes["D"])
 
     def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
-        """A key or value [batch, rows, heads * depth] as [batch, heads, rows, depth]; rank 4 is kept."""
+        """A key or value [batch, seq, heads * head_dim] as [batch, heads, seq, head_dim]; rank 4 is kept."""
         if len(self.shape(value)) == 4:
             return value
         if heads <= 0:
             raise self.decline(Code.SHAPE, "the number of heads is not given")
         dtype, width = self.info.dtype(value), self.dim(value, 2)
-        depth = width.exact_div(heads)
-        if depth is None and width.is_const:
+        head_dim = width.exact_div(heads)
+        if head_dim is None and width.is_const:
             raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")
         # A known size is written out, because Reshape refuses -1 in a run in which another size is 0.
-        size = -1 if depth is None or depth.const is None else depth.const
+        size = -1 if head_dim is None or head_dim.const is None else head_dim.const
         apart = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, size])], dtype)
         return self.builder.op("Transpose", [apart], dtype, {"perm": (0, 2, 1, 3)})
 
@@ -211,7 +211,7 @@ class Conversion:
     # -- the record -------------------------------------------------------------------------------------
 
     def scores(self, query: Operand, key: Operand, value: Operand) -> Arrangement:
-        """Unify the operands' axes, and return those of the scores as [batch, heads, rows, columns].
+        """Unify the operands' axes, and return those of the scores as [batch, heads, q_seq, kv_seq].
 
         Query head n reads key head n // group.
         """
@@ -225,9 +225,9 @@ class Conversion:
             raise self.decline(Code.SHAPE, f"{wide} query heads are no multiple of {narrow} key heads")
         if query.heads:
             self.together(query.heads, (*key.heads, *space.new(Dim(wide // narrow))), "number of heads")
-        self._same(query.depth, key.depth, "head size")
-        columns = self._same(key.rows, value.rows, "sequence length")
-        return batch, space.resolve(query.heads), space.resolve(query.rows), columns
+        self._same(query.head_dim, key.head_dim, "head size")
+        kv_seq = self._same(key.seq, value.seq, "sequence length")
+        return batch, space.resolve(query.heads), space.resolve(query.seq), kv_seq
 
     def _same(self, one: Axes, other: Axes, what: str) -> Axes:
         """As `together`, for dimensions that the operator does not broadcast."""
@@ -251,14 +251,14 @@ class Conversion:
         A scale of None stands for 1 / sqrt(head size). Raises Decline.
         """
         space = self.viewer.space
-        batch, heads, rows, columns = map(space.resolve, scores)
-        depth, width = space.resolve(query.depth), space.resolve(value.depth)
-        size = space.size(depth).const
+        batch, heads, q_seq, kv_seq = map(space.resolve, scores)
+        head_dim, width = space.resolve(query.head_dim), space.resolve(value.head_dim)
+        size = space.size(head_dim).const
         if size is None or not space.size(width).is_const:
             raise self.decline(Code.SHAPE, "the head size is not known before the model runs")
         if size > MAX_HEAD_SIZE:
             raise self.decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}")
-        groups = (batch, heads, rows, columns, depth, width)
+        groups = (batch, heads, q_seq, kv_seq, head_dim, width)
         if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
             raise self.decline(Code.SHAPE, "one axis would have to play two roles")
         scale = float(np.float32(1.0 / math.sqrt(size))) if scale is None else scale
@@ -272,12 +272,12 @@ class Conversion:
             query.view,
             key.view,
             value.view,
-            Roles(batch, heads, kv_heads, rows, columns, depth, width),
+            Roles(batch, heads, kv_heads, q_seq, kv_seq, head_dim, width),
             scale,
             plan,
             self._type(query, key, value),
             output,
-            LAYOUTS[layout](batch, heads, rows, width),
+            LAYOUTS[layout](batch, heads, q_seq, width),
             sink,
         )
         return match.within(space.branch())

@@ -30,7 +30,7 @@ from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.masks.packing import Runs
+from fa_compiler.passes.masks.packing import ContiguousLabels
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.nodes import FOLD_LIMIT
@@ -143,24 +143,24 @@ class Keys:
         term = Add(call.node, Placed(addend, call.viewer.alignment(addend, scores, call.node)))
         return planner.plan((term,), RowGuard.NONE)
 
-    def packed(self, mask: ir.Value, when: bool, scores: Arrangement, dense: MaskPlan) -> MaskPlan:
-        """The plan with packed sequences where the mask says nothing else (packing.py), else `dense`.
+    def packed(self, mask: ir.Value, when: bool, scores: Arrangement, fallback: MaskPlan) -> MaskPlan:
+        """The plan with packed sequences where the mask says nothing else (packing.py), else `fallback`.
 
-        `dense` is the plan whose only part is this mask.
+        `fallback` is the plan whose only part is this mask.
         """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         placed = Placed(mask, call.viewer.alignment(mask, scores, call.node))
-        runs = Runs(call.facts)
-        found = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, runs)
+        contiguity = ContiguousLabels(call.facts)
+        found = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity)
         packing = None if found is None else found.packing
         if found is None or packing is None or call.options.target != "ort":
-            return dense
+            return fallback
         if not packing.in_runs and UNBROKEN not in call.options.assume:
-            return replace(dense, note=packing.note)
+            return replace(fallback, note=packing.note)
         assumed = () if packing.in_runs else (UNBROKEN,)
         view = call.along(packing.labels, packing.dims)
-        return MaskPlan(mode=found.mode, assumed=assumed, packed=view, dense=dense)
+        return MaskPlan(mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
 
     def _has_room(self, found: Structure) -> bool:
         """Can the padding stand beside the band? Only the CPU kernel takes a mask beside a band."""

@@ -248,7 +248,12 @@ class _Attention:
         call = self.call
         term = Add(call.node, Placed(mask, call.viewer.alignment(mask, scores, call.node)))
         floating, vouched = call.info.dtype(mask) in FLOATS, BINARY_MASKS in call.options.assume
-        if floating and not vouched and not self._in_runtime() and TermValues(call.viewer).may_be_above((term,), 0):
+        if (
+            floating
+            and not vouched
+            and not self._in_runtime()
+            and TermValues(call.viewer).may_be_plus_infinity((term,), 0)
+        ):
             raise call.decline(
                 Code.MASK_VALUE,
                 f"the mask {mask.name!r} may hold +inf, which makes a row NaN where it stands at an excluded key",

@@ -43,7 +43,7 @@ from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
-from fa_compiler.passes.masks.magnitudes import DOMINATING, FINE, FLOAT32_MAX, SMALL_SHARE
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
@@ -114,8 +114,8 @@ class Additions:
         if ends is None or not numbers:
             return ()
         low, high = ends
-        cancels = any(number <= -FINE and high > -number * SMALL_SHARE for number in numbers)
-        rounds = any(number > DOMINATING and max(abs(number), -low, high) >= FINE for number in numbers)
+        cancels = any(number <= -MAX_FINE and high > -number * SMALL_SHARE for number in numbers)
+        rounds = any(number > DOMINATING and max(abs(number), -low, high) >= MAX_FINE for number in numbers)
         wanted = [word for word, needed in ((MASKS_DOMINATE, cancels), (NO_EMPTY_ROWS, rounds)) if needed]
         if set(wanted) <= self.call.options.assume:
             return tuple(wanted)

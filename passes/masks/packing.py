@@ -72,7 +72,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Runs:
+class ContiguousLabels:
     """Proves that equal labels are neighbours."""
 
     facts: Facts
@@ -101,7 +101,7 @@ class Runs:
             return self._shifted(node, axis, positions, depth)
         return self._moved(node, axis, positions, depth)
 
-    def counted(self, labels: ir.Value, axis: int) -> ir.Value | None:
+    def position_source(self, labels: ir.Value, axis: int) -> ir.Value | None:
         """The positions x of `counted` labels, as in the grammar above; None for other labels."""
         found = match(COUNTED, labels, self.info)
         if found is None or self.info.shape(labels) is None:

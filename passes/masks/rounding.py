@@ -38,7 +38,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.contraction import contraction
-from fa_compiler.passes.masks.magnitudes import FINE, FLOAT16_MAX, HUGE, LOST_SHARE
+from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.movers import MOVES, unmoved
 from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
@@ -108,20 +108,20 @@ class Parts:
 COARSE = Parts(True, None)
 
 
-def taken_to_hide_it(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
+def assumptions_for_reordering(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
     """The fewest of the user's assumptions under which a bias of these terms rounds like the terms one by one.
 
     Raises Decline with `mask_value` where they are not enough.
     """
     for words in ((), (BINARY_MASKS,), (NO_EMPTY_ROWS,)):
-        if set(words) <= set(assume) and order_shows(terms, values, words) is None:
+        if set(words) <= set(assume) and reordering_decline(terms, values, words) is None:
             return words
-    if (decline := order_shows(terms, values, assume)) is not None:
+    if (decline := reordering_decline(terms, values, assume)) is not None:
         raise decline
     return BINARY_MASKS, NO_EMPTY_ROWS
 
 
-def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
+def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
     """A decline with `mask_value` where a bias of these terms may round differently from the terms one by one, else
     None.
 
@@ -343,7 +343,7 @@ class _Order:
                 either = huge if signed else huge.or_else(huge.turned())
                 found = either if found is None else found.or_else(either)
                 continue
-            if self.largest(current) <= FINE:
+            if self.largest(current) <= MAX_FINE:
                 continue
             if self.facts.sets.of(current) is not None or constant(current) is not None:
                 return COARSE

@@ -26,7 +26,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.narrow import is_constant_along
-from fa_compiler.passes.masks.packing import Packing, Runs
+from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.score_ops import Add, MaskTerm
 from fa_compiler.passes.values.formula import TRUE, Affine, All, Always, AtLeastZero, Entries, Formula, Given, negation
 from fa_compiler.passes.values.positions import Positions
@@ -42,14 +42,14 @@ class Grid:
     of the scores is 1: the mask then enlarges the scores, which a band cannot express.
     """
 
-    rows: Axes
-    columns: Axes
+    q_seq: Axes
+    kv_seq: Axes
     sizes: tuple[Dim, Dim]
 
     @staticmethod
-    def of(rows: Axes, columns: Axes, space: AxisSpace) -> Grid:
+    def of(q_seq: Axes, kv_seq: Axes, space: AxisSpace) -> Grid:
         """The grid with the sizes that the axes have now."""
-        return Grid(rows, columns, (space.size(rows), space.size(columns)))
+        return Grid(q_seq, kv_seq, (space.size(q_seq), space.size(kv_seq)))
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,17 @@ def structure(
     terms: Sequence[MaskTerm],
     grid: Grid,
     viewer: Viewer,
-    runs: Runs | None = None,
+    contiguity: ContiguousLabels | None = None,
 ) -> Structure | None:
     """The structure of the mask that these terms make together; None when it has none that the operator can express.
 
-    Without `runs`, packed sequences are not looked for.
+    Without `contiguity`, packed sequences are not looked for.
     """
     if not terms:
         return None
     parts: list[Band | Padding | Packing] = []
     for term in terms:
-        found = _TermReader(viewer, grid, runs).read(term)
+        found = _TermReader(viewer, grid, contiguity).read(term)
         if found is None:
             return None
         parts.extend(found)
@@ -112,7 +112,7 @@ class _TermReader:
 
     viewer: Viewer
     grid: Grid
-    runs: Runs | None
+    contiguity: ContiguousLabels | None
 
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing] | None:
         shape = self.viewer.info.shape(term.operand.value)
@@ -120,7 +120,7 @@ class _TermReader:
             return None
         resolve = self.viewer.space.resolve
         places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
-        row, column = places.get(resolve(self.grid.rows)), places.get(resolve(self.grid.columns))
+        row, column = places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq))
         if not self._fits(shape, row, column):
             return None
         positions = self.viewer.facts.positions(shape)
@@ -202,7 +202,7 @@ class _TermReader:
         as rows and as columns."""
         own = self.viewer.info.shape(part.value)
         along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
-        if self.runs is None or own is None or part.relation != "Equal" or not part.when:
+        if self.contiguity is None or own is None or part.relation != "Equal" or not part.when:
             return None
         if row is None or column is None or len(along) != 1:
             return None
@@ -217,14 +217,14 @@ class _TermReader:
             others = (m for m in range(len(shape)) if m not in (row, column))
             whole = [m for m in others if place == indices[m] and size == shape[m]]
             if k == axis:
-                placed.append(self.grid.rows)
+                placed.append(self.grid.q_seq)
             elif size.const == 1:
                 placed.append(())
             elif whole:
                 placed.append(term.operand.dims[whole[0]])
             else:
                 return None
-        return Packing(part.value, tuple(placed), self.runs.holds(part.value, axis), term.operand.fits)
+        return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.fits)
 
     def _is_order(
         self, part: Entries, labels: Entries, positions: Positions, row: int | None, column: int | None
@@ -232,11 +232,11 @@ class _TermReader:
         """Does this part say that the key's number is at most the row's, for numbers that go up by one from token to
         token of a sequence?"""
         along = [k for k, (one, other) in enumerate(zip(labels.one, labels.other, strict=True)) if one != other]
-        if self.runs is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
+        if self.contiguity is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
             return False
         if len(along) != 1 or not labels.when:
             return False
-        numbers = self.runs.counted(labels.value, along[0])
+        numbers = self.contiguity.position_source(labels.value, along[0])
         if numbers is None:
             return False
         ends = (labels.one, labels.other)

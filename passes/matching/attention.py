@@ -83,15 +83,15 @@ def _finished(steps: Steps) -> AttentionMatch:
     anchor, after, scores, space = steps.anchor, steps.after, steps.scores, steps.viewer.space
     _check_rows(steps)
     key = KeySide.of(steps)
-    rope = None if scores.second is None else scores.second.rope(key.columns, steps.viewer)
-    _check_shifts(steps, key.columns)
+    rope = None if scores.second is None else scores.second.rope(key.kv_seq, steps.viewer)
+    _check_shifts(steps, key.kv_seq)
     probabilities = Probabilities.of(steps)
-    sunk = _sunk(steps, key.columns, probabilities)
+    sunk = _sunk(steps, key.kv_seq, probabilities)
     masking = Masking.of(steps, key, probabilities, sunk)
     pv = probabilities.product(steps)
-    _check_sums_columns(steps, pv, key.columns)
+    _check_sums_columns(steps, pv, key.kv_seq)
     _check_values(steps)
-    _check_late(steps, pv.out, key.columns)
+    _check_late(steps, pv.out, key.kv_seq)
     roles = Roles.of(steps, key, masking.row, pv, sunk)
     views, dtype = _operands(steps, key.side, pv)
     roles.check_sizes(steps)
@@ -139,7 +139,7 @@ def _check_rows(steps: Steps) -> None:
         raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
 
 
-def _check_shifts(steps: Steps, columns: Axes) -> None:
+def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
     """Decline maxima that are subtracted along another axis, or from scores that grow.
 
     In a row that is masked everywhere, the number of the mask less the row's maximum is 0, and a factor behind the
@@ -154,11 +154,11 @@ def _check_shifts(steps: Steps, columns: Axes) -> None:
             reason = "a mask less its maximum is multiplied by more than 1, or by a negative number"
             raise Decline(Code.SCORE_TERM, reason, term.node)
     for node, dim in scores.shifted:
-        if space.resolve(dim) != space.resolve(columns):
+        if space.resolve(dim) != space.resolve(kv_seq):
             raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
 
 
-def _sunk(steps: Steps, columns: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
+def _sunk(steps: Steps, kv_seq: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
     """The sink: a column of the scores, a gate behind the product, or a part of the total of exponentials."""
     anchor, gate, scores, viewer = steps.anchor, steps.gate, steps.scores, steps.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):
@@ -170,19 +170,19 @@ def _sunk(steps: Steps, columns: Axes, probabilities: Probabilities) -> ScoresWi
         if sunk is not None:
             reason = "a sink beside the scores, and another behind the product"
             raise Decline(Code.PROBABILITY_TERM, reason, gate.nodes[-1])
-        sunk = gated(gate, scores.dims, pv.out, columns, viewer)
+        sunk = gated(gate, scores.dims, pv.out, kv_seq, viewer)
     if anchor.sink is not None:
         if scores.sunk is not None:
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
-        sunk = summed(anchor, anchor.sink, scores.dims, columns, viewer)
+        sunk = summed(anchor, anchor.sink, scores.dims, kv_seq, viewer)
     return sunk
 
 
-def _check_sums_columns(steps: Steps, pv: Operands, columns: Axes) -> None:
+def _check_sums_columns(steps: Steps, pv: Operands, kv_seq: Axes) -> None:
     """Decline a second product that sums over something else than the keys."""
     after, resolve = steps.after, steps.viewer.space.resolve
     sums = [axis for label in after.product.summed for axis in resolve(pv.dims[after.side][label])]
-    wanted = resolve(columns)
+    wanted = resolve(kv_seq)
     if len(sums) == len(wanted) and set(sums) == set(wanted):
         return
     node = after.product.node
@@ -200,7 +200,7 @@ def _check_values(steps: Steps) -> None:
         raise Decline(Code.NO_VALUE_MATMUL, reason, steps.after.product.node)
 
 
-def _check_late(steps: Steps, out: Arrangement, columns: Axes) -> None:
+def _check_late(steps: Steps, out: Arrangement, kv_seq: Axes) -> None:
     """Decline a late divisor that is not one number for each row; `out` is the product's arrangement."""
     late, after, info, space = steps.anchor.late, steps.after, steps.viewer.info, steps.viewer.space
     if late is None:
@@ -213,7 +213,7 @@ def _check_late(steps: Steps, out: Arrangement, columns: Axes) -> None:
     if info.shape(late.output) != info.shape(after.product.output):
         raise Decline(Code.SHAPE, "the divisor enlarges what it divides", divide)
     resolve = space.resolve
-    rows = [() if resolve(dim) == resolve(columns) else resolve(dim) for dim in steps.scores.dims]
+    rows = [() if resolve(dim) == resolve(kv_seq) else resolve(dim) for dim in steps.scores.dims]
     aligned = space.resolve_all(out)[len(out) - len(rows) :] if len(rows) <= len(out) else ()
     if len(aligned) != len(rows) or any(row and row != own for row, own in zip(rows, aligned, strict=True)):
         raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)

@@ -87,6 +87,6 @@ def _walked(
             dims = moved
         value = value if node.op_type == "IsNaN" else passed_on(node)
         seen.update((output, dims) for output in node.outputs)
-    if sunk is not None and any(viewer.space.resolve(dim) == sunk.whole for dim in dims):
+    if sunk is not None and any(viewer.space.resolve(dim) == sunk.with_sink for dim in dims):
         raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sunk.step.node)
     return dims, tuple(factors)

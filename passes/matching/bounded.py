@@ -59,7 +59,7 @@ class BoundedScores:
             raise Decline(Code.EMPTY_ROWS, reason, finite.node)
 
     def mask_of(
-        self, divided: Renormalised, columns: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
+        self, divided: Renormalised, kv_seq: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
     ) -> Select[Placed]:
         """The mask behind the softmax as one in front of it."""
         node = divided.nodes[0]
@@ -67,7 +67,7 @@ class BoundedScores:
             reason = "the probabilities are masked and divided by what is left of them, which may be rounded to 0"
             raise Decline(Code.PROBABILITY_TERM, reason, node, f"{RENORMALISED}; {HINT}")
         dims = seen[node.outputs[0]]
-        if viewer.space.resolve(dims[divided.axis]) != viewer.space.resolve(columns):
+        if viewer.space.resolve(dims[divided.axis]) != viewer.space.resolve(kv_seq):
             raise Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums over another axis", node)
         if self.facts.info.dtype(node.outputs[0]) != ir.DataType.FLOAT:
             raise Decline(Code.DTYPE, "probabilities that are not float32 are divided by their sums", node)

@@ -51,21 +51,21 @@ class Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
         anchor, after, viewer, terms = steps.anchor, steps.after, steps.viewer, steps.scores.terms
         factors, seen = probabilities.factors, probabilities.seen
-        masked = MaskedScores(terms, key.columns, viewer, seen)
+        masked = MaskedScores(terms, key.kv_seq, viewer, seen)
         guard = tested = RowGuard.NONE if after.guard is None else after.guard.meaning(masked)
         if after.divided is not None:
-            terms = (*terms, BoundedScores(viewer.facts).mask_of(after.divided, key.columns, viewer, seen))
+            terms = (*terms, BoundedScores(viewer.facts).mask_of(after.divided, key.kv_seq, viewer, seen))
             guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
         mask = product_guard(factors, terms, viewer) if guard is RowGuard.NONE else None
         if mask is not None:
             guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not mask)
         row = key.row(steps.qk, terms, viewer)
-        rows = key.rows(steps.qk, row, viewer.space)
+        q_seq = key.q_seq(steps.qk, row, viewer.space)
         if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
         values = TermValues(viewer, None if sunk is None else sink_above(sunk, viewer.facts, guarded))
-        planner = MaskPlanner(values, Grid.of(rows, key.columns, viewer.space))
+        planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
         bare = anchor.sink is not None and anchor.sink.held is None
         if (steps.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
@@ -94,7 +94,7 @@ def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | No
 def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
     """Decline terms that may make a score +inf; what a caller gives is taken for one that does not."""
     for index, term in enumerate(terms):
-        numbers = values.of(terms, index)
+        numbers = values.numbers_before_softmax(terms, index)
         added = numbers is None and isinstance(term, Add) and not _is_given(term.operand.value, values.viewer)
         if math.inf in (numbers or ()) or (added and values.may_be_infinite(terms, index)):
             reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"

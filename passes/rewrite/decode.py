@@ -165,7 +165,7 @@ class IncreFlashMatcher:
             raise self._other("key and value have different head sizes")
         if self.layout not in LAYOUTS:
             raise self._other(f"its layout is {self.layout}")
-        if mask.value is not None:
+        if mask.masked_score is not None:
             raise self._other("masked keys keep a score that others may undercut")
         if mask.nan_rows:
             raise self._other("a guard behind the softmax turns NaN into 0")

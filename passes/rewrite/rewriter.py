@@ -115,9 +115,9 @@ class Rewriter:
         try:
             return self._emit(match, companion)
         except Decline:
-            if match.mask.dense is None:
+            if match.mask.fallback is None:
                 raise
-            return self._emit(replace(match, mask=match.mask.dense), companion)
+            return self._emit(replace(match, mask=match.mask.fallback), companion)
 
     def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
         match, candidates = output_candidates(match, self.facts)
@@ -391,11 +391,11 @@ class Rewriter:
             attrs["cpu_empty_rows"] = mask.empty_rows
         if mask.nan_rows:
             attrs["cpu_nan_rows"] = mask.nan_rows
-        if mask.value is not None and math.isfinite(mask.value):
-            attrs["cpu_mask_value"] = mask.value
-        if mask.biased and mask.bias:
+        if mask.masked_score is not None and math.isfinite(mask.masked_score):
+            attrs["cpu_mask_value"] = mask.masked_score
+        if mask.adds_bias_to_masked and mask.bias:
             attrs["cpu_masked_bias"] = "added"
-        if mask.valueless:
+        if mask.drops_masked_values:
             attrs["cpu_masked_values"] = "zero"
         return attrs
 

@@ -29,7 +29,7 @@ def is_plain(match: AttentionMatch) -> bool:
     mask = match.mask
     if match.sink is not None or match.dropout is not None or mask.packed is not None or mask.mode is not None:
         return False
-    return not mask.bias and mask.value is None and mask.nan_rows in ("", "zero")
+    return not mask.bias and mask.masked_score is None and mask.nan_rows in ("", "zero")
 
 
 class SparseCompanion(Companion, Protocol):
