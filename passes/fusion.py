@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
-from fa_compiler.passes.attention_ops import Conversion, convert, is_attention_op
+from fa_compiler.passes.attention_ops import OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.declared import correct_shapes
@@ -234,7 +234,7 @@ class _Run:
         """Replace an attention operator by FlashAttentionScore and return its block."""
         name = label(node) or ""
         try:
-            converted = convert(Conversion.of(node, self.facts, rewriter.builder))
+            converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
             fused = rewriter.emit(converted.match)
         except Decline as decline:
             return self._declined(name, decline)

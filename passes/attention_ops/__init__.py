@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fa_compiler.op_registry import DOMAIN
-from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, packed
-from fa_compiler.passes.attention_ops.call import Conversion, Converted
+from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
 from fa_compiler.passes.report import Code
 
-__all__ = ["ATTENTION_OPS", "Conversion", "Converted", "convert", "is_attention_op"]
+__all__ = ["ATTENTION_OPS", "ConvertedOp", "OpConverter", "convert", "is_attention_op"]
 
-FAMILIES: dict[tuple[str, str], Callable[[Conversion], Converted]] = {
+FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
     ("", "Attention"): onnx.convert,
     ("ai.onnx", "Attention"): onnx.convert,
     ("ai.onnx.preview", "FlexAttention"): flex.convert,
-    ("com.microsoft", "Attention"): packed.convert,
+    ("com.microsoft", "Attention"): projected_attention.convert,
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): multi_head.convert_decoder,
     ("com.microsoft", "GroupQueryAttention"): group_query.convert,
     ("com.microsoft", "MultiHeadAttention"): multi_head.convert,
@@ -50,7 +50,7 @@ REASONS = {
 """Why operators of com.microsoft have no conversion."""
 
 
-def convert(call: Conversion) -> Converted:
+def convert(call: OpConverter) -> ConvertedOp:
     """The conversion of an attention operator. Raises Decline."""
     node = call.node
     family = FAMILIES.get((node.domain, node.op_type))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import Conversion
-from fa_compiler.passes.attention_ops.keys import Measure
+from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.attention_ops.key_masks import DimRef
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.row_places import row_places
 
@@ -16,9 +16,9 @@ from fa_compiler.passes.row_places import row_places
 class CacheRows:
     """The rows of caches with `heads` heads and `batch` batch entries."""
 
-    call: Conversion
+    call: OpConverter
     heads: int
-    batch: Measure
+    batch: DimRef
 
     def updated(self, cache: ir.Value, new: ir.Value, before: ir.Value, rows: ir.Value) -> ir.Value:
         """The cache with the new rows [B, K, S, D] from position `before` on.

@@ -53,7 +53,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedOp:
     """The record of the attention, and pairs of a further output of the operator and the value that replaces it."""
 
     match: AttentionMatch
@@ -61,7 +61,7 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class Conversion:
+class OpConverter:
     """An attention operator, and what its conversion needs."""
 
     node: ir.Node
@@ -70,9 +70,9 @@ class Conversion:
     viewer: Viewer
 
     @staticmethod
-    def of(node: ir.Node, facts: Facts, builder: Builder) -> Conversion:
+    def of(node: ir.Node, facts: Facts, builder: Builder) -> OpConverter:
         """The conversion of a node, with an axis space of its own."""
-        return Conversion(node, facts, builder, Viewer(facts, AxisSpace()))
+        return OpConverter(node, facts, builder, Viewer(facts, AxisSpace()))
 
     @property
     def info(self) -> ShapeInfo:
@@ -90,14 +90,14 @@ class Conversion:
         """An optional input; None where it is absent."""
         return input_of(self.node, index)
 
-    def needed(self, index: int) -> ir.Value:
+    def required_input(self, index: int) -> ir.Value:
         """A required input. Raises Decline where it is absent."""
         value = self.input(index)
         if value is None:
             raise self.decline(Code.SHAPE, f"input {index} of {self.node.op_type} is missing")
         return value
 
-    def wanted(self, index: int) -> ir.Value | None:
+    def used_output(self, index: int) -> ir.Value | None:
         """An output; None where nothing reads it."""
         value = self.node.outputs[index] if index < len(self.node.outputs) else None
         return value if value is not None and (value.uses() or value.is_graph_output()) else None

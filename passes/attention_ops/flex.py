@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, Conversion, Converted
+from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter
 from fa_compiler.passes.build import AttrValue
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -47,25 +47,25 @@ The definition has both products, so the search stopped at a node in the graph o
 PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
 
 
-def convert(call: Conversion) -> Converted:
+def convert(call: OpConverter) -> ConvertedOp:
     """The record of a FlexAttention node."""
     node = call.node
-    wide = call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
+    wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
     if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
         raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
     if {"score_mod", "prob_mod"}.intersection(node.attributes):
         return _written_out(call)
-    query, key, value = (call.operand(call.needed(index), "BNSD") for index in range(3))
+    query, key, value = (call.operand(call.required_input(index), "BNSD") for index in range(3))
     scores = call.scores(query, key, value)
-    return Converted(call.record(query, key, value, scores, MaskPlan(), _scale(call), "BNSD"))
+    return ConvertedOp(call.record(query, key, value, scores, MaskPlan(), _scale(call), "BNSD"))
 
 
-def _scale(call: Conversion) -> float | None:
+def _scale(call: OpConverter) -> float | None:
     attr = call.node.attributes.get("scale")
     return None if attr is None else attr.as_float()
 
 
-def _written_out(call: Conversion) -> Converted:
+def _written_out(call: OpConverter) -> ConvertedOp:
     """The match of the definition, with the operator's output as its result."""
     anchor = _definition(call)
     try:
@@ -73,12 +73,12 @@ def _written_out(call: Conversion) -> Converted:
     except Decline as decline:
         raise call.decline(TERMS.get(decline.code, decline.code), decline.reason, decline.hint) from decline
     named = replace(anchor, nodes=(call.node,))
-    return Converted(replace(match, anchor=named, output=call.node.outputs[0]))
+    return ConvertedOp(replace(match, anchor=named, output=call.node.outputs[0]))
 
 
-def _definition(call: Conversion) -> SoftmaxAnchor:
+def _definition(call: OpConverter) -> SoftmaxAnchor:
     node, builder, info = call.node, call.builder, call.info
-    query, key, value = (call.needed(index) for index in range(3))
+    query, key, value = (call.required_input(index) for index in range(3))
     dtype, size, heads = info.dtype(query), call.size(query, 3), call.size(query, 1)
     if heads is None or heads != call.size(key, 1):
         raise call.decline(Code.SCORE_TERM, "groups of heads beside a graph on the scores")
@@ -100,7 +100,7 @@ def _definition(call: Conversion) -> SoftmaxAnchor:
     return SoftmaxAnchor(scores, softmax, (3,), (maker,))
 
 
-def _inlined(call: Conversion, name: str, value: ir.Value) -> ir.Value:
+def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:
     """The result of the graph `name` (score_mod or prob_mod) on a value; the value itself without such a graph."""
     attr = call.node.attributes.get(name)
     if attr is None:
@@ -126,7 +126,7 @@ def _inlined(call: Conversion, name: str, value: ir.Value) -> ir.Value:
     return known.get(graph.outputs[0], graph.outputs[0])
 
 
-def _content(call: Conversion, node: ir.Node) -> np.ndarray:
+def _content(call: OpConverter, node: ir.Node) -> np.ndarray:
     attr = node.attributes.get("value")
     if attr is None:
         raise call.decline(Code.SCORE_TERM, "a Constant that is no tensor")

@@ -27,8 +27,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.cache_rows import CacheRows
-from fa_compiler.passes.attention_ops.call import Conversion
-from fa_compiler.passes.attention_ops.keys import Keys, Measure
+from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
@@ -40,7 +40,7 @@ SINCE = 12
 
 
 @dataclass(frozen=True)
-class Step:
+class RunSizes:
     """The sizes of one run of the operator, computed in the graph.
 
     `rows` (S) and `total` (total_sequence_length) are int64 [1]; `lengths` (seqlens_k + 1) and `before` are int64 [B];
@@ -54,22 +54,22 @@ class Step:
     prompt: ir.Value
 
     @staticmethod
-    def of(call: Conversion, query: ir.Value, lengths: ir.Value, total: ir.Value) -> Step:
+    def of(call: OpConverter, query: ir.Value, lengths: ir.Value, total: ir.Value) -> RunSizes:
         """The sizes that follow from seqlens_k (`lengths`) and total_sequence_length (`total`). Raises Decline."""
         builder = call.builder
         if builder.opset < SINCE:
             raise call.decline(Code.READY_MADE, f"its positions cannot be computed in opset {builder.opset}")
         if len(call.shape(lengths)) != 1:
             raise call.decline(Code.RANK, f"{lengths.name!r} is not one number for each batch entry")
-        keys = Keys(call, Measure(query, 1), Measure(query, 1), Measure(query, 0))
-        rows = keys.length(keys.rows)
+        key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(query, 1), DimRef(query, 0))
+        rows = key_masks.length(key_masks.q_seq)
         most = builder.op("Reshape", [builder.cast(total, INT64), builder.ints([1])], INT64)
         prompt = builder.op("Equal", [rows, most], ir.DataType.BOOL)
-        own = keys.more(builder.cast(lengths, INT64), 1)
-        before = builder.op("Where", [prompt, builder.ints([0]), keys.less(own, rows)], INT64)
-        return Step(rows, most, own, before, prompt)
+        own = key_masks.add_const(builder.cast(lengths, INT64), 1)
+        before = builder.op("Where", [prompt, builder.ints([0]), key_masks.subtract(own, rows)], INT64)
+        return RunSizes(rows, most, own, before, prompt)
 
-    def after(self, call: Conversion) -> ir.Value:
+    def after(self, call: OpConverter) -> ir.Value:
         """The number of keys of each batch entry when all S new rows count, int64 [B]."""
         return call.builder.op("Add", [self.before, self.rows], INT64)
 
@@ -78,14 +78,14 @@ class Step:
 class Caches:
     """Makes present from past, for keys and for values. Both have the shape [B, K, `room`, D]."""
 
-    call: Conversion
-    step: Step
+    call: OpConverter
+    sizes: RunSizes
     rows: CacheRows
     assumed: str
     room: Dim
 
     @staticmethod
-    def of(call: Conversion, query: ir.Value, step: Step, pasts: Sequence[ir.Value], heads: int) -> Caches:
+    def of(call: OpConverter, query: ir.Value, sizes: RunSizes, pasts: Sequence[ir.Value], heads: int) -> Caches:
         """The caches of a call. Raises Decline where the user does not say how past and present are bound."""
         for each in pasts:
             if len(call.shape(each)) != 4:
@@ -97,21 +97,21 @@ class Caches:
         if shared and not _bindable(call):
             reason = "past or present is no input or output of the model, so that no buffer can be bound to both"
             raise call.decline(Code.READY_MADE, reason)
-        keys = Keys(call, Measure(query, 1), Measure(past, 2), Measure(query, 0))
-        rows = CacheRows(call, heads, keys.batch)
+        key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(past, 2), DimRef(query, 0))
+        rows = CacheRows(call, heads, key_masks.batch)
         if shared:
-            return Caches(call, step, rows, SHARED_CACHES, call.dim(past, 2))
-        count = call.builder.op("Max", [step.total, keys.length(keys.columns)], INT64)
+            return Caches(call, sizes, rows, SHARED_CACHES, call.dim(past, 2))
+        count = call.builder.op("Max", [sizes.total, key_masks.length(key_masks.kv_seq)], INT64)
         known = call.info.integer(count)
         room = Dim.fresh() if known is None else known
         call.info.set(count, (1,), INT64, (room,))
         call.builder.lengths.setdefault(room, count)
-        return Caches(call, step, rows, SEPARATE_CACHES, room)
+        return Caches(call, sizes, rows, SEPARATE_CACHES, room)
 
     def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """The present of a past and new rows [B, K, S, D]."""
         if self.assumed == SHARED_CACHES:
-            return self._sized(self.rows.updated(past, new, self.step.before, self.step.rows), new)
+            return self._sized(self.rows.updated(past, new, self.sizes.before, self.sizes.rows), new)
         return self._sized(self._gathered(past, new), new)
 
     def _gathered(self, past: ir.Value, new: ir.Value) -> ir.Value:
@@ -122,11 +122,11 @@ class Caches:
         count = builder.lengths[self.room] if self.room.const is None else builder.ints([self.room.const])
         places = builder.units("Unsqueeze", builder.range(count), (0,))
         before, after = (
-            builder.units("Unsqueeze", each, (1,)) for each in (self.step.before, self.step.after(self.call))
+            builder.units("Unsqueeze", each, (1,)) for each in (self.sizes.before, self.sizes.after(self.call))
         )
         held = builder.length(past, 2)
         moved = self._op("Add", [self._op("Sub", [places, before]), held])
-        last = self._op("Add", [held, self.step.rows])
+        last = self._op("Add", [held, self.sizes.rows])
         kept, added = (self._op("Less", [places, end], ir.DataType.BOOL) for end in (before, after))
         source = self._op("Where", [kept, places, self._op("Where", [added, moved, last])])
         index = self.rows.index(builder.units("Unsqueeze", source, (1, 3)), count)
@@ -163,14 +163,14 @@ class Caches:
         return self.call.builder.op(op_type, list(inputs), dtype, attrs)
 
 
-def _bindable(call: Conversion) -> bool:
+def _bindable(call: OpConverter) -> bool:
     """Are both pasts inputs of a graph, and both presents outputs?"""
     pasts, presents = (call.input(3), call.input(4)), call.node.outputs[1:3]
     given = all(past is not None and past.is_graph_input() for past in pasts)
     return given and len(presents) == 2 and all(present.is_graph_output() for present in presents)
 
 
-def _unsaid(call: Conversion) -> Decline:
+def _unsaid(call: OpConverter) -> Decline:
     """The Decline where the user has not said how past and present are bound."""
     reason = "what present holds behind the last key depends on whether past and present are one buffer"
     hint = (

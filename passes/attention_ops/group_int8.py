@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import Conversion
+from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.nodes import constant, text_attr
 from fa_compiler.passes.report import Code
 
@@ -35,21 +35,21 @@ LARGEST, SMALLEST = 127.0, -128.0
 class Scale:
     """The scale of one cache, float32 [1] or [1, K, 1, D]."""
 
-    call: Conversion
+    call: OpConverter
     array: np.ndarray
 
     @staticmethod
-    def of(call: Conversion, heads: int, size: int | None) -> tuple[Scale, Scale] | None:
+    def of(call: OpConverter, heads: int, size: int | None) -> tuple[Scale, Scale] | None:
         """The scales of keys and values; None where the caches are not quantised. Raises Decline."""
         kinds = {text_attr(call.node, name, "NONE") for name in TYPES}
         if kinds == {"NONE"}:
             return None
-        types = {call.info.dtype(call.needed(index)) for index in (3, 4)}
+        types = {call.info.dtype(call.required_input(index)) for index in (3, 4)}
         if call.options.target != "ort" or types != {ir.DataType.INT8} or len(kinds) != 1:
             raise call.decline(Code.READY_MADE, "caches are quantised otherwise than to int8 in ONNX Runtime")
         scales: list[Scale] = []
         for index in SCALES:
-            array = constant(call.needed(index))
+            array = constant(call.required_input(index))
             if array is None or array.dtype != np.float32 or not (np.isfinite(array) & (array > 0)).all():
                 raise call.decline(Code.READY_MADE, "the scales of quantised caches are not constants above 0")
             form = (1,) if kinds == {"PER_TENSOR"} else (1, heads, 1, size or 0)

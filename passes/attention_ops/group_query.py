@@ -18,8 +18,9 @@ Without a past ONNX Runtime requires as many keys as rows, and total_sequence_le
 takes prompts, several rows of one batch entry, or one row of each batch entry.
 
 It has two kernels. The streaming one runs for float32, several keys, causal attention, present outputs and no sink. It
-gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a key there (keys.py).
-Where a bias may exclude keys and it is open whether there are several, the user has to vouch for a key in every row.
+gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a key there
+(key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch for a key
+in every row.
 The other kernel computes a row without a key like any other row. For the rows of a prompt that lie behind the last key
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
@@ -33,10 +34,10 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import Conversion, Converted
-from fa_compiler.passes.attention_ops.group_cache import Caches, Step
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes
 from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale
-from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
 from fa_compiler.passes.layout.axes import Arrangement, Axes
@@ -54,28 +55,38 @@ PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 NORMS = (14, 15)
 
 
-def convert(call: Conversion) -> Converted:
+def convert(call: OpConverter) -> ConvertedOp:
     """The record of a GroupQueryAttention node."""
     _check(call)
     heads, kv_heads = _heads(call)
     query, key, value = _operands(call, heads, kv_heads)
     past, rotated = call.input(PAST[0]), int_attr(call.node, "do_rotary", 0) == 1
     if past is None and not rotated:
-        return _prompt(call, query, key, value)
-    step = Step.of(call, query, call.needed(LENGTHS), call.needed(TOTAL))
-    caches = None if past is None else Caches.of(call, query, step, [call.needed(index) for index in PAST], kv_heads)
+        return _convert_prompt(call, query, key, value)
+    sizes = RunSizes.of(call, query, call.required_input(LENGTHS), call.required_input(TOTAL))
+    caches = (
+        None
+        if past is None
+        else Caches.of(call, query, sizes, [call.required_input(index) for index in PAST], kv_heads)
+    )
     if rotated:
-        rotary = Rotary.of(call, step)
+        rotary = Rotary.of(call, sizes)
         query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)
-    return _prompt(call, query, key, value) if caches is None else _continued(call, query, key, value, caches)
+    return (
+        _convert_prompt(call, query, key, value)
+        if caches is None
+        else _convert_with_past(call, query, key, value, caches)
+    )
 
 
-def _continued(call: Conversion, query: ir.Value, key: ir.Value, value: ir.Value, caches: Caches) -> Converted:
+def _convert_with_past(
+    call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value, caches: Caches
+) -> ConvertedOp:
     """The record of a call with a past."""
     heads, kv_heads = _heads(call)
     if call.dim(key, 1) != call.dim(query, 1):
         raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
-    olds = [call.needed(index) for index in PAST]
+    olds = [call.required_input(index) for index in PAST]
     new = [call.split_heads(each, kv_heads) for each in (key, value)]
     scales = Scale.of(call, kv_heads, call.size(olds[0], 3))
     if scales is None:
@@ -88,31 +99,31 @@ def _continued(call: Conversion, query: ir.Value, key: ir.Value, value: ir.Value
     q = call.operand(query, "BSH", heads)
     k, v = (call.operand(each, "BNSD") for each in read)
     scores = call.scores(q, k, v)
-    keys = Keys(call, Measure(query, 1), Measure(presents[0], 2), Measure(query, 0))
-    plan = _behind(call, keys, scores, caches.step)
+    key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(presents[0], 2), DimRef(query, 0))
+    plan = _plan_with_past(call, key_masks, scores, caches.sizes)
     plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
-    pairs = zip((call.wanted(1), call.wanted(2)), presents, strict=True)
-    return Converted(match, tuple((old, made) for old, made in pairs if old is not None))
+    pairs = zip((call.used_output(1), call.used_output(2)), presents, strict=True)
+    return ConvertedOp(match, tuple((old, made) for old, made in pairs if old is not None))
 
 
-def _prompt(call: Conversion, query: ir.Value, key: ir.Value, value: ir.Value) -> Converted:
+def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value) -> ConvertedOp:
     """The record of a call without a past."""
     heads, kv_heads = _heads(call)
     q, k, v = (call.operand(each, "BSH", count) for each, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
     scores = call.scores(q, k, v)
-    keys = Keys(call, Measure(query, 1), Measure(key, 1), Measure(query, 0))
-    lengths = keys.more(call.builder.cast(call.needed(LENGTHS), ir.DataType.INT64), 1)
-    added = Added.of(call, keys, scores)
-    masked = [Masked(call.aligned(keys.beyond(lengths), scores)), *added.masked]
-    plan = replace(keys.plan(scores, masked, added.bias, _window(call)), assumed=added.assumed)
+    key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(key, 1), DimRef(query, 0))
+    lengths = key_masks.add_const(call.builder.cast(call.required_input(LENGTHS), ir.DataType.INT64), 1)
+    added = AttentionBias.of(call, key_masks, scores)
+    masked = [Masked(call.aligned(key_masks.mask_from(lengths), scores)), *added.masked]
+    plan = replace(key_masks.plan(scores, masked, added.bias, _window(call)), assumed=added.assumed)
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
-    pairs = ((call.wanted(1), key), (call.wanted(2), value))
-    return Converted(match, tuple((old, call.split_heads(new, kv_heads)) for old, new in pairs if old is not None))
+    pairs = ((call.used_output(1), key), (call.used_output(2), value))
+    return ConvertedOp(match, tuple((old, call.split_heads(new, kv_heads)) for old, new in pairs if old is not None))
 
 
 @dataclass(frozen=True)
-class Added:
+class AttentionBias:
     """What attention_bias excludes and adds, and what the user vouches for."""
 
     masked: tuple[Masked, ...] = ()
@@ -120,62 +131,62 @@ class Added:
     assumed: tuple[str, ...] = ()
 
     @staticmethod
-    def of(call: Conversion, keys: Keys, scores: Arrangement) -> Added:
+    def of(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement) -> AttentionBias:
         """The attention_bias of a call; empty where there is none. Raises Decline."""
         addend = call.input(ADDEND)
         if addend is None:
-            return Added()
+            return AttentionBias()
         columns = call.viewer.space.size(scores[3])
-        full = addend if call.dim(addend, -1) == columns else keys.filled_up(addend, 0.0)
+        full = addend if call.dim(addend, -1) == columns else key_masks.filled_up(addend, 0.0)
         if not _streamed(call, behind=call.input(PAST[0]) is not None):
-            return Added(bias=(call.adding(full, scores),))
-        masked, bias = keys.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
-        if not masked or call.shape(call.needed(0))[1].is_at_least(2):
-            return Added(tuple(masked), bias)
+            return AttentionBias(bias=(call.adding(full, scores),))
+        masked, bias = key_masks.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
+        if not masked or call.shape(call.required_input(0))[1].is_at_least(2):
+            return AttentionBias(tuple(masked), bias)
         if NO_EMPTY_ROWS not in call.options.assume:
             reason = "a masked row gives 0, but not where it has one key, and how many there are is not known"
             hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
             raise call.decline(Code.EMPTY_ROWS, reason, hint)
-        return Added(tuple(masked), bias, (NO_EMPTY_ROWS,))
+        return AttentionBias(tuple(masked), bias, (NO_EMPTY_ROWS,))
 
 
-def _behind(call: Conversion, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan:
+def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, sizes: RunSizes) -> MaskPlan:
     """The plan of a call with a past. Every row sees its own key, unless it lies behind the end of its batch entry."""
     width = int_attr(call.node, "local_window_size", -1)
     alone = _single(call)
     if not int_attr(call.node, "causal", 1):
-        excluded = [keys.beyond(step.lengths)]
+        excluded = [key_masks.mask_from(sizes.lengths)]
     elif alone:
-        end = step.after(call)
-        excluded = [keys.beyond(end)]
+        end = sizes.after(call)
+        excluded = [key_masks.mask_from(end)]
         if width > 0:
-            excluded.append(keys.before(keys.more(end, -width)))
+            excluded.append(key_masks.mask_before(key_masks.add_const(end, -width)))
     else:
-        high = keys.by_batch(step.before)
-        low = keys.more(high, 1 - width) if width > 0 else None
-        excluded = [keys.beyond(step.lengths), keys.outside(low, high)]
-    added = Added.of(call, keys, scores)
+        high = key_masks.by_batch(sizes.before)
+        low = key_masks.add_const(high, 1 - width) if width > 0 else None
+        excluded = [key_masks.mask_from(sizes.lengths), key_masks.mask_outside_band(low, high)]
+    added = AttentionBias.of(call, key_masks, scores)
     masked = [Masked(call.aligned(each, scores)) for each in excluded]
-    plan = keys.plan(scores, [*masked, *added.masked], added.bias, None)
+    plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None)
     empty = plan.empty_rows if (width > 0 and not alone) or (added.masked and not added.assumed) else ""
-    assumed = (DECODE,) if alone and call.size(call.needed(0), 1) is None else ()
+    assumed = (DECODE,) if alone and call.size(call.required_input(0), 1) is None else ()
     return replace(plan, empty_rows=empty, assumed=(*assumed, *added.assumed))
 
 
-def _single(call: Conversion) -> bool:
+def _single(call: OpConverter) -> bool:
     """Is there a single row, proven or vouched for?"""
-    rows = call.size(call.needed(0), 1)
+    rows = call.size(call.required_input(0), 1)
     return rows == 1 or (rows is None and DECODE in call.options.assume)
 
 
-def _heads(call: Conversion) -> tuple[int, int]:
+def _heads(call: OpConverter) -> tuple[int, int]:
     """The number of query heads, and that of key and value heads."""
     return int_attr(call.node, "num_heads", 0), int_attr(call.node, "kv_num_heads", 0)
 
 
-def _check(call: Conversion) -> None:
+def _check(call: OpConverter) -> None:
     node = call.node
-    if call.wanted(3) is not None:
+    if call.used_output(3) is not None:
         late = int_attr(node, "qk_output", 0) == 2
         code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
         raise call.decline(code, f"output_qk, the {'probabilities' if late else 'scores'}, is read")
@@ -196,9 +207,9 @@ def _check(call: Conversion) -> None:
         raise call.decline(Code.READY_MADE, reason)
 
 
-def _check_quantised(call: Conversion) -> None:
+def _check_quantised(call: OpConverter) -> None:
     """Decline int8 caches, unless an IncreFlashAttention would read them or there are several rows."""
-    query = call.needed(0)
+    query = call.required_input(0)
     rows = call.size(query, 1)
     if rows is not None and rows > 1:
         return
@@ -206,31 +217,31 @@ def _check_quantised(call: Conversion) -> None:
         hint = f"--assume {DECODE} if every run decodes one token"
         raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which takes one row", hint)
     windowed = int_attr(call.node, "local_window_size", -1) > 0 and call.size(query, 0) != 1
-    if windowed or _sunk(call) or call.input(ADDEND) is not None:
+    if windowed or _has_sink(call) or call.input(ADDEND) is not None:
         what = "windows of several batch entries" if windowed else "sinks and biases"
         reason = f"int8 caches are read by IncreFlashAttention, which has no {what}: each step would copy the caches"
         raise call.decline(Code.READY_MADE, reason)
 
 
-def _streamed(call: Conversion, behind: bool = False) -> bool:
+def _streamed(call: OpConverter, behind: bool = False) -> bool:
     """Does ONNX Runtime run its streaming kernel: float32, causal, with present outputs, without a sink, several keys?
 
     There are several keys where there are several rows; a single row may have several behind a past, if `behind`. A row
     that has its own key gives the same in both kernels.
     """
     node = call.node
-    if not int_attr(node, "causal", 1) or (call.size(call.needed(0), 1) == 1 and not behind):
+    if not int_attr(node, "causal", 1) or (call.size(call.required_input(0), 1) == 1 and not behind):
         return False
     cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
-    return cached and not _sunk(call) and call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
+    return cached and not _has_sink(call) and call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
 
 
-def _sunk(call: Conversion) -> bool:
+def _has_sink(call: OpConverter) -> bool:
     return call.input(SINK) is not None or int_attr(call.node, "smooth_softmax", 0) == 1
 
 
-def _operands(call: Conversion, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
-    query, key, value = call.needed(0), call.input(1), call.input(2)
+def _operands(call: OpConverter, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
+    query, key, value = call.required_input(0), call.input(1), call.input(2)
     if key is not None and value is not None:
         return query, key, value
     width = call.size(query, -1)
@@ -244,7 +255,7 @@ def _operands(call: Conversion, heads: int, kv_heads: int) -> tuple[ir.Value, ir
     return query, key, value
 
 
-def _window(call: Conversion) -> Window | None:
+def _window(call: OpConverter) -> Window | None:
     if not int_attr(call.node, "causal", 1):
         return None
     before = int_attr(call.node, "local_window_size", -1)
@@ -252,7 +263,7 @@ def _window(call: Conversion) -> Window | None:
     return Window(Band(None if low is None else Dim(low), Dim(0)), low, 0)
 
 
-def _sink(call: Conversion, heads: Axes) -> Sink | None:
+def _sink(call: OpConverter, heads: Axes) -> Sink | None:
     value = call.input(SINK)
     if value is not None:
         view = call.viewer.view(value, factors=False)

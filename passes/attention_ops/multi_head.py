@@ -32,9 +32,9 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.cache_rows import CacheRows
-from fa_compiler.passes.attention_ops.call import Conversion, Converted, Operand
-from fa_compiler.passes.attention_ops.keys import RANGE_SINCE, Keys, Measure
-from fa_compiler.passes.attention_ops.padding import Additions, Held
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter, Operand
+from fa_compiler.passes.attention_ops.key_masks import RANGE_SINCE, DimRef, KeyMaskBuilder
+from fa_compiler.passes.attention_ops.padding import PreallocatedCache, ScoreBias
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr
@@ -46,7 +46,7 @@ SMALL = 1 << 16
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputIndices:
     """The indices of the optional inputs of an operator."""
 
     bias: int
@@ -58,28 +58,28 @@ class Inputs:
     indirection: int
 
 
-MULTI_HEAD = Inputs(3, 4, 5, 6, 7, 8, 9)
-DECODER = Inputs(10, 3, 4, 5, 6, 7, 9)
+MULTI_HEAD = InputIndices(3, 4, 5, 6, 7, 8, 9)
+DECODER = InputIndices(10, 3, 4, 5, 6, 7, 9)
 
 
-def convert(call: Conversion) -> Converted:
+def convert(call: OpConverter) -> ConvertedOp:
     """The record of a MultiHeadAttention node."""
     return _converted(call, MULTI_HEAD, call.input(MULTI_HEAD.past_length))
 
 
-def convert_decoder(call: Conversion) -> Converted:
+def convert_decoder(call: OpConverter) -> ConvertedOp:
     """The record of a DecoderMaskedMultiHeadAttention node."""
     if call.input(1) is None or call.input(2) is None:
         raise call.decline(Code.READY_MADE, "query, key and value lie side by side, which ONNX Runtime does not run")
-    cached, shared = _cached(call, call.needed(1)), int_attr(call.node, "past_present_share_buffer", 0) == 1
+    cached, shared = _cached(call, call.required_input(1)), int_attr(call.node, "past_present_share_buffer", 0) == 1
     if cached == shared:
         wrong = "cached keys are updated" if cached else "past and present are not one buffer"
         raise call.decline(Code.READY_MADE, f"{wrong}, which ONNX Runtime's CPU kernel does not take")
-    return _converted(call, DECODER, None if cached else call.needed(DECODER.past_length))
+    return _converted(call, DECODER, None if cached else call.required_input(DECODER.past_length))
 
 
-def _converted(call: Conversion, places: Inputs, length: ir.Value | None) -> Converted:
-    if call.wanted(3) is not None:
+def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None) -> ConvertedOp:
+    if call.used_output(3) is not None:
         raise call.decline(Code.SCORES_ARE_OUTPUT, "qk, the scores, is read")
     if call.input(places.indirection) is not None:
         raise call.decline(Code.READY_MADE, "keys lie in the caches of other beams, and in which is data")
@@ -92,14 +92,14 @@ def _converted(call: Conversion, places: Inputs, length: ir.Value | None) -> Con
     if length is not None and past is None:
         raise call.decline(Code.READY_MADE, "a past has a length, and there is none")
     heads, mask, addend = int_attr(call.node, "num_heads", 0), call.input(places.mask), call.input(places.addend)
-    presents = [call.wanted(1), call.wanted(2)]
-    projected = Projected(call, heads, query, key, value, past, mask, addend, length)
+    presents = [call.used_output(1), call.used_output(2)]
+    projected = MultiHeadInputs(call, heads, query, key, value, past, mask, addend, length)
     match, keys, values = projected.match(presents=any(presents))
     pairs = zip(presents, (keys, values), strict=True)
-    return Converted(match, tuple((old, new) for old, new in pairs if old is not None))
+    return ConvertedOp(match, tuple((old, new) for old, new in pairs if old is not None))
 
 
-def _biased(call: Conversion, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
+def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
     """The operands with the bias of their projection added; cached keys and values already contain theirs."""
     if bias is None:
         return operands
@@ -116,7 +116,7 @@ def _biased(call: Conversion, bias: ir.Value | None, *operands: ir.Value) -> tup
     return (*made, *operands[len(made) :])
 
 
-def part_of(call: Conversion, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
+def part_of(call: OpConverter, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
     """A slice of a value along one axis; that of a small constant is a constant. Raises Decline without the axis."""
     builder, array = call.builder, constant(value, limit=SMALL)
     if call.info.shape(value) is not None:
@@ -127,9 +127,9 @@ def part_of(call: Conversion, value: ir.Value, start: int, end: int, axis: int) 
     return builder.op("Slice", [value, *bounds], call.info.dtype(value))
 
 
-def _operands(call: Conversion) -> tuple[ir.Value, ir.Value, ir.Value]:
+def _operands(call: OpConverter) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Query, key and value, each as a value of its own."""
-    query, key, value = call.needed(0), call.input(1), call.input(2)
+    query, key, value = call.required_input(0), call.input(1), call.input(2)
     if key is None:
         return _unpacked(call, query, 0), _unpacked(call, query, 1), _unpacked(call, query, 2)
     if value is None:
@@ -137,7 +137,7 @@ def _operands(call: Conversion) -> tuple[ir.Value, ir.Value, ir.Value]:
     return query, key, value
 
 
-def _one_row(call: Conversion, value: ir.Value) -> ir.Value:
+def _one_row(call: OpConverter, value: ir.Value) -> ir.Value:
     """A decoder's new keys or values [B, 1, N * D]. Raises Decline where there are several rows.
 
     ONNX Runtime reads the wrong rows there. Where their number is open, a Reshape refuses a run with several.
@@ -151,7 +151,7 @@ def _one_row(call: Conversion, value: ir.Value) -> ir.Value:
     return call.builder.op("Reshape", [value, call.builder.ints([0, 1, width])], call.info.dtype(value))
 
 
-def _unpacked(call: Conversion, packed: ir.Value, index: int) -> ir.Value:
+def _unpacked(call: OpConverter, packed: ir.Value, index: int) -> ir.Value:
     """One part of [B, S, N, parts, D], as [B, S, N * D]."""
     shape = call.shape(packed)
     if len(shape) != PACKED:
@@ -167,10 +167,10 @@ def _unpacked(call: Conversion, packed: ir.Value, index: int) -> ir.Value:
 
 
 @dataclass(frozen=True)
-class Projected:
+class MultiHeadInputs:
     """Query [B, S, N * D], key and value likewise or [B, N, T, D], with their past and what is added to the scores."""
 
-    call: Conversion
+    call: OpConverter
     heads: int
     query: ir.Value
     key: ir.Value
@@ -185,35 +185,37 @@ class Projected:
         """The record, all keys and all values; with `presents` keys and values are [B, N, T, D]."""
         call, key, value = self.call, self.key, self.value
         cached = _cached(call, key)
-        new, added = call.dim(key, 2 if cached else 1), Measure(key, 2 if cached else 1)
+        new, added = call.dim(key, 2 if cached else 1), DimRef(key, 2 if cached else 1)
         if self.past is not None or presents:
             key, value = call.split_heads(key, self.heads), call.split_heads(value, self.heads)
-        past: ir.Value | Held | None = None
+        past: ir.Value | PreallocatedCache | None = None
         if self.past is not None:
-            past = self.past[0] if self.length is None else self._held(self.past[0], self.length, added)
+            past = self.past[0] if self.length is None else self._preallocated(self.past[0], self.length, added)
             pairs = zip(self.past, (key, value), strict=True)
             key, value = (self._together(old, own, past) for old, own in pairs)
         q, k, v = call.operand(self.query, "BSH", self.heads), self._operand(key), self._operand(value)
         scores = call.scores(q, k, v)
-        keys = Keys(call, Measure(self.query, 1), Measure(key, 2 if _cached(call, key) else 1), Measure(self.query, 0))
-        plan = Additions(call, keys, scores, self.mask, self.addend, past, new).plan()
+        key_masks = KeyMaskBuilder(
+            call, DimRef(self.query, 1), DimRef(key, 2 if _cached(call, key) else 1), DimRef(self.query, 0)
+        )
+        plan = ScoreBias(call, key_masks, scores, self.mask, self.addend, past, new).plan()
         match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH")
         return match, key, value
 
-    def _held(self, past: ir.Value, length: ir.Value, added: Measure) -> Held:
+    def _preallocated(self, past: ir.Value, length: ir.Value, added: DimRef) -> PreallocatedCache:
         builder = self.call.builder
         if len(self.call.shape(past)) != 4 or builder.opset < RANGE_SINCE:
             reason = f"new keys cannot be placed in {past.name!r} in opset {builder.opset}"
             raise self.call.decline(Code.READY_MADE, reason)
         before = builder.op("Reshape", [builder.cast(length, INT64), builder.ints([1])], INT64)
-        return Held(before, builder.length(added.value, added.axis))
+        return PreallocatedCache(before, builder.length(added.value, added.axis))
 
-    def _together(self, old: ir.Value, new: ir.Value, past: ir.Value | Held) -> ir.Value:
+    def _together(self, old: ir.Value, new: ir.Value, past: ir.Value | PreallocatedCache) -> ir.Value:
         """The old and the new keys or values in one tensor."""
         call, dtype = self.call, self.call.info.dtype(new)
-        if not isinstance(past, Held):
+        if not isinstance(past, PreallocatedCache):
             return call.builder.op("Concat", [old, new], dtype, {"axis": 2})
-        made = CacheRows(call, self.heads, Measure(self.query, 0)).updated(old, new, past.before, past.rows)
+        made = CacheRows(call, self.heads, DimRef(self.query, 0)).updated(old, new, past.before, past.rows)
         call.info.set(made, (*call.shape(new)[:2], *call.shape(old)[2:]), dtype)
         return made
 
@@ -221,5 +223,5 @@ class Projected:
         return self.call.operand(value, "BNSD" if _cached(self.call, value) else "BSH", self.heads)
 
 
-def _cached(call: Conversion, value: ir.Value) -> bool:
+def _cached(call: OpConverter, value: ir.Value) -> bool:
     return len(call.shape(value)) == 4

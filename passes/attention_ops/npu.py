@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import Conversion, Converted
-from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.nodes import constant, int_attr, text_attr
@@ -42,7 +42,7 @@ INCREMENTAL_FILL = -1e12
 
 
 @dataclass(frozen=True)
-class Inputs:
+class NpuCall:
     """The inputs and attributes of any of the three operators, as FlashAttentionScore names them."""
 
     layout: str
@@ -59,7 +59,7 @@ class Inputs:
     after: int = UNLIMITED
 
 
-def flash(call: Conversion) -> Converted:
+def flash(call: OpConverter) -> ConvertedOp:
     """The record of an NPUFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "head_num", 0)
     if layout not in ("BSH", "SBH"):
@@ -67,12 +67,12 @@ def flash(call: Conversion) -> Converted:
     if call.number("keep_prob", 1.0) != 1.0:
         raise call.decline(Code.READY_MADE, "dropout, whose mask is made up where the operator is parsed")
     _refuse(call, {6: "a prefix", 7: "lengths of the queries", 8: "lengths of the keys"})
-    width, kv_width = call.size(call.needed(0), 2), call.size(call.needed(1), 2)
+    width, kv_width = call.size(call.required_input(0), 2), call.size(call.required_input(1), 2)
     if width is None or kv_width is None or heads <= 0 or kv_width * heads % width:
         raise call.decline(Code.SHAPE, "the number of heads is not known before the model runs")
     return _converted(
         call,
-        Inputs(
+        NpuCall(
             layout,
             layout,
             heads,
@@ -89,7 +89,7 @@ def flash(call: Conversion) -> Converted:
     )
 
 
-def prompt(call: Conversion) -> Converted:
+def prompt(call: OpConverter) -> ConvertedOp:
     """The record of an NPUPromptFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
     if layout not in ("BSH", "BSND", "BNSD", "BNSD_BSND"):
@@ -97,7 +97,7 @@ def prompt(call: Conversion) -> Converted:
     _refuse(call, {5: "lengths of the queries", **dict.fromkeys(range(7, 12), "quantisation")})
     return _converted(
         call,
-        Inputs(
+        NpuCall(
             layout.split("_")[0],
             layout.split("_")[-1],
             heads,
@@ -114,28 +114,30 @@ def prompt(call: Conversion) -> Converted:
     )
 
 
-def incremental(call: Conversion) -> Converted:
+def incremental(call: OpConverter) -> ConvertedOp:
     """The record of an NPUIncreFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
     if layout not in ("BSH", "BSND", "BNSD"):
         raise call.decline(Code.READY_MADE, f"the layout {layout!r} is none of FlashAttentionScore's")
     if len(call.node.inputs) != 6:
         raise call.decline(Code.READY_MADE, "lists of key and value tensors")
-    if call.size(call.needed(0), layout.index("S")) != 1:
+    if call.size(call.required_input(0), layout.index("S")) != 1:
         raise call.decline(Code.SHAPE, "the query is not proven to be a single row")
     scale = call.number("scale_value", 1.0)
     lengths = _given(call, 5)
     return _converted(
-        call, Inputs(layout, layout, heads, heads, scale, _given(call, 3), False, _given(call, 4), lengths), by_key=True
+        call,
+        NpuCall(layout, layout, heads, heads, scale, _given(call, 3), False, _given(call, 4), lengths),
+        by_key=True,
     )
 
 
-def _converted(call: Conversion, given: Inputs, by_key: bool = False) -> Converted:
+def _converted(call: OpConverter, given: NpuCall, by_key: bool = False) -> ConvertedOp:
     counts = (given.heads, given.kv_heads, given.kv_heads)
-    q, k, v = (call.operand(call.needed(index), given.layout, count) for index, count in enumerate(counts))
+    q, k, v = (call.operand(call.required_input(index), given.layout, count) for index, count in enumerate(counts))
     scores = call.scores(q, k, v)
-    batch, rows = (Measure(call.needed(0), given.layout.index(letter)) for letter in "BS")
-    keys = Keys(call, rows, Measure(call.needed(1), given.layout.index("S")), batch)
+    batch, rows = (DimRef(call.required_input(0), given.layout.index(letter)) for letter in "BS")
+    key_masks = KeyMaskBuilder(call, rows, DimRef(call.required_input(1), given.layout.index("S")), batch)
     masked: list[Masked] = []
     bias = _bias(call, given, scores)
     if by_key and given.mask is not None:
@@ -143,12 +145,12 @@ def _converted(call: Conversion, given: Inputs, by_key: bool = False) -> Convert
         bias = (mask.filled(call.node, INCREMENTAL_FILL), *bias)
     window = None if by_key or given.mask is None else _masked(call, given, scores, masked)
     if given.lengths is not None:
-        masked.append(Masked(call.aligned(keys.beyond(given.lengths), scores)))
-    plan = keys.plan(scores, masked, bias, window)
-    return Converted(call.record(q, k, v, scores, plan, given.scale, given.output_layout))
+        masked.append(Masked(call.aligned(key_masks.mask_from(given.lengths), scores)))
+    plan = key_masks.plan(scores, masked, bias, window)
+    return ConvertedOp(call.record(q, k, v, scores, plan, given.scale, given.output_layout))
 
 
-def _bias(call: Conversion, given: Inputs, scores: Arrangement) -> tuple[BiasOp, ...]:
+def _bias(call: OpConverter, given: NpuCall, scores: Arrangement) -> tuple[BiasOp, ...]:
     if given.bias is None:
         return ()
     if call.size(given.bias, -2) == COMPRESSED_ROWS != call.viewer.space.size(scores[2]).const:
@@ -157,7 +159,7 @@ def _bias(call: Conversion, given: Inputs, scores: Arrangement) -> tuple[BiasOp,
     return (add, Scale(call.node, given.scale)) if given.scaled_bias else (add,)
 
 
-def _masked(call: Conversion, given: Inputs, scores: Arrangement, masked: list[Masked]) -> Window | None:
+def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list[Masked]) -> Window | None:
     """The window of the sparse_mode, if it has one. A mask that is needed besides is added to `masked`."""
     assert given.mask is not None
     if given.mode in (0, 1):
@@ -187,7 +189,7 @@ def _masked(call: Conversion, given: Inputs, scores: Arrangement, masked: list[M
     return Window(Band(lower, upper), None if lower is None else lower.const, None if upper is None else upper.const)
 
 
-def _by_row(call: Conversion, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
+def _by_row(call: OpConverter, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
     """A mask as bool; where its rank is below 4, the `missing` dimensions of heads and rows are put in."""
     if call.info.dtype(mask) not in MASKS:
         raise call.decline(Code.DTYPE, "the mask is neither boolean nor of 8 bits")
@@ -198,17 +200,17 @@ def _by_row(call: Conversion, mask: ir.Value, missing: tuple[int, ...]) -> ir.Va
     return call.builder.units("Unsqueeze", mask, missing if rank == 3 else ())
 
 
-def _text(call: Conversion, name: str) -> str:
+def _text(call: OpConverter, name: str) -> str:
     return text_attr(call.node, name, "")
 
 
-def _given(call: Conversion, index: int) -> ir.Value | None:
+def _given(call: OpConverter, index: int) -> ir.Value | None:
     """An input; None where it is absent or has no elements, which means the same."""
     value = call.input(index)
     return None if value is None or any(size == 0 for size in call.shape(value)) else value
 
 
-def _refuse(call: Conversion, inputs: dict[int, str]) -> None:
+def _refuse(call: OpConverter, inputs: dict[int, str]) -> None:
     for index, what in inputs.items():
         if _given(call, index) is not None:
             raise call.decline(Code.READY_MADE, f"{what} has no counterpart here")

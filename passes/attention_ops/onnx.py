@@ -38,8 +38,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, Conversion, Converted, Operand
-from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
+from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter, Operand
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
@@ -64,60 +64,60 @@ SMALL_HALF = 8.0
 """A number up to this, added to a float16 score, rounds it no more than scores of common size are rounded anyway."""
 
 
-def convert(call: Conversion) -> Converted:
+def convert(call: OpConverter) -> ConvertedOp:
     """The record of an Attention node."""
     _check(call)
     return _Attention(call).converted()
 
 
-def _check(call: Conversion) -> None:
+def _check(call: OpConverter) -> None:
     node = call.node
     if call.builder.opset < FIRST:
         reason = f"the model is of opset {call.builder.opset}, and ONNX has the operator from opset {FIRST} on"
         raise call.decline(Code.READY_MADE, reason)
-    if call.wanted(3) is not None:
+    if call.used_output(3) is not None:
         late = int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
         code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
         raise call.decline(code, f"qk_matmul_output, the {'probabilities' if late else 'scores'}, is read")
     if call.number("softcap", 0.0) != 0.0:
         raise call.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
-    wide = call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
+    wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
     if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
         raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
 
 
 @dataclass(frozen=True)
 class _Attention:
-    call: Conversion
+    call: OpConverter
 
-    def converted(self) -> Converted:
+    def converted(self) -> ConvertedOp:
         call = self.call
-        query, key, value = (call.needed(index) for index in range(3))
+        query, key, value = (call.required_input(index) for index in range(3))
         presents: list[tuple[ir.Value, ir.Value]] = []
         q = self._operand(query, "q_num_heads")
         if call.input(4) is None:
             k, v = self._operand(key, "kv_num_heads"), self._operand(value, "kv_num_heads")
-            columns = Measure(key, 1 if self._flat(key) else 2)
+            columns = DimRef(key, 1 if self._flat(key) else 2)
             presents = [(old, self._split(new)) for old, new in self._presents(key, value)]
         else:
             keys, values = self._joined(4, key), self._joined(5, value)
-            k, v, columns = call.operand(keys, "BNSD"), call.operand(values, "BNSD"), Measure(keys, 2)
+            k, v, columns = call.operand(keys, "BNSD"), call.operand(values, "BNSD"), DimRef(keys, 2)
             presents = self._presents(keys, values)
         self._check_batches(q, k, v)
         scores = call.scores(q, k, v)
-        keys_of = Keys(call, Measure(query, 1 if self._flat(query) else 2), columns, Measure(query, 0))
+        keys_of = KeyMaskBuilder(call, DimRef(query, 1 if self._flat(query) else 2), columns, DimRef(query, 0))
         plan = self._plan(keys_of, scores)
         attr = call.node.attributes.get("scale")
         scale = None if attr is None else attr.as_float()
         if scale is not None and scale <= 0.0:
             raise call.decline(Code.SCALE, f"the scale {scale:g} is not positive")
-        return Converted(call.record(q, k, v, scores, plan, scale, self._layout(query)), tuple(presents))
+        return ConvertedOp(call.record(q, k, v, scores, plan, scale, self._layout(query)), tuple(presents))
 
     # -- operands ---------------------------------------------------------------------------------------
 
     def _check_batches(self, *operands: Operand) -> None:
         """Decline operands of three dimensions one of which has a batch of 1 beside a larger one."""
-        split = any(self._flat(self.call.needed(index)) for index in range(3))
+        split = any(self._flat(self.call.required_input(index)) for index in range(3))
         sizes = {self.call.viewer.space.size(operand.batch) for operand in operands}
         if split and Dim(1) in sizes and len(sizes) > 1:
             reason = "query, key and value of three dimensions differ in their batch size"
@@ -139,12 +139,14 @@ class _Attention:
         """The past and the new keys or values in one tensor. Raises Decline where other sizes than the length
         differ."""
         split = self._split(new)
-        past, fresh = self.call.info.shape(self.call.needed(index)), self._apart(new)
+        past, fresh = self.call.info.shape(self.call.required_input(index)), self._apart(new)
         if past is not None and (len(past) != 4 or any(map(_differ, past, fresh))):
             sizes = (" x ".join("?" if size is None else str(size) for size in shape) for shape in (past, fresh))
             reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
             raise self.call.decline(Code.READY_MADE, reason)
-        return self.call.builder.op("Concat", [self.call.needed(index), split], self.call.info.dtype(new), {"axis": 2})
+        return self.call.builder.op(
+            "Concat", [self.call.required_input(index), split], self.call.info.dtype(new), {"axis": 2}
+        )
 
     def _apart(self, new: ir.Value) -> tuple[Dim | None, ...]:
         """Batch, heads, length and head size of new keys or values; the length is None, because it may be any."""
@@ -155,34 +157,34 @@ class _Attention:
         return shape[0], Dim(heads), None, shape[2].exact_div(heads)
 
     def _presents(self, key: ir.Value, value: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
-        pairs = ((self.call.wanted(1), key), (self.call.wanted(2), value))
+        pairs = ((self.call.used_output(1), key), (self.call.used_output(2), value))
         return [(old, new) for old, new in pairs if old is not None]
 
     # -- masks ------------------------------------------------------------------------------------------
 
-    def _plan(self, keys: Keys, scores: Arrangement) -> MaskPlan:
+    def _plan(self, key_masks: KeyMaskBuilder, scores: Arrangement) -> MaskPlan:
         call = self.call
         lengths, window, mask = call.input(6), self._window(), call.input(3)
-        if mask is not None and window is None and lengths is None and self._adds(mask, keys, scores):
-            return keys.plain(mask, scores)
+        if mask is not None and window is None and lengths is None and self._adds(mask, key_masks, scores):
+            return key_masks.plain(mask, scores)
         if mask is not None and (window is not None or lengths is not None):
             self._check_excluded(mask, scores)
-        masked, bias, mode, assumed = self._given(keys, scores, band=window is None)
+        masked, bias, mode, assumed = self._given(key_masks, scores, band=window is None)
         if lengths is None:
-            plan = keys.plan(scores, masked, bias, None if window is None else self._band(window, keys), mode)
+            plan = key_masks.plan(scores, masked, bias, None if window is None else self._band(window, key_masks), mode)
             plan = replace(plan, assumed=assumed)
             if mask is None or len(masked) != 1 or bias or window is not None:
                 return plan
-            whole = self._filled_up(mask, keys, scores) is mask
-            return keys.packed(mask, masked[0].when, scores, plan) if whole else plan
+            whole = self._filled_up(mask, key_masks, scores) is mask
+            return key_masks.packed(mask, masked[0].when, scores, plan) if whole else plan
         low, high = (None, None) if window is None else window
         if high is None or high > 0:
-            masked.append(Masked(call.aligned(keys.beyond(lengths), scores)))
+            masked.append(Masked(call.aligned(key_masks.mask_from(lengths), scores)))
         if window is not None:
-            offset = keys.less(keys.by_batch(lengths), keys.length(keys.rows))
-            bounds = [None if bound is None else keys.more(offset, bound) for bound in (low, high)]
-            masked.append(Masked(call.aligned(keys.outside(*bounds), scores)))
-        return replace(keys.plan(scores, masked, bias, None, mode), assumed=assumed)
+            offset = key_masks.subtract(key_masks.by_batch(lengths), key_masks.length(key_masks.q_seq))
+            bounds = [None if bound is None else key_masks.add_const(offset, bound) for bound in (low, high)]
+            masked.append(Masked(call.aligned(key_masks.mask_outside_band(*bounds), scores)))
+        return replace(key_masks.plan(scores, masked, bias, None, mode), assumed=assumed)
 
     def _window(self) -> tuple[int | None, int | None] | None:
         """The lowest and the highest offset from its position at which a query sees a key; None where it sees all."""
@@ -193,19 +195,19 @@ class _Attention:
             high = 0
         return None if low is None and high is None else (low, high)
 
-    def _band(self, window: tuple[int | None, int | None], keys: Keys) -> Window:
+    def _band(self, window: tuple[int | None, int | None], key_masks: KeyMaskBuilder) -> Window:
         """The window with positions counted from the first key."""
         past = self.call.input(4)
         if past is None:
             return Window(Band(*(None if bound is None else Dim(bound) for bound in window)), *window)
         self._check_one_row()
-        before, length = self.call.dim(past, 2), keys.length(Measure(past, 2))
+        before, length = self.call.dim(past, 2), key_masks.length(DimRef(past, 2))
         band = Band(*(None if bound is None else before + bound for bound in window))
-        return Window(band, *(None if bound is None else keys.more(length, bound) for bound in window))
+        return Window(band, *(None if bound is None else key_masks.add_const(length, bound) for bound in window))
 
     def _check_one_row(self) -> None:
         """Decline a single row with a past and several new keys: ONNX Runtime lets it see keys behind its position."""
-        query, key = (self.call.needed(index) for index in (0, 1))
+        query, key = (self.call.required_input(index) for index in (0, 1))
         rows, new = (self.call.dim(value, 1 if self._flat(value) else 2) for value in (query, key))
         if self._in_runtime() and rows != new and (rows.const or 0) < 2:
             reason = "one causal row with a past and several new keys means one thing in ONNX Runtime, another in ONNX"
@@ -220,28 +222,28 @@ class _Attention:
         return one_type and call.builder.opset < FIRST_WITHOUT_KERNEL
 
     def _given(
-        self, keys: Keys, scores: Arrangement, band: bool
+        self, key_masks: KeyMaskBuilder, scores: Arrangement, band: bool
     ) -> tuple[list[Masked], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
         """attn_mask as exclusions, bias and, if `band` allows it, a sparse_mode; and what the user vouches for."""
         call, mask = self.call, self.call.input(3)
         if mask is None:
             return [], (), None, ()
         dtype = call.info.dtype(mask)
-        full = self._filled_up(mask, keys, scores)
+        full = self._filled_up(mask, key_masks, scores)
         if dtype not in (ir.DataType.BOOL, *FLOATS):
             raise call.decline(Code.DTYPE, "attn_mask is neither boolean nor float32, float16 or bfloat16")
         assert dtype is not None
         boolean = dtype == ir.DataType.BOOL
         lowest = float(dtype.min) if self._in_runtime() and not boolean else -math.inf
-        if boolean or (full is mask and keys.only_excludes(mask, lowest)):
-            masked, mode = keys.excluded(full, not boolean, scores, band)
+        if boolean or (full is mask and key_masks.only_excludes(mask, lowest)):
+            masked, mode = key_masks.excluded(full, not boolean, scores, band)
             return masked, (), mode, ()
         assumed: tuple[str, ...] = ()
         if dtype == ir.DataType.FLOAT16 and self._in_runtime():
             assumed = self._check_half(mask, lowest, "ONNX Runtime adds it to the scores in 16 bits")
         elif dtype in HALVES and not _is_exact(mask):
             assumed = self._check_half(mask, lowest, "ONNX Runtime rounds it to 16 bits or not, as it runs the node")
-        return *keys.added(mask, full, scores, lowest), None, assumed
+        return *key_masks.added(mask, full, scores, lowest), None, assumed
 
     def _check_excluded(self, mask: ir.Value, scores: Arrangement) -> None:
         """Decline a mask that may hold +inf: the function body adds -inf to it at excluded keys, which gives NaN."""
@@ -260,12 +262,12 @@ class _Attention:
                 f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1",
             )
 
-    def _adds(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> bool:
+    def _adds(self, mask: ir.Value, key_masks: KeyMaskBuilder, scores: Arrangement) -> bool:
         """Does the function body add a mask of 0 and finite numbers that outweigh the scores, and nothing else?"""
         values = self.call.facts.sets.of(mask)
         finite = values is not None and all(x == 0.0 or -math.inf < x <= DOMINATING for x in values)
         float32 = self.call.info.dtype(mask) == ir.DataType.FLOAT
-        return finite and float32 and not self._in_runtime() and self._filled_up(mask, keys, scores) is mask
+        return finite and float32 and not self._in_runtime() and self._filled_up(mask, key_masks, scores) is mask
 
     def _check_half(self, mask: ir.Value, lowest: float, cause: str) -> tuple[str, ...]:
         """What the user vouches for so that rounding the mask, or mask + score, decides no row. Raises Decline."""
@@ -287,12 +289,12 @@ class _Attention:
             f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
         )
 
-    def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
+    def _filled_up(self, mask: ir.Value, key_masks: KeyMaskBuilder, scores: Arrangement) -> ir.Value:
         """A mask, padded with "excluded" where it may be shorter than the keys."""
         dtype, columns = self.call.info.dtype(mask), self.call.dim(mask, -1)
         if columns == self.call.viewer.space.size(scores[3]) or dtype is None:
             return mask
-        return keys.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)
+        return key_masks.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)
 
 
 def _is_exact(value: ir.Value) -> bool:

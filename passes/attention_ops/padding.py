@@ -38,8 +38,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import Conversion
-from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
+from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
@@ -57,7 +57,7 @@ BIAS_FLOOR = -1e38
 
 
 @dataclass(frozen=True)
-class Held:
+class PreallocatedCache:
     """A cache with room for more keys: it holds `before` keys and, behind them, `rows` new ones, int64 [1] each."""
 
     before: ir.Value
@@ -65,19 +65,19 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Additions:
+class ScoreBias:
     """The additions to the scores of one call.
 
     `mask` and `bias` are inputs of the call, and `new` is the number of new keys. `past` is the tensor of the older
     keys, or the cache with room that holds them and the new ones.
     """
 
-    call: Conversion
-    keys: Keys
+    call: OpConverter
+    key_masks: KeyMaskBuilder
     scores: Arrangement
     mask: ir.Value | None
     bias: ir.Value | None
-    past: ir.Value | Held | None
+    past: ir.Value | PreallocatedCache | None
     new: Dim
 
     def plan(self) -> MaskPlan:
@@ -90,20 +90,20 @@ class Additions:
 
     def _ordered(self, padded: ir.Value | None, band: Window | None) -> MaskPlan:
         """The plan where the order of the sums does not matter."""
-        if isinstance(self.past, Held):
-            return self._in_room(self.past, padded, band)
+        if isinstance(self.past, PreallocatedCache):
+            return self._plan_for_preallocated(self.past, padded, band)
         if band is None:
             return self._bidirectional(padded)
         if padded is None and self.bias is None:
-            return self.keys.plan(self.scores, [], (), band)
+            return self.key_masks.plan(self.scores, [], (), band)
         if self.bias is None and self.filter == -FLOAT32_MAX:
             return self._filled_with_lowest(padded, band)
         if self._stays_above():
-            return self.keys.plan(self.scores, [], self._sum(padded, None), band)
+            return self.key_masks.plan(self.scores, [], self._sum(padded, None), band)
         if NO_EMPTY_ROWS in self.call.options.assume:
-            plan = self.keys.plan(self.scores, [], self._sum(padded, None), band)
+            plan = self.key_masks.plan(self.scores, [], self._sum(padded, None), band)
             return replace(plan, assumed=(NO_EMPTY_ROWS,))
-        return MaskPlan(bias=self._sum(padded, self.keys.outside(band.low, band.high)))
+        return MaskPlan(bias=self._sum(padded, self.key_masks.mask_outside_band(band.low, band.high)))
 
     def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
         """What the user vouches for so that the bias may be added to M instead of to the scores. Raises Decline."""
@@ -145,13 +145,13 @@ class Additions:
         """The number at padded positions."""
         return self.call.number("mask_filter_value", -10000.0)
 
-    def _in_room(self, past: Held, padded: ir.Value | None, band: Window | None) -> MaskPlan:
+    def _plan_for_preallocated(self, past: PreallocatedCache, padded: ir.Value | None, band: Window | None) -> MaskPlan:
         """The plan for a cache with room, in which only the first keys count."""
         end = self.call.builder.op("Add", [past.before, past.rows], INT64)
-        behind = Masked(self.call.aligned(self.keys.beyond(end), self.scores))
+        behind = Masked(self.call.aligned(self.key_masks.mask_from(end), self.scores))
         above = self._stays_above() or (padded is None and self.bias is None)
-        causal = None if band is None or above else self.keys.outside(band.low, band.high)
-        plan = self.keys.plan(self.scores, [behind], self._sum(padded, causal), band if above else None)
+        causal = None if band is None or above else self.key_masks.mask_outside_band(band.low, band.high)
+        plan = self.key_masks.plan(self.scores, [behind], self._sum(padded, causal), band if above else None)
         return replace(plan, empty_rows="")
 
     def _bidirectional(self, padded: ir.Value | None) -> MaskPlan:
@@ -164,7 +164,7 @@ class Additions:
             addend = builder.op("Where", [padded, *numbers], ir.DataType.FLOAT)
         if addend is None:
             return MaskPlan()
-        return self.keys.plain(addend, self.scores)
+        return self.key_masks.plain(addend, self.scores)
 
     def _filled_with_lowest(self, padded: ir.Value | None, band: Window) -> MaskPlan:
         assert padded is not None
@@ -175,7 +175,7 @@ class Additions:
                 "a row whose visible keys are all padded gives the mean of all values, which the product does not",
                 f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
             )
-        plan = self.keys.plan(self.scores, [Masked(self.call.aligned(padded, self.scores))], (), band)
+        plan = self.key_masks.plan(self.scores, [Masked(self.call.aligned(padded, self.scores))], (), band)
         if NO_EMPTY_ROWS in assume:
             return replace(plan, empty_rows="", assumed=(NO_EMPTY_ROWS,))
         return replace(plan, empty_rows="mean")
@@ -198,14 +198,14 @@ class Additions:
             if mask is not None:
                 operations.append(Masked(self.call.aligned(mask, self.scores)).filled(self.call.node, fill))
         if self.bias is not None:
-            operations.append(self.call.adding(self._whole(self.bias, 0), self.scores))
+            operations.append(self.call.adding(self._filled_up(self.bias, 0), self.scores))
         return tuple(operations)
 
-    def _whole(self, value: ir.Value, filler: int) -> ir.Value:
+    def _filled_up(self, value: ir.Value, filler: int) -> ir.Value:
         """A mask or bias, padded with `filler` where a cache has room for more keys than it has columns."""
         columns = self.call.viewer.space.size(self.scores[3])
-        room = isinstance(self.past, Held) and self.call.dim(value, -1) != columns
-        return self.keys.filled_up(value, filler) if room else value
+        room = isinstance(self.past, PreallocatedCache) and self.call.dim(value, -1) != columns
+        return self.key_masks.filled_up(value, filler) if room else value
 
     def _causal(self) -> Window | None:
         """The band of a unidirectional call; None where it excludes nothing. Raises Decline."""
@@ -219,9 +219,9 @@ class Additions:
             raise self.call.decline(Code.READY_MADE, reason)
         if self.past is None:
             return Window(Band(None, Dim(0)), None, 0)
-        if isinstance(self.past, Held):
+        if isinstance(self.past, PreallocatedCache):
             return Window(Band(None, Dim.fresh()), None, self.past.before)
-        return Window(Band(None, self.call.dim(self.past, 2)), None, self.keys.length(Measure(self.past, 2)))
+        return Window(Band(None, self.call.dim(self.past, 2)), None, self.key_masks.length(DimRef(self.past, 2)))
 
     # -- padding masks ----------------------------------------------------------------------------------
 
@@ -234,17 +234,17 @@ class Additions:
             return self._by_lengths(mask, shape[0])
         if len(shape) > 3:
             raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
-        room = isinstance(self.past, Held)
+        room = isinstance(self.past, PreallocatedCache)
         # The softmax over a single key is 1, whatever finite number is added to its score.
         unseen = columns.never_one or (self.bias is None and self.filter > FILTER_FLOOR and columns.const != 1)
         if call.dim(mask, -1).const == 1 and unseen and not room:
             return None
         zero = builder.constant(np.array(0, dtype=np.int32), "number")
-        whole = self._whole(builder.cast(mask, ir.DataType.INT32), 1)
+        whole = self._filled_up(builder.cast(mask, ir.DataType.INT32), 1)
         padded = builder.op("Not", [builder.op("Greater", [whole, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
         padded = builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
         if len(shape) == 2 and not room and not self._is_as_long(shape[1], columns):
-            length = self.keys.length(self.keys.columns)
+            length = self.key_masks.length(self.key_masks.kv_seq)
             counts = builder.op("Equal", [builder.length(mask, 1), length], ir.DataType.BOOL)
             padded = builder.op("And", [padded, counts], ir.DataType.BOOL)
         return padded
@@ -256,18 +256,20 @@ class Additions:
 
     def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:
         call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)
-        batch = call.shape(call.needed(0))[0]
+        batch = call.shape(call.required_input(0))[0]
         if count == batch:
-            return self.keys.beyond(mask)
+            return self.key_masks.mask_from(mask)
         if count == batch * 2:
             pairs = builder.op("Reshape", [mask, builder.ints([2, -1])], dtype)
             ends, starts = (
                 builder.op("Gather", [pairs, builder.constant(np.array(side, dtype=np.int64), "number")], dtype)
                 for side in (0, 1)
             )
-            return builder.op("Or", [self.keys.beyond(ends), self.keys.before(starts)], ir.DataType.BOOL)
+            return builder.op(
+                "Or", [self.key_masks.mask_from(ends), self.key_masks.mask_before(starts)], ir.DataType.BOOL
+            )
         if count == batch * 3 + 2:
-            end = self.keys.length(self.keys.batch)
+            end = self.key_masks.length(self.key_masks.batch)
             lengths = builder.op("Slice", [mask, builder.ints([0]), end, builder.ints([0])], dtype)
-            return self.keys.beyond(lengths)
+            return self.key_masks.mask_from(lengths)
         raise call.decline(Code.SHAPE, f"the length of {mask.name!r} is not proven to be a multiple of the batch")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import Conversion
-from fa_compiler.passes.attention_ops.group_cache import Step
+from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.attention_ops.group_cache import RunSizes
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
@@ -33,27 +33,27 @@ DOMAIN = "com.microsoft"
 class Rotary:
     """Rotates queries and keys [B, S, N * D] by their positions, int64 [B, S]."""
 
-    call: Conversion
+    call: OpConverter
     positions: ir.Value
 
     @staticmethod
-    def of(call: Conversion, step: Step) -> Rotary:
+    def of(call: OpConverter, sizes: RunSizes) -> Rotary:
         """The rotation by the positions of one run."""
         builder, given = call.builder, call.input(POSITIONS)
-        offsets = builder.range(step.rows)
-        starts = builder.units("Unsqueeze", step.before, (1,))
+        offsets = builder.range(sizes.rows)
+        starts = builder.units("Unsqueeze", sizes.before, (1,))
         counted = builder.op("Add", [starts, builder.units("Unsqueeze", offsets, (0,))], INT64)
         if given is None:
             return Rotary(call, counted)
         bounds = [builder.ints(numbers) for numbers in ((0, 0), (1, 1), (0, 1))]
         first = builder.op("Slice", [given, *bounds], INT64)
         from_first = builder.op("Add", [first, counted], INT64)
-        return Rotary(call, builder.op("Where", [step.prompt, from_first, given], INT64))
+        return Rotary(call, builder.op("Where", [sizes.prompt, from_first, given], INT64))
 
     def turned(self, value: ir.Value, heads: int) -> ir.Value:
         """The rotated queries or keys. Raises Decline."""
         call = self.call
-        cos, sin = call.needed(COS), call.needed(SIN)
+        cos, sin = call.required_input(COS), call.required_input(SIN)
         width, half = call.size(value, -1), call.size(cos, -1)
         if width is None or half is None:
             raise call.decline(Code.SHAPE, "how much of each head is turned is not known before the model runs")
@@ -70,7 +70,7 @@ class Rotary:
         builder, dtype = self.call.builder, self.call.info.dtype(value)
         cos, sin = (
             builder.units("Unsqueeze", builder.op("Gather", [table, self.positions], dtype, {"axis": 0}), (2,))
-            for table in (self.call.needed(COS), self.call.needed(SIN))
+            for table in (self.call.required_input(COS), self.call.required_input(SIN))
         )
         apart = builder.op("Reshape", [value, builder.ints([0, 0, heads, size])], dtype)
         result = turned(builder, apart, cos, sin, size, part, interleaved)

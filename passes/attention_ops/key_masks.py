@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.call import Conversion
+from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
@@ -44,7 +44,7 @@ Bound = ir.Value | int | None
 
 
 @dataclass(frozen=True)
-class Measure:
+class DimRef:
     """A length, given as one dimension of a value."""
 
     value: ir.Value
@@ -64,26 +64,26 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyMaskBuilder:
     """Builds masks over the rows and keys of one call."""
 
-    call: Conversion
-    rows: Measure
-    columns: Measure
-    batch: Measure
+    call: OpConverter
+    q_seq: DimRef
+    kv_seq: DimRef
+    batch: DimRef
 
-    def beyond(self, lengths: ir.Value) -> ir.Value:
+    def mask_from(self, lengths: ir.Value) -> ir.Value:
         """The keys from a length on; `lengths` are [B]."""
-        return self._op("Not", self._op("Less", self._range(self.columns), self.by_batch(lengths)))
+        return self._op("Not", self._op("Less", self._range(self.kv_seq), self.by_batch(lengths)))
 
-    def before(self, starts: ir.Value) -> ir.Value:
+    def mask_before(self, starts: ir.Value) -> ir.Value:
         """The keys before a start; `starts` are [B]."""
-        return self._op("Less", self._range(self.columns), self.by_batch(starts))
+        return self._op("Less", self._range(self.kv_seq), self.by_batch(starts))
 
-    def outside(self, low: Bound, high: Bound) -> ir.Value:
+    def mask_outside_band(self, low: Bound, high: Bound) -> ir.Value:
         """The keys outside a band; at least one bound is given."""
-        rows = self.call.builder.units("Unsqueeze", self._range(self.rows), (1,))
-        keys = self._range(self.columns)
+        rows = self.call.builder.units("Unsqueeze", self._range(self.q_seq), (1,))
+        keys = self._range(self.kv_seq)
         parts: list[ir.Value] = []
         if high is not None:
             parts.append(self._op("Less", self._shifted(rows, high), keys))
@@ -112,7 +112,7 @@ class Keys:
             mode = sparse_mode(window.band, rows, columns) if plain else None
             if mode is None:
                 self._check_computable(window)
-                excluded = self.outside(window.low, window.high)
+                excluded = self.mask_outside_band(window.low, window.high)
                 masked = [*masked, Masked(self.call.aligned(excluded, scores))]
         never = not masked and (mode is None if window is None else window.band.never_empty(rows, columns))
         empty = "" if never else "zero"
@@ -198,10 +198,10 @@ class Keys:
         exact = dtype is not None and (dtype == ir.DataType.BOOL or (dtype.is_integer() and math.isfinite(filler)))
         if dtype is None or not (exact or dtype.is_floating_point()):
             raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown, or none of a mask")
-        short = self.less(self.length(self.columns), self.length(Measure(mask, len(shape) - 1)))
+        short = self.subtract(self.length(self.kv_seq), self.length(DimRef(mask, len(shape) - 1)))
         pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], INT64, {"axis": 0})
         filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")], dtype)
-        columns = self.call.dim(self.columns.value, self.columns.axis)
+        columns = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
         self.call.info.set(filled, (*shape[:-1], columns), dtype)
         return filled
 
@@ -210,33 +210,33 @@ class Keys:
         values = self.call.facts.sets.of(mask)
         return values is not None and all(x == 0.0 or x <= lowest for x in values)
 
-    def length(self, measure: Measure) -> ir.Value:
+    def length(self, dim: DimRef) -> ir.Value:
         """The length, int64 [1]."""
-        return self.call.builder.length(measure.value, measure.axis)
+        return self.call.builder.length(dim.value, dim.axis)
 
-    def _range(self, measure: Measure) -> ir.Value:
+    def _range(self, dim: DimRef) -> ir.Value:
         builder = self.call.builder
-        const = self.call.size(measure.value, measure.axis)
+        const = self.call.size(dim.value, dim.axis)
         if const is not None and const <= FOLD_LIMIT:
             return builder.constant(np.arange(const, dtype=np.int64), "positions")
         if builder.opset < RANGE_SINCE:
             raise self.call.decline(Code.READY_MADE, f"its mask cannot be computed in opset {builder.opset}")
-        return builder.range(self.length(measure))
+        return builder.range(self.length(dim))
 
     def by_batch(self, vector: ir.Value) -> ir.Value:
         """One number for each batch entry, [B], as int64 [B, 1, 1, 1]."""
         return self.call.builder.units("Unsqueeze", self.call.builder.cast(vector, INT64), (1, 2, 3))
 
-    def more(self, number: ir.Value, by: int) -> ir.Value:
+    def add_const(self, number: ir.Value, by: int) -> ir.Value:
         """The sum of a computed number and a constant."""
         return number if by == 0 else self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
 
-    def less(self, number: ir.Value, by: ir.Value) -> ir.Value:
+    def subtract(self, number: ir.Value, by: ir.Value) -> ir.Value:
         """The difference of two computed numbers."""
         return self.call.builder.op("Sub", [number, by], INT64)
 
     def _shifted(self, rows: ir.Value, by: ir.Value | int) -> ir.Value:
-        return self.more(rows, by) if isinstance(by, int) else self.call.builder.op("Add", [rows, by], INT64)
+        return self.add_const(rows, by) if isinstance(by, int) else self.call.builder.op("Add", [rows, by], INT64)
 
     def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
         return self.call.builder.op(op_type, list(inputs), ir.DataType.BOOL)
