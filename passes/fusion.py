@@ -29,7 +29,7 @@ from fa_compiler.passes.report import Block, CacheLine, Code, Report
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.shared import Sharer, Sharing
-from fa_compiler.passes.sparse import emit_listed, emit_selected
+from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.values.shapes import analyse
 
@@ -182,7 +182,7 @@ class _Run:
 
     def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter) -> Block | None:
         """Fuse an attention to listed or selected keys and return its block; None for other attentions."""
-        found = emit_listed(match, rewriter, self.notes) or emit_selected(match, rewriter)
+        found = fuse_gathered_keys(match, rewriter, self.notes) or fuse_masked_selection(match, rewriter)
         if found is None:
             return None
         return self._ranked(self._fused(name, match, found.fused), found.indexer)

@@ -15,7 +15,7 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
-from fa_compiler.passes.sparse import emit_listed, emit_selected
+from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, notes: list[str]) 
 
 def _attempt(pair: Pair, every_row: bool, matcher: Matcher, rewriter: Rewriter, notes: list[str]) -> FusedPair | None:
     backward = ListedBackward(pair.backward, rewriter, every_row=every_row)
-    selected = emit_selected(pair.forward, rewriter, backward)
-    selected = selected or emit_listed(pair.forward, rewriter, notes, backward)
+    selected = fuse_masked_selection(pair.forward, rewriter, backward)
+    selected = selected or fuse_gathered_keys(pair.forward, rewriter, notes, backward)
     if selected is not None:
         return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
     if backward.failure is not None:

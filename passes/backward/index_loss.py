@@ -28,11 +28,11 @@ from fa_compiler.passes.matching.factors import scaled
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.rewriter import Rewriter
-from fa_compiler.passes.sparse.call import SparseNode
+from fa_compiler.passes.sparse.builder import SparseFlashBuilder
 from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
-from fa_compiler.passes.sparse.entries import ranks_causally, visible_part
+from fa_compiler.passes.sparse.key_mask import KeyMask
 from fa_compiler.passes.sparse.selection import Condition, Selection, conditions, selection_of
-from fa_compiler.passes.sparse.visible import Visible
+from fa_compiler.passes.sparse.sparse_indices import key_mask_of, ranks_causally
 
 OP = "SparseLightningIndexerGradKLLoss"
 GRADIENTS = ("d_query_index", "d_key_index", "d_weight")
@@ -48,13 +48,13 @@ class IndexLoss:
     rewriter: Rewriter
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder
     ) -> tuple[ir.Node, list[tuple[Place, ir.Value]]]:
         """The node, and what takes which place. Raises Decline."""
         builder, record = self.rewriter.builder, self.record
-        self._check(inputs, call)
+        self._check(inputs, sparse)
         stops = [stop for view in record.scores.views for stop in view.stops]
-        emitter = LayoutEmitter(builder, call.match.space, [*stops, *call.emitter.size_sources])
+        emitter = LayoutEmitter(builder, sparse.match.space, [*stops, *sparse.emitter.size_sources])
         given = self._index_inputs(emitter)
         given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
         given["sparse_indices"] = self._listed(inputs["sparse_indices"])
@@ -86,8 +86,8 @@ class IndexLoss:
     def _decline(self, reason: str) -> Decline:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)
 
-    def _check(self, inputs: dict[str, ir.Value], call: SparseNode) -> None:
-        info, roles = call.builder.info, call.match.roles
+    def _check(self, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder) -> None:
+        info, roles = sparse.builder.info, sparse.match.roles
         query, key = info.shape(inputs["query"]), info.shape(inputs["key"])
         if query is None or key is None or key[2].const != 1:
             raise self._decline("attention has more than one head of keys")
@@ -97,8 +97,8 @@ class IndexLoss:
         sizes = Sizes(query[0], query[1], key[1])
         if self.found.block != 1 or int_attr(self.found.top, "sorted", 1) != 1:
             raise self._decline("the list of keys is not sorted by their scores")
-        causal = Visible(causal=True)
-        attended = [visible_part(condition, sizes, info) for condition in self.found.others]
+        causal = KeyMask(causal=True)
+        attended = [key_mask_of(condition, sizes, info) for condition in self.found.others]
         if not attended or any(part != causal for part in attended):
             raise self._decline("attention has another mask than a causal one beside the selection")
         if not ranks_causally(self.found.top, sizes, self.rewriter.facts):
@@ -106,16 +106,16 @@ class IndexLoss:
         selected, seen = 0, 0
         for mask in self.record.masks:
             for condition in conditions(mask.value, mask.when, self.rewriter.facts):
-                if self._is_selection(condition, call):
+                if self._is_selection(condition, sparse):
                     selected += 1
-                elif visible_part(condition, sizes, info) == causal:
+                elif key_mask_of(condition, sizes, info) == causal:
                     seen += 1
                 else:
                     raise self._decline(f"{condition.value.name!r} masks its scores and not those of attention")
         if not selected or not seen:
             raise self._decline("its scores are not masked as those of attention are")
 
-    def _is_selection(self, condition: Condition, call: SparseNode) -> bool:
+    def _is_selection(self, condition: Condition, sparse: SparseFlashBuilder) -> bool:
         other = selection_of(condition, self.rewriter.facts)
         return other is not None and other.indices is self.found.indices and other.block == 1
 

@@ -105,7 +105,7 @@ class IndexRegion:
         self.reader = PolynomialReader[Polynomial](self.tracer, self._of_node)
         scores, put = self.scores, self.reader.put
         put(self.log, Polynomial({LOG_PREDICTED: 1.0}), self.rows_and_keys)  # 2
-        put(scores.rectified, Polynomial({RECTIFIED: scores.slope}), scores.rectified_dims)  # 5
+        put(scores.relu_output, Polynomial({RECTIFIED: scores.relu_scale}), scores.relu_dims)  # 5
         for value, dims in scores.views[2].stops:
             put(value, Polynomial({WEIGHT: 1.0}), dims)  # 6
 

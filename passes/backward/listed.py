@@ -1,8 +1,9 @@
 """From a matched gradient to a SparseFlashAttentionGrad node beside its SparseFlashAttention.
 
-    accepted    a gradient as of any attention (match.py), whose forward part is one to selected keys (sparse/fuse.py),
-                or to gathered ones (sparse/listed.py) whose gradients are added up behind it (scattered.py); no guard
-                against NaN probabilities; rows without a key give the gradients nothing
+    accepted    a gradient as of any attention (match.py), whose forward part is one to selected keys
+                (sparse/masked_selection.py), or to gathered ones (sparse/gathered_keys.py) whose gradients are added
+                up behind it (scattered.py); no guard against NaN probabilities; rows without a key give the gradients
+                nothing
     emitted     SparseFlashAttentionGrad with the forward node's inputs, list, statistics and result
     left        (both are then the dense pair)
                 a row that may be without a key and gives the gradients something; what the target forbids
@@ -36,9 +37,9 @@ from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import NO_EMPTY_ROWS
-from fa_compiler.passes.sparse.call import SparseNode
+from fa_compiler.passes.sparse.builder import SparseFlashBuilder
 from fa_compiler.passes.sparse.emit import domain_node
-from fa_compiler.passes.sparse.gathers import Gathered
+from fa_compiler.passes.sparse.gathers import GatheredOperand
 from fa_compiler.passes.sparse.selection import Selection
 
 OP = "SparseFlashAttentionGrad"
@@ -54,7 +55,7 @@ OUTPUTS: dict[Role, str] = {
 
 @dataclass
 class ListedBackward(GradientCompanion):
-    """Emits the gradient as the companion of an attention to selected keys (see sparse/call.py). `every_row` says
+    """Emits the gradient as the companion of an attention to selected keys (see sparse/builder.py). `every_row` says
     whether every row has to be proven to have a key."""
 
     every_row: bool = field(kw_only=True)
@@ -73,7 +74,7 @@ class ListedBackward(GradientCompanion):
             self.refused = f"{reason}; --assume {NO_EMPTY_ROWS} if there is no such row"
         return not self.refused
 
-    def gathered(self, match: AttentionMatch, read: Sequence[Gathered], space: AxisSpace) -> bool:
+    def gathered(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
         """Are the gradients added up where keys and values were gathered from? Then they are taken from there."""
         if self.record.divergence is not None:
             self.refused = "an indexer learns from probabilities of gathered keys"
@@ -97,17 +98,17 @@ class ListedBackward(GradientCompanion):
         return True
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode, found: Selection | None
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, found: Selection | None
     ) -> Callable[[], None] | None:
         """Add the gradient of a forward node, and the loss; what is returned puts the results in place. None where the
         target forbids it. Raises Decline."""
-        pairs = self._gradients(node, inputs, call)
+        pairs = self._gradients(node, inputs, sparse)
         if pairs is None:
             return None
         if self.record.divergence is not None:
             assert found is not None  # of gathered keys there is no loss: see gathered()
             try:
-                loss, more = IndexLoss(self.record.divergence, found, self.rewriter).build(node, inputs, call)
+                loss, more = IndexLoss(self.record.divergence, found, self.rewriter).build(node, inputs, sparse)
             except Decline as decline:
                 self.failure = decline
                 raise
@@ -121,19 +122,19 @@ class ListedBackward(GradientCompanion):
         return put
 
     def _gradients(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder
     ) -> list[tuple[Place, ir.Value]] | None:
         """Add the gradient, if any is wanted: what takes which place."""
         if self.record.dy is None:
             return []
         builder = self.rewriter.builder
-        match = replace(call.match, roles=replace(call.match.roles, kv_seq=call.tokens))
+        match = replace(sparse.match, roles=replace(sparse.match.roles, kv_seq=sparse.tokens))
         destinations = [destination_of(each, match, LAYOUT) for each in self.record.gradients]
         if None in destinations:
             return None
         roles = match.roles
         given = inputs | {
-            "d_out": call.moved(
+            "d_out": sparse.moved(
                 self.record.dy, (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim), match.dtype
             ),
             "out": node.outputs[0],
@@ -153,6 +154,6 @@ class ListedBackward(GradientCompanion):
             assert destination is not None
             value = results[f"{gradient.name}_{OUTPUTS[each.role]}"]
             dims = gradient_dims(each.role, match, LAYOUT)
-            pairs.append((destination.place, moved_to(value, dims, destination, match.dtype, builder, call.emitter)))
+            pairs.append((destination.place, moved_to(value, dims, destination, match.dtype, builder, sparse.emitter)))
         self.nodes.append(gradient)
         return pairs

@@ -24,12 +24,12 @@ from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.layout.layout import COPY_COST
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.nodes import int_attr, is_op, only_reader, text_attr
-from fa_compiler.passes.sparse.gathers import Gathered
+from fa_compiler.passes.sparse.gathers import GatheredOperand
 
 SCATTERS = {"GatherElements": "ScatterElements", "GatherND": "ScatterND"}
 
 
-def scattered(gradient: Gradient, view: View, read: Gathered, depth: Axes, tracer: Tracer) -> Gradient | None:
+def scattered(gradient: Gradient, view: View, read: GatheredOperand, depth: Axes, tracer: Tracer) -> Gradient | None:
     """The gradient of what a view was gathered from, None where it is not added up so. `depth` is the head size."""
     space, gather, last = tracer.viewer.space, read.node, gradient.places[-1]
     scatter = only_reader(last.value)

@@ -36,7 +36,7 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredOperand:
     """`value[a, k] = source[a, indices[a, k]]`, with the axes of all three in one space.
 
     `tokens` are the axes of the source that are indexed. `top` is the TopK that the indices come from, if it ranks as
@@ -50,7 +50,7 @@ class Gathered:
     node: ir.Node | None = None
 
 
-def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> Gathered | None:
+def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> GatheredOperand | None:
     """How a value arranged as `dims` was gathered; None where it was not, or not provably."""
     if (cut := cut_from(value, viewer.info)) is not None:
         return _part(*cut, dims, viewer, builder)
@@ -70,7 +70,7 @@ def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builde
 
 def _part(
     whole: ir.Value, axis: int, start: int, dims: Arrangement, viewer: Viewer, builder: Builder
-) -> Gathered | None:
+) -> GatheredOperand | None:
     """A part of a gathered value, read as gathered from the same part of the source."""
     space, shape = viewer.space, viewer.info.shape(whole)
     if shape is None:
@@ -97,7 +97,7 @@ class _GatherReader:
     viewer: Viewer
     dims: Arrangement
 
-    def by_elements(self, node: ir.Node) -> Gathered | None:
+    def by_elements(self, node: ir.Node) -> GatheredOperand | None:
         source, indices = _operands(node)
         shape, listed = self._shape(source), self._shape(indices)
         if shape is None or listed is None or len(shape) != len(self.dims):
@@ -108,7 +108,7 @@ class _GatherReader:
         whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims)
 
-    def by_slices(self, node: ir.Node) -> Gathered | None:
+    def by_slices(self, node: ir.Node) -> GatheredOperand | None:
         source, indices = _operands(node)
         shape, listed = self._shape(source), self._shape(indices)
         if shape is None or listed is None or len(shape) - 1 + len(listed) != len(self.dims):
@@ -117,7 +117,7 @@ class _GatherReader:
         whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims[axis : axis + len(listed)])
 
-    def by_places(self, node: ir.Node) -> Gathered | None:
+    def by_places(self, node: ir.Node) -> GatheredOperand | None:
         """GatherND: one coordinate is the list, and every other one is the position along a dimension of the result."""
         source, indices = _operands(node)
         shape, listed = self._shape(source), self._shape(indices)
@@ -171,7 +171,7 @@ class _GatherReader:
                 return axis
         return None
 
-    def _listed(self, source: View, axis: int, indices: ir.Value, dims: Arrangement) -> Gathered | None:
+    def _listed(self, source: View, axis: int, indices: ir.Value, dims: Arrangement) -> GatheredOperand | None:
         space = self.viewer.space
         tokens = space.resolve(source.dims[axis])
         owned = {axis for dim in source.base_dims for axis in space.resolve(dim)}
@@ -183,8 +183,8 @@ class _GatherReader:
             apart = self._without_batch(view, tokens)
             inner = None if apart is None else self._within(apart, space.size(tokens[1:]))
             if inner is not None:
-                return Gathered(source, tokens[1:], *inner)
-        return Gathered(source, tokens, view, None) if found is None else Gathered(source, tokens, *found)
+                return GatheredOperand(source, tokens[1:], *inner)
+        return GatheredOperand(source, tokens, view, None) if found is None else GatheredOperand(source, tokens, *found)
 
     def _index_view(self, value: ir.Value, dims: Arrangement) -> View | None:
         """The view of a list arranged as `dims`, also through casts between integers."""

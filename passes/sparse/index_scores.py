@@ -45,8 +45,8 @@ class Mask:
 class IndexScores:
     """Query, key and weights as views over the `axes` of batch, rows, heads, keys and head size.
 
-    The weights have to be multiplied by `factor`. `mask` is the mask of the scores, if there is one. `rectified` is the
-    result of the Relu, arranged as `rectified_dims`; it is `slope` times relu(q k^T).
+    The weights have to be multiplied by `factor`. `mask` is the mask of the scores, if there is one. `relu_output` is
+    the result of the Relu, arranged as `relu_dims`; it is `relu_scale` times relu(q k^T).
     """
 
     space: AxisSpace
@@ -54,9 +54,9 @@ class IndexScores:
     axes: tuple[Axes, Axes, Axes, Axes, Axes]
     factor: float
     mask: Mask | None
-    rectified: ir.Value
-    rectified_dims: Arrangement
-    slope: float
+    relu_output: ir.Value
+    relu_dims: Arrangement
+    relu_scale: float
 
     @property
     def wanted(self) -> tuple[Arrangement, Arrangement, Arrangement]:
@@ -112,15 +112,15 @@ def _outweighs(mask: ir.Value, facts: Facts) -> bool:
 class _Rectified:
     """A product, arranged as `dims`, and the Relu it goes through.
 
-    `relu`, arranged as `relu_dims`, is `slope` times the rectified product of the operands' bases. `factor` is `slope`
-    times the factors behind the Relu.
+    `relu`, arranged as `relu_dims`, is `relu_scale` times the rectified product of the operands' bases. `factor` is
+    `relu_scale` times the factors behind the Relu.
     """
 
     product: Contraction
     dims: Arrangement
     relu: ir.Value
     relu_dims: Arrangement
-    slope: float
+    relu_scale: float
     factor: float
 
 
@@ -229,7 +229,7 @@ class _ScoreReader:
                 self.mask,
                 found.relu,
                 found.relu_dims,
-                found.slope,
+                found.relu_scale,
             )
             if all(self._fits(view, wanted) for view, wanted in zip(scores.views, scores.wanted, strict=True)):
                 return scores

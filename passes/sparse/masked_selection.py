@@ -4,7 +4,7 @@
                 each row, the same for all heads; scores that may be the sum of two products; nothing that
                 SparseFlashAttention does not have (`is_plain`)
     emitted     SparseFlashAttention in BSND with these lists as sparse_indices, without the entries that the rest of
-                the mask excludes (entries.py)
+                the mask excludes (sparse_indices.py)
     left        (the attention becomes a FlashAttentionScore)
                 a mask for each head; lists of another batch or length than query and key; lists of more than half of
                 the keys, which take longer than the mask; what the target forbids: the products take only a few sizes
@@ -29,10 +29,10 @@ from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.nodes import is_op, producer, reached
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
-from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
+from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
-from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
 from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
+from fa_compiler.passes.sparse.sparse_indices import SparseIndices, selects_in_every_row
 
 EMPTY_ROWS = ("", "zero", "mean", "nan")
 """What a row without a key may give."""
@@ -46,7 +46,7 @@ class Selected:
     indexer: ir.Node | None
 
 
-def emit_selected(
+def fuse_masked_selection(
     match: AttentionMatch, rewriter: Rewriter, companion: SparseCompanion | None = None
 ) -> Selected | None:
     """Replace an attention to selected keys by a SparseFlashAttention, together with its companion if there is one.
@@ -106,12 +106,14 @@ def _emit(
     if companion is not None:
         match = companion.adapted(match)
     sources = (match.key, match.value, *(() if match.rope is None else (match.rope.key,)))
-    call = SparseNode.of(match, sources, match.roles.kv_seq, rewriter, () if companion is None else companion.views)
-    mask = call.mask(match)
+    sparse = SparseFlashBuilder.of(
+        match, sources, match.roles.kv_seq, rewriter, () if companion is None else companion.views
+    )
+    mask = sparse.mask(match)
     found = None if mask is None else selection(mask, rewriter.facts)
     if found is None:
         return None
-    inputs = call.inputs()
+    inputs = sparse.inputs()
     query, key = builder.info.shape(inputs["query"]), builder.info.shape(inputs["key"])
     if query is None or key is None:
         return None
@@ -122,15 +124,15 @@ def _emit(
         kept = taken(match, companion, lambda: selects_in_every_row(found, sizes, rewriter.facts))
         if kept is None:
             return None
-        call = replace(call, match=kept)
-    entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, rewriter.facts)
+        sparse = replace(sparse, match=kept)
+    entries = SparseIndices.of((inputs["query"], inputs["key"]), found, sizes, builder, rewriter.facts)
     if entries is None:
         return None
     if entries.indexer is not None:
         rewriter.made.append(entries.indexer)
     inputs["sparse_indices"] = entries.indices
     beside = None if companion is None else (companion, found)
-    fused = call.emit(inputs, candidates, "selected", entries.mode, entries.block, beside)
+    fused = sparse.emit(inputs, candidates, "selected", entries.mode, entries.block, beside)
     return None if fused is None else Selected(fused, entries.indexer)
 
 
@@ -138,7 +140,7 @@ def _fits(found: Selection, sizes: Sizes, rewriter: Rewriter) -> bool:
     """Is there one list for each row of each batch entry, of at most half of the keys?"""
     info = rewriter.builder.info
     shape, listed = info.shape(found.scattered), info.shape(found.indices)
-    if shape is None or listed is None or (*shape[:2], shape[2] * found.block) != sizes.whole:
+    if shape is None or listed is None or (*shape[:2], shape[2] * found.block) != sizes.mask_shape:
         return False
-    count, keys = listed[2].upper, sizes.keys.const
+    count, keys = listed[2].upper, sizes.kv_seq.const
     return count is not None and (keys is None or 2 * count * found.block <= keys)

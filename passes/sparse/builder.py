@@ -19,8 +19,8 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, best_destination, cheapest_source
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.rewriter import Companion, Fused, Rewriter
-from fa_compiler.passes.sparse.emit import RowsWithoutKeys, attention
-from fa_compiler.passes.sparse.gathers import Gathered
+from fa_compiler.passes.sparse.emit import EmptyRowPolicy, attention
+from fa_compiler.passes.sparse.gathers import GatheredOperand
 from fa_compiler.passes.sparse.selection import Selection
 
 
@@ -38,7 +38,7 @@ class SparseCompanion(Companion, Protocol):
     every_row: bool
     """Must every row be proven to have a key?"""
 
-    def gathered(self, match: AttentionMatch, read: Sequence[Gathered], space: AxisSpace) -> bool:
+    def gathered(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
         """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
 
         In the match, key and value are the gathered tensors. Axes may be split, in a branch of the match's space.
@@ -48,7 +48,7 @@ class SparseCompanion(Companion, Protocol):
         """Can the operator give what rows without a key or a defined softmax give? `full`: every row has a key."""
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode, found: Selection | None
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, found: Selection | None
     ) -> Callable[[], None] | None:
         """Add the companion's nodes and return a function that puts their results in place.
 
@@ -69,7 +69,7 @@ def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Calla
 
 
 @dataclass(frozen=True)
-class SparseNode:
+class SparseFlashBuilder:
     """One SparseFlashAttention that is being built. The match has the roles of the operator.
 
     `sources` are key, value and, if there is a second product, its key, each with all keys on the axes `tokens`.
@@ -88,10 +88,12 @@ class SparseNode:
         tokens: Axes,
         rewriter: Rewriter,
         others: tuple[View, ...] = (),
-    ) -> SparseNode:
-        """A call that takes its sizes at run time from its operands and the `others`."""
+    ) -> SparseFlashBuilder:
+        """A builder that takes its sizes at run time from its operands and the `others`."""
         size_sources = [stop for view in (*match.views, *sources, *others) for stop in view.stops]
-        return SparseNode(match, sources, tokens, rewriter, LayoutEmitter(rewriter.builder, match.space, size_sources))
+        return SparseFlashBuilder(
+            match, sources, tokens, rewriter, LayoutEmitter(rewriter.builder, match.space, size_sources)
+        )
 
     @property
     def builder(self) -> Builder:
@@ -148,7 +150,7 @@ class SparseNode:
         destination = best_destination(output, candidates)
         if destination is None or len(batches) > 1 or len(of_rows) > 1:
             return None
-        rows = RowsWithoutKeys(match.mask.empty_rows, match.mask.nan_rows == "zero")
+        rows = EmptyRowPolicy(match.mask.empty_rows, match.mask.nan_rows == "zero")
         made = attention(
             inputs, match.scale, mode, rows, self.builder, self.rewriter.options, block, beside is not None
         )

@@ -31,8 +31,8 @@ from fa_compiler.passes.nodes import FOLD_LIMIT, input_of
 from fa_compiler.passes.options import CLOSE_RANKS
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
+from fa_compiler.passes.sparse.key_mask import KeyMask, PaddedKeys, hidden_keys, read_key_mask
 from fa_compiler.passes.sparse.selection import Condition, Selection
-from fa_compiler.passes.sparse.visible import Hidden, Visible, hidden_keys, visible
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -50,7 +50,7 @@ SORTS_INTEGERS = 11
 
 
 @dataclass(frozen=True)
-class Entries:
+class SparseIndices:
     """sparse_indices [B,S1,1,K], and the sparse_mode and sparse_block_size that go with them.
 
     `indexer` is the LightningIndexer that makes them, if one does.
@@ -66,15 +66,15 @@ class Entries:
         operands: tuple[ir.Value, ir.Value],
         found: Selection,
         sizes: Sizes,
-        whole: Visible,
+        whole: KeyMask,
         builder: Builder,
         facts: Facts,
-    ) -> Entries | None:
+    ) -> SparseIndices | None:
         """The entries made by a LightningIndexer under the mask `whole`.
 
         None where they are not known to be the model's.
         """
-        return _Maker(operands, found, sizes, builder, facts).by_indexer(whole)
+        return SparseIndicesBuilder(operands, found, sizes, builder, facts).by_indexer(whole)
 
     @staticmethod
     def of(
@@ -83,14 +83,14 @@ class Entries:
         sizes: Sizes,
         builder: Builder,
         facts: Facts,
-    ) -> Entries | None:
+    ) -> SparseIndices | None:
         """The entries for a query and key in BSND; None where a condition cannot be looked up."""
-        made = _Maker(operands, found, sizes, builder, facts)
-        parts = [made.visible(condition) for condition in found.others]
+        made = SparseIndicesBuilder(operands, found, sizes, builder, facts)
+        parts = [made.key_mask(condition) for condition in found.others]
         if found.block != 1:
             return made.blocks(parts)
         if CLOSE_RANKS in facts.options.assume and builder.opset >= OPSET and all(part is not None for part in parts):
-            whole = Visible()
+            whole = KeyMask()
             for part in parts:
                 assert part is not None
                 whole = whole & part
@@ -108,22 +108,22 @@ class Entries:
             if part.causal:
                 indices = made.without(indices, builder.op("Greater", [indices, made.last_seen()], BOOL))
             indices = made.without_hidden(indices, builder.cast(found.indices, INT64), part)
-        return Entries(builder.units("Unsqueeze", indices, [2]), mode=0)
+        return SparseIndices(builder.units("Unsqueeze", indices, [2]), mode=0)
 
 
 @dataclass(frozen=True)
-class _Maker:
+class SparseIndicesBuilder:
     operands: tuple[ir.Value, ir.Value]
     found: Selection
     sizes: Sizes
     builder: Builder
     facts: Facts
 
-    def visible(self, condition: Condition) -> Visible | None:
-        """What a condition leaves visible; None where visible.py does not read it."""
-        return visible_part(condition, self.sizes, self.builder.info)
+    def key_mask(self, condition: Condition) -> KeyMask | None:
+        """What a condition leaves visible; None where key_mask.py does not read it."""
+        return key_mask_of(condition, self.sizes, self.builder.info)
 
-    def blocks(self, parts: list[Visible | None]) -> Entries | None:
+    def blocks(self, parts: list[KeyMask | None]) -> SparseIndices | None:
         """Entries that are blocks of keys; None where a condition is not causal."""
         if any(part is None or part.hidden for part in parts) or self.builder.opset < SORTS_INTEGERS:
             return None
@@ -133,14 +133,16 @@ class _Maker:
             shape = self.builder.op("Shape", [indices], INT64)
             count = self.builder.op("Gather", [shape, self.builder.ints([2])], INT64, {"axis": 0})
             indices = self.builder.op("TopK", [indices, count], INT32, {"axis": 2, "largest": 0}, outputs=2)
-        return Entries(self.builder.units("Unsqueeze", indices, [2]), mode=3 if causal else 0, block=self.found.block)
+        return SparseIndices(
+            self.builder.units("Unsqueeze", indices, [2]), mode=3 if causal else 0, block=self.found.block
+        )
 
     def without(self, indices: ir.Value, excluded: ir.Value) -> ir.Value:
         """The entries, the excluded ones replaced by an index beyond all keys."""
         beyond = self.builder.constant(np.array(BEYOND, np.int32), "beyond")
         return self.builder.op("Where", [excluded, beyond, indices], INT32)
 
-    def without_hidden(self, indices: ir.Value, candidates: ir.Value, part: Visible) -> ir.Value:
+    def without_hidden(self, indices: ir.Value, candidates: ir.Value, part: KeyMask) -> ir.Value:
         """The entries [B,S,K] without hidden keys; `candidates` are the keys they name, as int64."""
         builder = self.builder
         for hidden in sorted(part.hidden, key=lambda each: str(each.value.name)):
@@ -156,7 +158,7 @@ class _Maker:
 
     def last_seen(self) -> ir.Value:
         """The last key that each row sees under a causal mask, [1,S,1]."""
-        builder, rows, keys = self.builder, self.sizes.rows.const, self.sizes.keys.const
+        builder, rows, keys = self.builder, self.sizes.q_seq.const, self.sizes.kv_seq.const
         if rows is not None and keys is not None and rows <= FOLD_LIMIT:
             last = np.arange(keys - rows, keys, dtype=np.int32).reshape(1, rows, 1)
             return builder.constant(last, "last_seen")
@@ -180,7 +182,7 @@ class _Maker:
         if len(shape) < 3:
             value = builder.units("Unsqueeze", value, list(range(3 - len(shape))))
             shape = (*[Dim(1)] * (3 - len(shape)), *shape)
-        whole = self.sizes.whole
+        whole = self.sizes.mask_shape
         if any(own not in (size, Dim(1)) for own, size in zip(shape, whole, strict=True)):
             return None
         value = builder.cast(value, BOOL)
@@ -192,7 +194,7 @@ class _Maker:
         value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
         return value if condition.when else builder.op("Not", [value], BOOL)
 
-    def by_indexer(self, whole: Visible) -> Entries | None:
+    def by_indexer(self, whole: KeyMask) -> SparseIndices | None:
         """The entries made by a LightningIndexer; None where they are not known to be the model's."""
         builder, info = self.builder, self.builder.info
         ranked, listed = input_of(self.found.top, 0), info.shape(self.found.indices)
@@ -200,14 +202,14 @@ class _Maker:
         count = None if listed is None else listed[2].upper
         if ranked is None or count is None or (largest and largest.as_int() != 1):
             return None
-        scores = index_scores(ranked, self.sizes.whole, self.facts)
+        scores = index_scores(ranked, self.sizes.mask_shape, self.facts)
         if scores is None:
             return None
-        ranks = Visible()
+        ranks = KeyMask()
         if scores.mask is not None:
             if len(info.shape(scores.mask.value) or ()) > 3:
                 return None
-            found = visible(scores.mask.value, scores.mask.when, self.sizes.rows, self.sizes.keys, info)
+            found = read_key_mask(scores.mask.value, scores.mask.when, self.sizes.q_seq, self.sizes.kv_seq, info)
             if found is None:
                 return None
             ranks = found
@@ -226,9 +228,9 @@ class _Maker:
             # skipped.
             kept = self.without_hidden(entries, builder.cast(entries, INT64), whole)
             indices = builder.units("Unsqueeze", kept, [2])
-        return Entries(indices, mode, node)
+        return SparseIndices(indices, mode, node)
 
-    def _indexer_inputs(self, scores: IndexScores, whole: Visible) -> dict[str, ir.Value]:
+    def _indexer_inputs(self, scores: IndexScores, whole: KeyMask) -> dict[str, ir.Value]:
         builder = self.builder
         emitter = LayoutEmitter(builder, scores.space, [stop for view in scores.views for stop in view.stops])
         arranged: list[ir.Value] = []
@@ -245,7 +247,7 @@ class _Maker:
         return {"query": query, "key": key, "weights": weights}
 
     def _behind(
-        self, hidden: Hidden, query: ir.Value, key: ir.Value, weights: ir.Value
+        self, hidden: PaddedKeys, query: ir.Value, key: ir.Value, weights: ir.Value
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The operands with one more head and one more column, which score a hidden key by the mask's number.
 
@@ -277,8 +279,8 @@ def selects_in_every_row(found: Selection, sizes: Sizes, facts: Facts) -> bool:
     listed = facts.info.shape(found.indices)
     if listed is None or not listed[2].is_at_least(1) or found.block != 1:
         return False
-    parts = [visible_part(condition, sizes, facts.info) for condition in found.others]
-    causal = all(part == Visible(causal=True) for part in parts)
+    parts = [key_mask_of(condition, sizes, facts.info) for condition in found.others]
+    causal = all(part == KeyMask(causal=True) for part in parts)
     return not parts or (causal and ranks_causally(found.top, sizes, facts))
 
 
@@ -286,20 +288,20 @@ def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
     """Does a TopK rank the keys under a causal mask in which every row sees a key?"""
     info = facts.info
     ranked, largest = input_of(top, 0), top.attributes.get("largest")
-    enough = (sizes.keys - sizes.rows).is_at_least(0)
+    enough = (sizes.kv_seq - sizes.q_seq).is_at_least(0)
     if ranked is None or (largest and largest.as_int() != 1) or not enough or info.dtype(ranked) != FLOAT:
         return False
     masks = [mask for _, mask in unmasked(ranked, facts) if mask is not None]
     return any(
         len(info.shape(mask.value) or ()) in (2, 3)
-        and visible(mask.value, mask.when, sizes.rows, sizes.keys, info) == Visible(causal=True)
+        and read_key_mask(mask.value, mask.when, sizes.q_seq, sizes.kv_seq, info) == KeyMask(causal=True)
         for mask in masks
     )
 
 
-def visible_part(condition: Condition, sizes: Sizes, info: ShapeInfo) -> Visible | None:
-    """What a condition leaves visible; None where visible.py does not read it."""
+def key_mask_of(condition: Condition, sizes: Sizes, info: ShapeInfo) -> KeyMask | None:
+    """What a condition leaves visible; None where key_mask.py does not read it."""
     rank = len(info.shape(condition.value) or ())
     if rank not in (2, 4 if condition.heads else 3):
         return None
-    return visible(condition.value, condition.when, sizes.rows, sizes.keys, info)
+    return read_key_mask(condition.value, condition.when, sizes.q_seq, sizes.kv_seq, info)

@@ -22,7 +22,7 @@ from fa_compiler.passes.values.symbolic import Dim
 
 
 @dataclass(frozen=True)
-class Hidden:
+class PaddedKeys:
     """Keys are hidden where `value` as a truth value is `when`.
 
     `units` are the dimensions of `value` that have size 1; the others are the keys, or batch and keys.
@@ -34,18 +34,18 @@ class Hidden:
 
 
 @dataclass(frozen=True)
-class Visible:
+class KeyMask:
     """A mask as sparse_mode 3, if `causal`, or 0, and hidden keys."""
 
     causal: bool = False
-    hidden: frozenset[Hidden] = frozenset()
+    hidden: frozenset[PaddedKeys] = frozenset()
 
-    def __and__(self, other: Visible) -> Visible:
+    def __and__(self, other: KeyMask) -> KeyMask:
         """What both leave visible."""
-        return Visible(self.causal or other.causal, self.hidden | other.hidden)
+        return KeyMask(self.causal or other.causal, self.hidden | other.hidden)
 
 
-def visible(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) -> Visible | None:
+def read_key_mask(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) -> KeyMask | None:
     """What is visible under a mask that excludes where `value` as a truth value is `when`; None where it is not read.
 
     The last two dimensions of `value` are the rows (or 1) and the keys. In front of them may be the batch, or the batch
@@ -60,7 +60,7 @@ def visible(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) 
     if formula is None:
         return None
     kept = negation(formula) if when else formula
-    found = Visible()
+    found = KeyMask()
     for part in kept.parts if isinstance(kept, All) else (kept,):
         one = _part(part, len(shape), rows, keys)
         if one is None:
@@ -69,23 +69,23 @@ def visible(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) 
     return found
 
 
-def _part(part: Formula, rank: int, rows: Dim, keys: Dim) -> Visible | None:
+def _part(part: Formula, rank: int, rows: Dim, keys: Dim) -> KeyMask | None:
     if part == TRUE:
-        return Visible()
+        return KeyMask()
     if isinstance(part, AtLeastZero):
         steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
         causal = steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows
-        return Visible(causal=True) if causal else None
+        return KeyMask(causal=True) if causal else None
     if isinstance(part, Given):
         along = [axis for axis in part.axes if axis is not None]
         if along != [rank - 1] and (rank == 2 or along != [0, rank - 1]):
             return None
         units = tuple(place for place, axis in enumerate(part.axes) if axis is None)
-        return Visible(hidden=frozenset([Hidden(part.value, not part.when, units)]))
+        return KeyMask(hidden=frozenset([PaddedKeys(part.value, not part.when, units)]))
     return None
 
 
-def hidden_keys(hidden: Hidden, whole: Sequence[ir.Value], builder: Builder) -> ir.Value:
+def hidden_keys(hidden: PaddedKeys, whole: Sequence[ir.Value], builder: Builder) -> ir.Value:
     """Whether each key is hidden, [B,T]; `whole` are B and T as vectors of one element."""
     value = builder.cast(builder.units("Squeeze", hidden.value, hidden.units), ir.DataType.BOOL)
     if not hidden.when:

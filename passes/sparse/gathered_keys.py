@@ -46,21 +46,21 @@ from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Rewriter
-from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
+from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
-from fa_compiler.passes.sparse.entries import BEYOND, Entries, ranks_causally
-from fa_compiler.passes.sparse.fuse import Selected
-from fa_compiler.passes.sparse.gathers import Gathered, gathered
+from fa_compiler.passes.sparse.gathers import GatheredOperand, gathered
+from fa_compiler.passes.sparse.key_mask import KeyMask
+from fa_compiler.passes.sparse.masked_selection import Selected
 from fa_compiler.passes.sparse.selection import Selection
-from fa_compiler.passes.sparse.slots import visible_slots
-from fa_compiler.passes.sparse.visible import Visible
+from fa_compiler.passes.sparse.slots import slot_key_mask
+from fa_compiler.passes.sparse.sparse_indices import BEYOND, SparseIndices, ranks_causally
 
 INT32 = ir.DataType.INT32
 EMPTY_ROWS = ("", "zero", "nan")
 
 
 @dataclass(frozen=True)
-class Listed:
+class GatheredMatch:
     """A match with the roles of the sparse operator, whose columns are the slots.
 
     `read` says how key, value and, if there is a second product, its key are gathered. `tokens` are the axes of the
@@ -68,7 +68,7 @@ class Listed:
     """
 
     match: AttentionMatch
-    read: tuple[Gathered, ...]
+    read: tuple[GatheredOperand, ...]
     tokens: Axes
 
     @property
@@ -91,9 +91,9 @@ class Listed:
         """May entries be negative?"""
         return self.top is None
 
-    def within(self, space: AxisSpace) -> Listed:
+    def within(self, space: AxisSpace) -> GatheredMatch:
         """The same in a branch of its space, where axes may have been split further."""
-        return Listed(self.match.within(space), space.settle(self.read), space.resolve(self.tokens))
+        return GatheredMatch(self.match.within(space), space.settle(self.read), space.resolve(self.tokens))
 
     @property
     def lists(self) -> Arrangement:
@@ -104,7 +104,7 @@ class Listed:
         return roles.batch, roles.q_seq, heads, roles.kv_seq
 
 
-def emit_listed(
+def fuse_gathered_keys(
     match: AttentionMatch, rewriter: Rewriter, notes: list[str], companion: SparseCompanion | None = None
 ) -> Selected | None:
     """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion if there is one.
@@ -128,12 +128,12 @@ def emit_listed(
         return None
 
 
-def _listed(match: AttentionMatch, rewriter: Rewriter) -> Listed | None:
+def _listed(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:
     space, rope, builder = match.space.branch(), match.rope, rewriter.builder
     viewer = Viewer(rewriter.facts, space)
     views = (match.key, match.value, *(() if rope is None else (rope.key,)))
     depths = (match.roles.head_dim, match.roles.value_head_dim, *(() if rope is None else (rope.head_dim,)))
-    found: list[Gathered] = []
+    found: list[GatheredOperand] = []
     for view in views:
         read = gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
         if read is None:
@@ -160,14 +160,14 @@ def _listed(match: AttentionMatch, rewriter: Rewriter) -> Listed | None:
     roles = _roles(match, shared[0], tuple(axis for axis in indices[0] if axis not in columns))
     if roles is None:
         return None
-    return Listed(replace(match, roles=roles), known, tokens)
+    return GatheredMatch(replace(match, roles=roles), known, tokens)
 
 
 def _axes(view: View) -> Axes:
     return tuple(axis for dim in view.base_dims for axis in dim)
 
 
-def _fits(key: Gathered, columns: Axes, space: AxisSpace) -> bool:
+def _fits(key: GatheredOperand, columns: Axes, space: AxisSpace) -> bool:
     """Is the list proven to have at most as many entries as there are tokens? A TopK lists no key twice."""
     if key.top is not None:
         return key.indices.base_dims[int_attr(key.top, "axis", -1)] == columns
@@ -198,13 +198,13 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
 
 
 def _emit(
-    listed: Listed, candidates: Sequence[OutputCandidate], rewriter: Rewriter, companion: SparseCompanion | None
+    listed: GatheredMatch, candidates: Sequence[OutputCandidate], rewriter: Rewriter, companion: SparseCompanion | None
 ) -> Selected | None:
     whole = None
     if listed.top is not None and (companion is not None or CLOSE_RANKS in rewriter.options.assume):
         space = listed.match.space.branch()
         size = space.size(listed.tokens)
-        whole = visible_slots(listed.match, listed.indices, size, Viewer(rewriter.facts, space))
+        whole = slot_key_mask(listed.match, listed.indices, size, Viewer(rewriter.facts, space))
         listed = listed.within(space)  # reading the slots may have found axes to be the same
     others: tuple[View, ...] = (listed.indices,)
     if companion is not None:
@@ -215,27 +215,27 @@ def _emit(
         listed = replace(listed, match=match).within(space)
         others = (*others, *companion.views)
     beside = None if companion is None else (companion, None)
-    call = SparseNode.of(listed.match, listed.sources, listed.tokens, rewriter, others)
+    sparse = SparseFlashBuilder.of(listed.match, listed.sources, listed.tokens, rewriter, others)
     candidates = listed.match.space.settle(candidates)
-    inputs = call.inputs()
+    inputs = sparse.inputs()
     close = CLOSE_RANKS in rewriter.options.assume
-    ranked = _ranked(listed, whole, call, inputs) if whole is not None and close else None
+    ranked = _ranked(listed, whole, sparse, inputs) if whole is not None and close else None
     if ranked is not None:
         inputs["sparse_indices"] = ranked.indices
-        fused = call.emit(inputs, candidates, "gathered", ranked.mode, beside=beside)
+        fused = sparse.emit(inputs, candidates, "gathered", ranked.mode, beside=beside)
         if fused is not None and ranked.indexer is not None:
             rewriter.made.append(ranked.indexer)
         return None if fused is None else Selected(fused, ranked.indexer)
-    inputs["sparse_indices"] = _entries(listed, call, inputs["key"])
-    fused = call.emit(inputs, candidates, "gathered", beside=beside)
+    inputs["sparse_indices"] = _entries(listed, sparse, inputs["key"])
+    fused = sparse.emit(inputs, candidates, "gathered", beside=beside)
     return None if fused is None else Selected(fused, None)
 
 
-def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
+def _in_every_row(listed: GatheredMatch, whole: KeyMask | None, facts: Facts) -> bool:
     """Is every row proven to have a slot that nothing masks?
 
-    It is so without masks, and where they are the causal mask under which the keys are ranked (entries.py). `whole` is
-    what the masks leave visible of the keys.
+    It is so without masks, and where they are the causal mask under which the keys are ranked (sparse_indices.py).
+    `whole` is what the masks leave visible of the keys.
     """
     match, space = listed.match, listed.match.space
     if not space.size(match.roles.kv_seq).is_at_least(1):
@@ -243,16 +243,18 @@ def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
     if not match.mask.masked:
         return True
     roles, top = match.roles, listed.top
-    if top is None or whole != Visible(causal=True):
+    if top is None or whole != KeyMask(causal=True):
         return False
     wanted = (roles.batch, roles.q_seq, roles.kv_seq)
     sizes = Sizes(*map(space.size, (roles.batch, roles.q_seq, listed.tokens)))
     return listed.indices.base_dims == wanted and ranks_causally(top, sizes, facts)
 
 
-def _ranked(listed: Listed, whole: Visible, call: SparseNode, inputs: dict[str, ir.Value]) -> Entries | None:
+def _ranked(
+    listed: GatheredMatch, whole: KeyMask, sparse: SparseFlashBuilder, inputs: dict[str, ir.Value]
+) -> SparseIndices | None:
     """The list made by a LightningIndexer under the mask `whole`; None where it is not known to be the model's."""
-    builder, roles, facts = call.builder, listed.match.roles, call.rewriter.facts
+    builder, roles, facts = sparse.builder, listed.match.roles, sparse.rewriter.facts
     wanted = (roles.batch, roles.q_seq, roles.kv_seq)
     if listed.top is None or listed.indices.base_dims != wanted:
         return None
@@ -261,13 +263,13 @@ def _ranked(listed: Listed, whole: Visible, call: SparseNode, inputs: dict[str, 
         return None
     selection = Selection(listed.top, listed.indices.base, listed.indices.base, ())
     sizes = Sizes(query[0], query[1], key[1])
-    return Entries.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, facts)
+    return SparseIndices.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, facts)
 
 
-def _entries(listed: Listed, call: SparseNode, key: ir.Value) -> ir.Value:
+def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -> ir.Value:
     """sparse_indices: the list, with an index beyond all tokens in masked slots."""
-    match, builder, lists = listed.match, call.builder, listed.lists
-    indices = call.moved(listed.indices, lists)
+    match, builder, lists = listed.match, sparse.builder, listed.lists
+    indices = sparse.moved(listed.indices, lists)
     if listed.wraps:
         dtype = builder.info.dtype(indices)
         assert dtype is not None
@@ -278,7 +280,7 @@ def _entries(listed: Listed, call: SparseNode, key: ir.Value) -> ir.Value:
         indices = builder.op("Where", [negative, builder.op("Add", [indices, length], dtype), indices], dtype)
     indices = builder.cast(indices, INT32)
     # The mask may run along those heads only that have lists of their own.
-    masked = call.mask(replace(match, roles=replace(match.roles, heads=lists[2])))
+    masked = sparse.mask(replace(match, roles=replace(match.roles, heads=lists[2])))
     if masked is None:
         return indices
     masked = builder.op("Transpose", [masked], ir.DataType.BOOL, {"perm": (0, 2, 1, 3)})
