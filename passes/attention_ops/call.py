@@ -26,7 +26,7 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.matching.probabilities import FLOATS
+from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE, Roles, shared_heads
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor

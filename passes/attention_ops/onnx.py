@@ -46,7 +46,7 @@ from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.matching.probabilities import FLOATS
+from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code

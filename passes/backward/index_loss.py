@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
-from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.destination import GradientDestination, moved_to
 from fa_compiler.passes.backward.divergence import Divergence
+from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.build import LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.layout import moves
@@ -49,8 +49,8 @@ class IndexLoss:
 
     def build(
         self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder
-    ) -> tuple[ir.Node, list[tuple[Place, ir.Value]]]:
-        """The node, and what takes which place. Raises Decline."""
+    ) -> tuple[ir.Node, list[tuple[GradientTarget, ir.Value]]]:
+        """The node, and the result for each target. Raises Decline."""
         builder, record = self.rewriter.builder, self.record
         self._check(inputs, sparse)
         stops = [stop for view in record.scores.views for stop in view.stops]
@@ -131,15 +131,17 @@ class IndexLoss:
         query, key, weight = arranged
         return {"query_index": query, "key_index": key, "weight": scaled(weight, scores.factor, builder)}
 
-    def _placed(self, name: str, value: ir.Value, place: Place, emitter: LayoutEmitter) -> tuple[Place, ir.Value]:
-        """A result as the value whose place it takes."""
+    def _placed(
+        self, name: str, value: ir.Value, target: GradientTarget, emitter: LayoutEmitter
+    ) -> tuple[GradientTarget, ir.Value]:
+        """A result as the target that it replaces."""
         builder, scores = self.rewriter.builder, self.record.scores
         if name == "loss":
-            rank = len(builder.info.shape(place.value) or ())
+            rank = len(builder.info.shape(target.value) or ())
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
-            return place, moved_to(value, (), GradientDestination(place, (), ()), ir.DataType.FLOAT, builder, emitter)
+            return target, moved_to(value, (), GradientDestination(target, (), ()), ir.DataType.FLOAT, builder, emitter)
         dims = scores.wanted[GRADIENTS.index(name)]
-        plan = moves(dims, place.dims)
+        plan = moves(dims, target.dims)
         if plan is None:
-            raise self._decline(f"{place.value.name!r} could not be made of the operator's result")
-        return place, moved_to(value, dims, GradientDestination(place, (), plan), ir.DataType.FLOAT, builder, emitter)
+            raise self._decline(f"{target.value.name!r} could not be made of the operator's result")
+        return target, moved_to(value, dims, GradientDestination(target, (), plan), ir.DataType.FLOAT, builder, emitter)

@@ -21,7 +21,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.probabilities import RENORMALISED
+from fa_compiler.passes.matching.probability_path import RENORMALISED
 from fa_compiler.passes.matching.renormalised import Renormalised
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op

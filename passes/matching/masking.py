@@ -22,10 +22,10 @@ from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid
-from fa_compiler.passes.matching.behind import Probabilities
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_guard
+from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import ScoresWithSink, sink_above
 from fa_compiler.passes.matching.steps import Steps
@@ -47,7 +47,7 @@ class Masking:
     factors: tuple[Factor, ...]
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sunk: ScoresWithSink | None) -> Masking:
+    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sink_scores: ScoresWithSink | None) -> Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
         anchor, after, viewer, terms = steps.anchor, steps.after, steps.viewer, steps.scores.terms
         factors, seen = probabilities.factors, probabilities.seen
@@ -61,12 +61,12 @@ class Masking:
             guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not mask)
         row = key.row(steps.qk, terms, viewer)
         q_seq = key.q_seq(steps.qk, row, viewer.space)
-        if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
+        if sink_scores is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
-        values = TermValues(viewer, None if sunk is None else sink_above(sunk, viewer.facts, guarded))
+        values = TermValues(viewer, None if sink_scores is None else sink_above(sink_scores, viewer.facts, guarded))
         planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
-        bare = anchor.sink is not None and anchor.sink.held is None
+        bare = anchor.sink is not None and anchor.sink.clamped_max is None
         if (steps.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
         if steps.route.gradient:

@@ -40,18 +40,18 @@ class Roles:
     value_head_dim: Axes
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sunk: ScoresWithSink | None) -> Roles:
+    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sink_scores: ScoresWithSink | None) -> Roles:
         """The roles in an attention whose second product is `pv`. Raises Decline."""
         space, qk, after = steps.viewer.space, steps.qk, steps.after
         resolve, product = space.resolve, qk.product
         own = {row, *qk.own_labels(key.side, key.kv_seq, space)}
         q_seq = key.q_seq(qk, row, space)
         shared = [label for label in product.out if label not in own]
-        view = None if sunk is None else sunk.sink.view
+        view = None if sink_scores is None else sink_scores.sink.view
         sunk_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
         batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
-        if sunk is not None and not set(sunk_heads) <= set(heads):
-            raise Decline(Code.SHAPE, "the sink is not one number for each head", sunk.step.node)
+        if sink_scores is not None and not set(sunk_heads) <= set(heads):
+            raise Decline(Code.SHAPE, "the sink is not one number for each head", sink_scores.step.node)
         head_dim = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
         value_head_dim = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))
         expected = {*batch, *heads, *q_seq, *value_head_dim}
@@ -100,21 +100,21 @@ class KeySide:
     @staticmethod
     def of(steps: Steps) -> KeySide:
         """The key by the axes the softmax runs over. Raises Decline."""
-        anchor, qk, dims, sunk, viewer = (
+        anchor, qk, dims, sink_scores, viewer = (
             steps.anchor,
             steps.qk,
             steps.scores.dims,
-            steps.scores.sunk,
+            steps.scores.sink_scores,
             steps.viewer,
         )
         if not anchor.axes or max(anchor.axes) >= len(dims):
             raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
         kv_seq = viewer.space.resolve(axis for place in anchor.axes for axis in dims[place])
-        if sunk is not None:
-            if kv_seq != viewer.space.resolve(sunk.with_sink):
+        if sink_scores is not None:
+            if kv_seq != viewer.space.resolve(sink_scores.axes_with_sink):
                 reason = "the scores are made longer along another axis than the softmax runs over"
-                raise Decline(Code.SCORE_TERM, reason, sunk.step.node)
-            kv_seq = viewer.space.resolve(sunk.kv_seq)
+                raise Decline(Code.SCORE_TERM, reason, sink_scores.step.node)
+            kv_seq = viewer.space.resolve(sink_scores.kv_seq)
         for side in (1, 0):
             # A key may have batch dimensions that the query lacks, but not beside a matrix of weights: that is a layer.
             layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1

@@ -56,8 +56,8 @@ class ScoreWalk:
     """Scores on their way to the softmax: `scores` is the value that was reached, of the arrangement `dims`.
 
     `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `shifted`
-    are the nodes that subtract a maximum, each with the axis it runs along; `sunk` is a sink beside the scores. `joins`
-    says whether what a step adds becomes a part of the scores, and no term.
+    are the nodes that subtract a maximum, each with the axis it runs along; `sink_scores` is a sink beside the scores.
+    `joins` says whether what a step adds becomes a part of the scores, and no term.
     """
 
     viewer: Viewer
@@ -69,7 +69,7 @@ class ScoreWalk:
     terms: list[Term] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
-    sunk: ScoresWithSink | None = None
+    sink_scores: ScoresWithSink | None = None
 
     def __post_init__(self) -> None:
         self.product = self.scores

@@ -1,6 +1,6 @@
 """From a softmax up to the product of query and key.
 
-Grammar, from the softmax's input, which is `sunk`, upwards. The code cites the numbers of the cases:
+Grammar, from the softmax's input, which is `sink_scores`, upwards. The code cites the numbers of the cases:
 
     sunk   := scores
       1     | a sink beside the scores, layout and casts behind it    see sinks.py
@@ -38,7 +38,7 @@ from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropo
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
-from fa_compiler.passes.matching.sinks import AddSink, sinks, with_sink
+from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
 from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
@@ -63,7 +63,7 @@ class PutBeside(OwnStep):
 
     def walk(self, scores: ScoreWalk) -> None:
         number = self.sink.number if self.sink.value is None else scores.viewer.facts.sets.only(self.sink.value)
-        scores.dims, scores.sunk = with_sink(self.sink, number, scores.dims, scores.viewer)
+        scores.dims, scores.sink_scores = append_sink(self.sink, number, scores.dims, scores.viewer)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Companion(Protocol):
 
 
 class DenseCompanion(Companion, Protocol):
-    """A companion of a FlashAttentionScore: its gradient (backward/emit.py)."""
+    """A companion of a FlashAttentionScore: its gradient (backward/dense_gradient.py)."""
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The companion's cost in one layout; None when it is impossible there."""

@@ -33,7 +33,7 @@ def is_plain(match: AttentionMatch) -> bool:
 
 
 class SparseCompanion(Companion, Protocol):
-    """A companion of a SparseFlashAttention: its gradient (backward/listed.py)."""
+    """A companion of a SparseFlashAttention: its gradient (backward/sparse_gradient.py)."""
 
     every_row: bool
     """Must every row be proven to have a key?"""

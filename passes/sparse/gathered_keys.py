@@ -6,7 +6,8 @@ A slot is one position of the list.
                 tokens; boolean masks of the slots that are the same for all heads; factors on query and result; scores
                 that are the sum of two products, if the keys of both are gathered by the list
     emitted     SparseFlashAttention in BSND. A masked slot gets an index beyond all tokens. Of two products the second
-                becomes query_rope and key_rope. The gradient, if there is one, is emitted with it (backward/listed.py).
+                becomes query_rope and key_rope. The gradient, if there is one, is emitted with it
+                (backward/sparse_gradient.py).
                 With `--assume close-ranks` a LightningIndexer makes the list, where the mask of the slots excludes the
                 same keys as the mask under which they are ranked (slots.py, index_scores.py)
     left        (the attention is then fused on the gathered keys)

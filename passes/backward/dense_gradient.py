@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get
-from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.destination import (
     GradientCompanion,
     destination_of,
@@ -20,6 +19,7 @@ from fa_compiler.passes.backward.destination import (
     moved_to,
     replace_destinations,
 )
+from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.match import Role
 from fa_compiler.passes.build import LayoutEmitter
 from fa_compiler.passes.decline import Decline
@@ -68,13 +68,13 @@ class Backward(GradientCompanion):
         self._declare_shapes(gradient, match, plan.name, inputs.get("real_shift"))
         self.rewriter.check(gradient, match)
         spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, gradient.outputs, strict=True)}
-        pairs: list[tuple[Place, ir.Value]] = []
+        pairs: list[tuple[GradientTarget, ir.Value]] = []
         for each in self.record.gradients:
             destination = destination_of(each, match, plan.name)
             assert destination is not None
             dims, value = gradient_dims(each.role, match, plan.name), spec_outputs[OUTPUTS[each.role]]
             pairs.append(
-                (destination.place, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, emitter))
+                (destination.target, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, emitter))
             )
         self.nodes.append(gradient)
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.destination import (
     GradientCompanion,
     destination_of,
@@ -28,6 +27,7 @@ from fa_compiler.passes.backward.destination import (
     moved_to,
     replace_destinations,
 )
+from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.index_loss import IndexLoss
 from fa_compiler.passes.backward.match import Gradient, Role
 from fa_compiler.passes.backward.scattered import scattered
@@ -123,8 +123,8 @@ class ListedBackward(GradientCompanion):
 
     def _gradients(
         self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder
-    ) -> list[tuple[Place, ir.Value]] | None:
-        """Add the gradient, if any is wanted: what takes which place."""
+    ) -> list[tuple[GradientTarget, ir.Value]] | None:
+        """Add the gradient, if any is wanted, and return the result for each target."""
         if self.record.dy is None:
             return []
         builder = self.rewriter.builder
@@ -149,11 +149,11 @@ class ListedBackward(GradientCompanion):
             return None
         self.rewriter.made.append(gradient)
         results = {output.name: output for output in gradient.outputs}
-        pairs: list[tuple[Place, ir.Value]] = []
+        pairs: list[tuple[GradientTarget, ir.Value]] = []
         for each, destination in zip(self.record.gradients, destinations, strict=True):
             assert destination is not None
             value = results[f"{gradient.name}_{OUTPUTS[each.role]}"]
             dims = gradient_dims(each.role, match, LAYOUT)
-            pairs.append((destination.place, moved_to(value, dims, destination, match.dtype, builder, sparse.emitter)))
+            pairs.append((destination.target, moved_to(value, dims, destination, match.dtype, builder, sparse.emitter)))
         self.nodes.append(gradient)
         return pairs

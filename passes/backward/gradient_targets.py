@@ -20,11 +20,11 @@ from fa_compiler.passes.layout.layout import COPY_COST
 from fa_compiler.passes.nodes import is_op, only_reader, reduced_axes
 
 MAX_TAIL = 32
-"""More operators than this are not looked at for a better place."""
+"""More operators than this are not looked at for a better target."""
 
 
 @dataclass(frozen=True)
-class Place:
+class GradientTarget:
     """A value that is `factor` times the operator's output.
 
     `saved` is the number of copies that need not be made when this value is replaced.
@@ -36,31 +36,33 @@ class Place:
     saved: int = 0
 
 
-def places_behind(start: Place, summable: Collection[Axis], tracer: Tracer) -> tuple[Place, ...]:
-    """The place itself and those behind it; sums may run over the `summable` axes."""
-    places = [start]
-    while len(places) < MAX_TAIL and (node := only_reader(places[-1].value)) is not None:
-        last = places[-1]
+def targets_behind(start: GradientTarget, summable: Collection[Axis], tracer: Tracer) -> tuple[GradientTarget, ...]:
+    """The target itself and those behind it; sums may run over the `summable` axes."""
+    targets = [start]
+    while len(targets) < MAX_TAIL and (node := only_reader(targets[-1].value)) is not None:
+        last = targets[-1]
         moved = _moved(node, last, summable, tracer)
         if moved is None:
             break
         work = COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
-        places.append(Place(node.outputs[0], *moved, last.saved + work))
-    return tuple(places)
+        targets.append(GradientTarget(node.outputs[0], *moved, last.saved + work))
+    return tuple(targets)
 
 
-def _moved(node: ir.Node, place: Place, summable: Collection[Axis], tracer: Tracer) -> tuple[Arrangement, float] | None:
+def _moved(
+    node: ir.Node, target: GradientTarget, summable: Collection[Axis], tracer: Tracer
+) -> tuple[Arrangement, float] | None:
     """The arrangement and factor behind one operator."""
     if is_op(node, "ReduceSum"):
-        summed = _without_summed(node, place.dims, summable, tracer)
-        return None if summed is None else (summed, place.factor)
+        summed = _without_summed(node, target.dims, summable, tracer)
+        return None if summed is None else (summed, target.factor)
     step = tracer.look_through(node)
-    if step is None or step[0] is not place.value or is_op(node, "Expand", "Tile"):
+    if step is None or step[0] is not target.value or is_op(node, "Expand", "Tile"):
         return None
     if tracer.viewer.factor(node) is not None:
-        return place.dims, place.factor * step[1]
-    moved = tracer.viewer.rearranged(node, place.dims)
-    return None if moved is None else (moved, place.factor)
+        return target.dims, target.factor * step[1]
+    moved = tracer.viewer.rearranged(node, target.dims)
+    return None if moved is None else (moved, target.factor)
 
 
 def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:

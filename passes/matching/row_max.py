@@ -1,6 +1,6 @@
 """The maximum of a row as it is subtracted before exponentials: kept from being infinite, in TensorFlow's logarithms.
 
-    peak :=
+    row_max :=
       1     x
       2   | Where(finite, x, 0)
       3   | Add(Mul(x, b), t)                        b the boolean `finite` as 0 and 1, t = 0 * (not finite)
@@ -22,7 +22,7 @@ X = Bind("x")
 IS_INF, IS_NAN = Op("IsInf", X, plain=True), Op("IsNaN", X, plain=True)
 FINITE = Op("Not", OneOf((IS_INF, Op("Or", IS_INF, IS_NAN))), name="finite")  # 4
 OPPOSITE = Op("Not", Bind("finite"))
-PEAK = OneOf(
+ROW_MAX = OneOf(
     (
         Op("Where", FINITE, X, Number(0.0)),  # 2
         Op("Add", Op("Mul", X, Op("Cast", FINITE)), Op("Mul", Number(0.0), Op("Cast", OPPOSITE))),  # 3
@@ -30,7 +30,7 @@ PEAK = OneOf(
 )
 
 
-def finite_peak(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """The x of a peak, and the nodes that keep it finite, in order; the value itself where nothing does (1)."""
-    found = match(PEAK, value, info)
+def finite_row_max(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """The x of a row_max, and the nodes that keep it finite, in order; the value itself where nothing does (1)."""
+    found = match(ROW_MAX, value, info)
     return (value, ()) if found is None else (found["x"], found.nodes)
