@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
-from fa_compiler.passes.layout.layout import Move, Reshape, Transpose, Units
+from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose
 from fa_compiler.passes.nodes import graph_opset, int_attr, takes_initializers
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -236,7 +236,7 @@ class LayoutEmitter:
         for move in plan:
             if isinstance(move, Transpose):
                 value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
-            elif isinstance(move, Units):
+            elif isinstance(move, SqueezeUnsqueeze):
                 value = self.builder.units("Squeeze", value, move.removed)
                 value = self.builder.units("Unsqueeze", value, move.inserted)
             elif isinstance(move, Reshape):

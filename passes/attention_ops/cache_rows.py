@@ -1,4 +1,4 @@
-"""Writes rows of a cache [B, K, P, D] in place, each by its batch entry, head and position (row_places.py)."""
+"""Writes rows of a cache [B, K, P, D] in place, each by its batch entry, head and position (scatter_row_indices.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef
 from fa_compiler.passes.build import INT64
-from fa_compiler.passes.row_places import row_places
+from fa_compiler.passes.scatter_row_indices import scatter_row_indices
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CacheRows:
     def index(self, places: ir.Value, count: ir.Value) -> ir.Value:
         """Batch entry, head and position of every row, int64 [B, K, count, 3]; `places` are [B or 1, 1, count, 1]."""
         heads = self.call.builder.ints([self.heads])
-        return row_places(self.call.builder, (self.entries(), heads), places, count)
+        return scatter_row_indices(self.call.builder, (self.entries(), heads), places, count)
 
     def entries(self) -> ir.Value:
         """The number of batch entries, int64 [1]."""

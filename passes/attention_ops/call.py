@@ -21,7 +21,7 @@ from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.layout.layout import LAYOUTS
+from fa_compiler.passes.layout.plan import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
 from fa_compiler.passes.masks.mask import MaskPlan

@@ -13,7 +13,7 @@ from fa_compiler.passes.backward.polynomials import TOLERANCE
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
+from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.rewriter import Rewriter
@@ -87,7 +87,7 @@ def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Gr
     for target in gradient.targets:
         wanted, left = target.dims, _axes(target.dims)
         summed = tuple(axis for dim in dims for axis in dim if axis not in left)
-        plan = moves(dims, (summed, *wanted) if summed else wanted)
+        plan = plan_moves(dims, (summed, *wanted) if summed else wanted)
         if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(target.factor) < FACTORS:
             continue
         destination = GradientDestination(target, summed, plan)

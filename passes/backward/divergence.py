@@ -133,7 +133,7 @@ def _mask(value: ir.Value, region: Region) -> tuple[ir.Value, Mask] | None:
     if is_op(node, "Where"):
         condition, chosen, other = inputs
         for inner, fill, when in ((other, chosen, True), (chosen, other, False)):
-            number = region.viewer.filler(fill, inner)
+            number = region.viewer.uniform_value(fill, inner)
             if number is not None and -float("inf") < number <= DOMINATING:
                 return inner, Mask(condition, when)
     if is_op(node, "Add"):
@@ -222,7 +222,7 @@ class _Results:
                 ("d_query_index", scores.views[1], 0, keys),
                 ("d_key_index", scores.views[0], 1, (*rows, *heads)),
             ):
-                known = inner.tracer.trace(product.operands[1 - side], seeds(other.stops))
+                known = inner.tracer.trace(product.operands[1 - side], seeds(other.equivalent_values))
                 if known is None or len(summed) != len(over) or set(summed) != set(over):
                     continue
                 if not region.walk(product, 1 - side, known.dims, part.dims):

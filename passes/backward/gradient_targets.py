@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.backward.tracing import Tracer, left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axis
-from fa_compiler.passes.layout.layout import COPY_COST
+from fa_compiler.passes.layout.plan import COPY_COST
 from fa_compiler.passes.nodes import is_op, only_reader, reduced_axes
 
 MAX_TAIL = 32

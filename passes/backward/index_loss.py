@@ -23,7 +23,7 @@ from fa_compiler.passes.backward.divergence import Divergence
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.build import LayoutEmitter
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.matching.factors import scaled
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
@@ -53,8 +53,8 @@ class IndexLoss:
         """The node, and the result for each target. Raises Decline."""
         builder, record = self.rewriter.builder, self.record
         self._check(inputs, sparse)
-        stops = [stop for view in record.scores.views for stop in view.stops]
-        emitter = LayoutEmitter(builder, sparse.match.space, [*stops, *sparse.emitter.size_sources])
+        equivalent_values = [stop for view in record.scores.views for stop in view.equivalent_values]
+        emitter = LayoutEmitter(builder, sparse.match.space, [*equivalent_values, *sparse.emitter.size_sources])
         given = self._index_inputs(emitter)
         given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
         given["sparse_indices"] = self._listed(inputs["sparse_indices"])
@@ -124,7 +124,7 @@ class IndexLoss:
         builder, scores = self.rewriter.builder, self.record.scores
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
-            plan = moves(view.base_dims, wanted)
+            plan = plan_moves(view.base_dims, wanted)
             if plan is None:
                 raise self._decline(f"{view.base.name!r} could not be arranged for the operator")
             arranged.append(emitter.apply(view.base, view.base_dims, plan))
@@ -141,7 +141,7 @@ class IndexLoss:
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
             return target, moved_to(value, (), GradientDestination(target, (), ()), ir.DataType.FLOAT, builder, emitter)
         dims = scores.wanted[GRADIENTS.index(name)]
-        plan = moves(dims, target.dims)
+        plan = plan_moves(dims, target.dims)
         if plan is None:
             raise self._decline(f"{target.value.name!r} could not be made of the operator's result")
         return target, moved_to(value, dims, GradientDestination(target, (), plan), ir.DataType.FLOAT, builder, emitter)

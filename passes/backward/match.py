@@ -257,7 +257,7 @@ class _Finder:
             # The operator is given the second query times its ratio.
             options.extend((("query_rope", rope.key, scale), ("key_rope", rope.query, scale * rope.ratio)))
         for role, view, share in options:
-            known = self.region.tracer.trace(product.operands[1 - side], seeds(view.stops))
+            known = self.region.tracer.trace(product.operands[1 - side], seeds(view.equivalent_values))
             if known is None or not self._sums(product, side, tensor.dims, role):
                 continue
             if not self.region.walk(product, 1 - side, known.dims, tensor.dims):

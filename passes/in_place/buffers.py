@@ -29,7 +29,7 @@ from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.plan import Plan
 from fa_compiler.passes.in_place.readers import read_buffers
 from fa_compiler.passes.nodes import int_attr, is_op
-from fa_compiler.passes.row_places import row_places
+from fa_compiler.passes.scatter_row_indices import scatter_row_indices
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -113,7 +113,7 @@ class BufferRewrite:
             leading = [builder.dimension(cache.past, axis) for axis in range(cache.axis)]
             rows = builder.op("Add", [builder.range(count), self._length(cache)], INT64)
             rows = builder.units("Unsqueeze", rows, (*range(cache.axis), cache.axis + 1))
-            self._places[key] = row_places(builder, leading, rows, count)
+            self._places[key] = scatter_row_indices(builder, leading, rows, count)
         return builder.op("ScatterND", [cache.past, self._places[key], cache.new], cache.past.dtype)
 
     def _serve(

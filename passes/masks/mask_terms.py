@@ -104,7 +104,7 @@ def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -
     space = viewer.space
     for own, wanted in zip(view.dims, dims, strict=True):
         if not wanted:
-            space.drop(own)
+            space.assume_one(own)
     pairs = [(own, wanted) for own, wanted in zip(view.dims, dims, strict=True) if own and wanted]
     if all(space.unify(own, wanted) for own, wanted in pairs):
         return view
@@ -117,7 +117,7 @@ def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -
         if own and wanted and not merged and not space.unify(own, wanted):
             raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
         own_dims.append(wanted if own else ())
-    return View(value, tuple(own_dims), tuple(own_dims), stops=((value, tuple(own_dims)),))
+    return View(value, tuple(own_dims), tuple(own_dims), equivalent_values=((value, tuple(own_dims)),))
 
 
 def _repeats(view: View, viewer: Viewer) -> bool:

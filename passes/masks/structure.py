@@ -28,10 +28,20 @@ from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.score_ops import Add, MaskTerm
-from fa_compiler.passes.values.formula import TRUE, Affine, All, Always, AtLeastZero, Entries, Formula, Given, negation
+from fa_compiler.passes.values.formula import (
+    TRUE,
+    Affine,
+    All,
+    AtLeastZero,
+    BooleanLiteral,
+    BooleanTensor,
+    ElementComparison,
+    Formula,
+    negation,
+)
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Dim, is_capped, settled
+from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Padding:
     """Keys that are excluded where `given` holds. `dims` are the score axes of its dimensions, and `fits` is that of
     the mask's term (`Placed`)."""
 
-    given: Given
+    given: BooleanTensor
     dims: Arrangement
     fits: bool = True
 
@@ -128,11 +138,13 @@ class _TermReader:
         if formula is None:
             return None
         parts = formula.parts if isinstance(formula, All) else (formula,)
-        labels = [part for part in parts if isinstance(part, Entries) and part.relation == "Equal"]
+        labels = [part for part in parts if isinstance(part, ElementComparison) and part.relation == "Equal"]
         result: list[Band | Padding | Packing] = []
         for part in parts:
             found = self._part(part, shape, row, column, term)
-            if isinstance(part, Entries) and any(self._is_order(part, each, positions, row, column) for each in labels):
+            if isinstance(part, ElementComparison) and any(
+                self._is_order(part, each, positions, row, column) for each in labels
+            ):
                 found = [Band(None, Dim(0))]
             if found is None:
                 return None
@@ -158,18 +170,18 @@ class _TermReader:
         rows, columns = self.grid.sizes
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
-            cap = is_capped(shape[column], columns)
+            cap = cap_of(shape[column], columns)
             if cap is None:
                 return False
             known.append(Dim(cap) - columns)
-        return row is None or settled(shape[row], known) == rows
+        return row is None or simplify_given(shape[row], known) == rows
 
     def _part(
         self, part: Formula, shape: Shape, row: int | None, column: int | None, term: MaskTerm
     ) -> list[Band | Padding | Packing] | None:
         if part == TRUE:
             return []
-        if isinstance(part, Entries):
+        if isinstance(part, ElementComparison):
             packing = self._packing(part, shape, row, column, term)
             if packing is not None:
                 return [packing]
@@ -185,7 +197,7 @@ class _TermReader:
             if steps[row] == -1 and steps[column] == 1:
                 return [Band(-affine.offset, None)]
             return None
-        given = part if isinstance(part, Given) else None if isinstance(part, Always) else part.origin
+        given = part if isinstance(part, BooleanTensor) else None if isinstance(part, BooleanLiteral) else part.origin
         if given is None:
             return None
         # A tensor that is the same for all rows may run along them: the rewriter reads one row of it.
@@ -193,10 +205,10 @@ class _TermReader:
         if along is not None and not is_constant_along(given.value, along, self.viewer.info):
             return None
         aligned = tuple(() if axis is None else term.operand.dims[axis] for axis in given.axes)
-        return [Padding(Given(given.value, given.axes, not given.when), aligned, term.operand.fits)]
+        return [Padding(BooleanTensor(given.value, given.axes, not given.when), aligned, term.operand.fits)]
 
     def _packing(
-        self, part: Entries, shape: Shape, row: int | None, column: int | None, term: MaskTerm
+        self, part: ElementComparison, shape: Shape, row: int | None, column: int | None, term: MaskTerm
     ) -> Packing | None:
         """The packing that a comparison of labels at the row and at the column expresses. There must be as many labels
         as rows and as columns."""
@@ -227,7 +239,12 @@ class _TermReader:
         return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.fits)
 
     def _is_order(
-        self, part: Entries, labels: Entries, positions: Positions, row: int | None, column: int | None
+        self,
+        part: ElementComparison,
+        labels: ElementComparison,
+        positions: Positions,
+        row: int | None,
+        column: int | None,
     ) -> bool:
         """Does this part say that the key's number is at most the row's, for numbers that go up by one from token to
         token of a sequence?"""
@@ -251,7 +268,7 @@ def kept(term: MaskTerm, positions: Positions) -> Formula | None:
     if isinstance(term, Add):
         added = positions.nonzero(term.operand.value)
         return None if added is None else negation(added)
-    condition = positions.truth(term.operand.value, positions.every)
+    condition = positions.truth(term.operand.value, positions.identity_index)
     if condition is None or term.keep:
         return condition
     return negation(condition)

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.movers import LAYOUT_OPS
@@ -109,7 +109,7 @@ def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, emit
     if builder.opset < 11:
         raise Decline(Code.ILLEGAL, "a drop mask needs opset 11 or newer to be packed", dropout.node)
     f32 = ir.DataType.FLOAT
-    plan = moves(dropout.dims, groups)
+    plan = plan_moves(dropout.dims, groups)
     if plan is None:
         raise Decline(Code.SHAPE, "the drop mask could not be arranged like the scores", dropout.node)
     whole = emitter.apply(dropout.mask, dropout.dims, plan)

@@ -89,7 +89,7 @@ class Guarded:
 
     def is_zero(self, value: ir.Value) -> bool:
         """Is a tensor 0 throughout, and no larger than the probabilities?"""
-        return self.viewer.filler(value, self.value) == 0.0
+        return self.viewer.uniform_value(value, self.value) == 0.0
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ def _keeps(
     if shape is None or shape != viewer.info.shape(mask.operand.value):
         return False
     positions = viewer.facts.positions(shape)
-    truth, left = positions.truth(condition, positions.every), kept(mask, positions)
+    truth, left = positions.truth(condition, positions.identity_index), kept(mask, positions)
     return truth is not None and left == (truth if keep else negation(truth))
 
 

@@ -435,7 +435,7 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]
     assert condition is not None and chosen is not None and other is not None
     for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
-        fill = viewer.filler(filler, scores)
+        fill = viewer.uniform_value(filler, scores)
         if fill is not None and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
             return Select(node, condition, keep, fill), scores
     fitting = [value for value in (chosen, other) if _may_keep_shape(value, node, viewer.info)]

@@ -182,7 +182,7 @@ def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -
     """The sink that `node` reads beside something of this arrangement: a number where it is known to be one for all."""
     number = viewer.facts.sets.only(value)
     if number is None:
-        return Sink(viewer.fitted(value, dims, node))
+        return Sink(viewer.broadcast_view(value, dims, node))
     viewer.alignment(value, dims, node)
     return Sink(number=number)
 

@@ -39,7 +39,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -292,7 +292,7 @@ class IncreFlashMatcher:
     def _dequantized(self, view: View, target: Arrangement, depth: Axes) -> CacheSource | None:
         dims = view.base_dims
         found = match_dequantize(view.base, dims, self.match.dtype, self.builder.info)
-        plan = moves(dims, target)
+        plan = plan_moves(dims, target)
         if found is None or plan is None:
             return None
         known = found.by_channel(self.match.roles.kv_heads, depth, self.match.space)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
-from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
+from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.movers import COPIES, LAYOUT_OPS
@@ -132,7 +132,7 @@ def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate])
     """
     best: Destination | None = None
     for value, dims, saved in candidates:
-        plan = moves(output, dims)
+        plan = plan_moves(output, dims)
         if plan is None:
             continue
         destination = Destination(value, dims, plan, saved)
@@ -149,11 +149,11 @@ def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: Sha
     """
     best: OperandSource | None = None
     kept = 0
-    for index, (value, dims) in enumerate(view.stops):
+    for index, (value, dims) in enumerate(view.equivalent_values):
         if index:
             maker = value.producer()
             kept += 1 if maker is None or maker.op_type not in COPIES else COPY_COST
-        plan = moves(dims, target)
+        plan = plan_moves(dims, target)
         if plan is None or space.short_dims(dims, info.shape(value)):
             continue
         source = OperandSource(value, dims, plan, kept)

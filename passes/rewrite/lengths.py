@@ -29,12 +29,21 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, LayoutEmitter
 from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Select
 from fa_compiler.passes.values.cases import Case, Number
-from fa_compiler.passes.values.formula import Affine, All, Always, AtLeastZero, Below, Formula, Given, negation
+from fa_compiler.passes.values.formula import (
+    Affine,
+    All,
+    AtLeastZero,
+    BooleanLiteral,
+    BooleanTensor,
+    Formula,
+    IndexLessThanElement,
+    negation,
+)
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -89,7 +98,7 @@ def _combined(
     builder = emitter.builder
     total: ir.Value | None = None
     for length in lengths:
-        plan = moves(length.dims, (match.roles.batch if any(length.dims) else (),))
+        plan = plan_moves(length.dims, (match.roles.batch if any(length.dims) else (),))
         assert plan is not None  # `_length` takes only values by batch entry
         given = emitter.apply(builder.cast(length.value, INT64), length.dims, plan)
         shift = builder.ints([length.shift])
@@ -129,7 +138,7 @@ def excluding(step: BiasOp, info: ShapeInfo) -> Masked | None:
     if not isinstance(step, Add) or shape is None:
         return None
     positions = Positions(info, shape)
-    number = positions.number(step.operand.view.base, positions.every)
+    number = positions.number(step.operand.view.base, positions.identity_index)
     values = set() if number is None else _leaves(number)
     return Masked(step.operand.view) if values == {0.0, -math.inf} else None
 
@@ -154,7 +163,7 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) ->
     result: list[Length | Masked] = []
     for part in kept.parts if isinstance(kept, All) else (kept,):
         read = None
-        if isinstance(part, Below) and (part.when or starts):
+        if isinstance(part, IndexLessThanElement) and (part.when or starts):
             read = _length(part, dims, match, positions)
         beside = read or _beside(part, dims)
         if beside is None:
@@ -163,7 +172,9 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) ->
     return result if any(isinstance(part, Length) for part in result) else None
 
 
-def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Positions) -> Length | None:
+def _length(
+    part: IndexLessThanElement, dims: Arrangement, match: AttentionMatch, positions: Positions
+) -> Length | None:
     """The bound on the key index that a comparison states; None where it is not one for each batch entry."""
     roles, rank = match.roles, positions.rank
     shift = part.affine.offset.const
@@ -185,17 +196,17 @@ def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Po
             return None
         placed = (*placed, dims[along[0]] if along else ())
     own = {axis for dim in placed for axis in dim}
-    if not own <= set(roles.batch) or moves(placed, (roles.batch,)) is None:
+    if not own <= set(roles.batch) or plan_moves(placed, (roles.batch,)) is None:
         return None
     return Length(part.value, placed, shift, part.when)
 
 
 def _beside(part: Formula, dims: Arrangement) -> Masked | None:
     """A part that stays a mask, read from its boolean tensor; None where the graph has no such tensor."""
-    if isinstance(part, Always | AtLeastZero):
+    if isinstance(part, BooleanLiteral | AtLeastZero):
         return None
-    given = part if isinstance(part, Given) else part.origin
+    given = part if isinstance(part, BooleanTensor) else part.origin
     if given is None:
         return None
     placed = tuple(() if axis is None else dims[axis] for axis in given.axes)
-    return Masked(View(given.value, placed, placed, stops=((given.value, placed),)), not given.when)
+    return Masked(View(given.value, placed, placed, equivalent_values=((given.value, placed),)), not given.when)

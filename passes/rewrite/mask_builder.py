@@ -16,7 +16,7 @@ from fa_compiler.op_registry.constraints.common import compressed_mask
 from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
@@ -79,7 +79,7 @@ class MaskBuilder:
             raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit)
         batch, _, rows, _ = self._groups
         view = self._unshortened(view)
-        plan = moves(view.base_dims, (batch, rows))
+        plan = plan_moves(view.base_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
@@ -229,7 +229,7 @@ class MaskBuilder:
     def _unshortened(self, view: View) -> View:
         """The view, read from the first of its stops that has all its axes in every run, if there is one."""
         space, info = self.match.space, self.builder.info
-        for value, dims in view.stops:
+        for value, dims in view.equivalent_values:
             if not space.short_dims(dims, info.shape(value)):
                 return replace(view, base=value, base_dims=dims)
         return view
@@ -252,7 +252,7 @@ class MaskBuilder:
         )
         if not own <= {axis for group in target for axis in group}:
             raise Decline(Code.SHAPE, f"{view.base.name!r} runs along an axis the scores do not have", self._culprit)
-        plan = moves(own_dims, target)
+        plan = plan_moves(own_dims, target)
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
         result = self.emitter.apply(value, own_dims, plan)

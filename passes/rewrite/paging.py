@@ -32,13 +32,13 @@ from fa_compiler.passes.build import INT64, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
-from fa_compiler.passes.layout.layout import COPY_COST, Move, cost, moves
+from fa_compiler.passes.layout.plan import COPY_COST, Move, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
-from fa_compiler.passes.values.cases import whole
+from fa_compiler.passes.values.cases import as_integer
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.symbolic import Dim
@@ -84,7 +84,7 @@ class Pages:
     def block_table(self, match: AttentionMatch, pool: ir.Value, emitter: LayoutEmitter) -> ir.Value:
         """The table in int32, [batch, blocks of an entry], without negative indices."""
         builder, dims = emitter.builder, self.table.base_dims
-        plan = moves(dims, (match.roles.batch, self.pages))
+        plan = plan_moves(dims, (match.roles.batch, self.pages))
         if plan is None:
             raise Decline(Code.SHAPE, f"the block table {self.table.base.name!r} is not one row for each batch entry")
         table, dtype = self.table.base, builder.info.dtype(self.table.base)
@@ -141,7 +141,7 @@ def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pag
             "the size of a block is not known" if size is None else "the pools may have different numbers of blocks"
         )
         raise Decline(Code.SHAPE, reason, found[0].node)
-    if moves(space.resolve_all(tables[0].base_dims), space.resolve_all((roles.batch, pages))) is None:
+    if plan_moves(space.resolve_all(tables[0].base_dims), space.resolve_all((roles.batch, pages))) is None:
         raise Decline(Code.SHAPE, "the block table is not one row for each batch entry", found[0].node)
     for layouts, folded in ((FOLDED, True), (APART, False)):
         pools = [
@@ -200,7 +200,7 @@ def _slots(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value
     if node is None or not is_op(node, "Add") or not shape or shape[-1].const is None or not dims[-1]:
         return None
     positions, last = Positions(viewer.info, shape), len(shape) - 1
-    operands = positions.operands(node, positions.every)
+    operands = positions.operands(node, positions.identity_index)
     for (scaled, index), offset in (operands, operands[::-1]):
         maker = None if scaled is None else scaled.producer()
         factor = viewer.factor(maker) if maker is not None and is_op(maker, "Mul") else None
@@ -213,7 +213,7 @@ def _slots(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value
             and len(own) == len(index)
             and all(size == (1 if k is None else shape[k]) for size, k in zip(own, along, strict=True))
         )
-        if fits and whole(positions.number(*offset)) == Affine.index(last, last + 1):
+        if fits and as_integer(positions.number(*offset)) == Affine.index(last, last + 1):
             return table, tuple(() if k is None else dims[k] for k in along), dims[-1]
     return None
 
@@ -273,7 +273,7 @@ def _pool(
         )
         own = space.resolve_all(dims)
         same = {axis for dim in own for axis in dim} == {axis for dim in form for axis in dim}
-        plan = moves(own, form) if same else None
+        plan = plan_moves(own, form) if same else None
         inner = match_dequantize(value, dims, match.dtype, viewer.info) if quant is None else None
         if inner is not None:
             value, quant = inner.value, inner

@@ -20,7 +20,7 @@ from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.layout import LAYOUTS, PACKED, arrangement, moves
+from fa_compiler.passes.layout.plan import LAYOUTS, PACKED, arrangement, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.dropout import drop_bits
@@ -150,7 +150,7 @@ class Rewriter:
         """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
         plan = self._best_layout(match, candidates, companion, pages)
         builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
-        emitter = LayoutEmitter(builder, match.space, [stop for view in views for stop in view.stops])
+        emitter = LayoutEmitter(builder, match.space, [stop for view in views for stop in view.equivalent_values])
         query, key, value, *ropes = (
             emitter.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
         )
@@ -359,7 +359,7 @@ class Rewriter:
         if sink.view is None:
             numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
             return self.builder.constant(numbers, "sink")
-        plan = moves(sink.view.base_dims, (heads,))
+        plan = plan_moves(sink.view.base_dims, (heads,))
         if plan is None:
             raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
         return emitter.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), sink.view.base_dims, plan)

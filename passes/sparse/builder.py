@@ -90,7 +90,7 @@ class SparseFlashBuilder:
         others: tuple[View, ...] = (),
     ) -> SparseFlashBuilder:
         """A builder that takes its sizes at run time from its operands and the `others`."""
-        size_sources = [stop for view in (*match.views, *sources, *others) for stop in view.stops]
+        size_sources = [stop for view in (*match.views, *sources, *others) for stop in view.equivalent_values]
         return SparseFlashBuilder(
             match, sources, tokens, rewriter, LayoutEmitter(rewriter.builder, match.space, size_sources)
         )

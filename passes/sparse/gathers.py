@@ -76,7 +76,7 @@ def _part(
     if shape is None:
         return None
     uncut = space.new(shape[axis])
-    view = viewer.walked(whole, (*dims[:axis], uncut, *dims[axis + 1 :]))
+    view = viewer.view_along(whole, (*dims[:axis], uncut, *dims[axis + 1 :]))
     found = None if view is None else gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
     size = space.size(dims[axis]).const
     if found is None or size is None or builder.opset < 10:
@@ -89,7 +89,7 @@ def _part(
     bounds = [builder.ints([number]) for number in (start, start + size, place)]
     part = builder.op("Slice", [base, *bounds], viewer.info.dtype(base))
     cut = (*own[:place], dims[axis], *own[place + 1 :])
-    return replace(found, source=View(part, cut, cut, stops=((part, cut),)), node=None)
+    return replace(found, source=View(part, cut, cut, equivalent_values=((part, cut),)), node=None)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _GatherReader:
         axis = int_attr(node, "axis", 0) % len(shape)
         if any(own != size for place, (own, size) in enumerate(zip(shape, listed, strict=True)) if place != axis):
             return None
-        whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
+        whole = self.viewer.view_along(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims)
 
     def by_slices(self, node: ir.Node) -> GatheredOperand | None:
@@ -114,7 +114,7 @@ class _GatherReader:
         if shape is None or listed is None or len(shape) - 1 + len(listed) != len(self.dims):
             return None
         axis = int_attr(node, "axis", 0) % len(shape)
-        whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
+        whole = self.viewer.view_along(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims[axis : axis + len(listed)])
 
     def by_places(self, node: ir.Node) -> GatheredOperand | None:
@@ -138,7 +138,7 @@ class _GatherReader:
                 return None
             axis = batch + place if along is None else axis
             rest.append(None if along is None else self.dims[along])
-        whole = self.viewer.walked(source, [*rest, *self.dims[front:]])
+        whole = self.viewer.view_along(source, [*rest, *self.dims[front:]])
         if whole is None or axis is None:
             return None
         return self._listed(whole, axis, coordinates[axis - batch][0], (*self.dims[:front], ()))
@@ -165,7 +165,7 @@ class _GatherReader:
         if shape is None:
             return None
         positions = Positions(self.viewer.info, shape)
-        found = positions.number(value, positions.every)
+        found = positions.number(value, positions.identity_index)
         for axis in range(len(shape)):
             if found == Affine.index(axis, len(shape)).times(step):
                 return axis
@@ -188,7 +188,7 @@ class _GatherReader:
 
     def _index_view(self, value: ir.Value, dims: Arrangement) -> View | None:
         """The view of a list arranged as `dims`, also through casts between integers."""
-        view = self.viewer.walked(value, dims)
+        view = self.viewer.view_along(value, dims)
         node = None if view is None else producer(view.base)
         if view is None or not is_op(node, "Cast") or node is None or node.inputs[0] is None:
             return view

@@ -132,13 +132,13 @@ class _ScoreReader:
     def read(self, scores: ir.Value) -> IndexScores | None:
         """The index scores, read from the sum over the heads on; None where they are something else."""
         batch, rows, keys = dims = self.viewer.base_dims(scores)
-        view = self.viewer.walked(scores, dims)
+        view = self.viewer.view_along(scores, dims)
         node = None if view is None else producer(view.base)
         if view is None or node is None:
             return None
         for heads, rectified, inner, weights, outer in self._sums(node, view.base_dims):
             found = self._rectified(rectified, inner)
-            own = self.viewer.walked(weights, outer)
+            own = self.viewer.view_along(weights, outer)
             if found is None or own is None:
                 continue
             read = self._products(found, (batch, rows, heads, keys), own)
@@ -198,11 +198,11 @@ class _ScoreReader:
 
     def _rectified(self, value: ir.Value, dims: Arrangement) -> _Rectified | None:
         """The product that goes through a Relu to a value, factors between included; None where there is none."""
-        outer = self.viewer.walked(value, dims, factors=True)
+        outer = self.viewer.view_along(value, dims, factors=True)
         relu = None if outer is None else producer(outer.base)
         if outer is None or not is_op(relu, "Relu") or relu is None or relu.inputs[0] is None:
             return None
-        inner = self.viewer.walked(relu.inputs[0], outer.base_dims, factors=True)
+        inner = self.viewer.view_along(relu.inputs[0], outer.base_dims, factors=True)
         product = None if inner is None else contraction(producer(inner.base), self.viewer.info)
         if inner is None or product is None:
             return None
@@ -216,7 +216,7 @@ class _ScoreReader:
         space = self.viewer.space
         batch, rows, heads, keys = axes
         depth, operands = self._operands(found.product, found.dims)
-        views = [self.viewer.walked(value, own) for value, own in operands]
+        views = [self.viewer.view_along(value, own) for value, own in operands]
         if None in views or not heads or not depth or None in (space.size(heads).const, space.size(depth).const):
             return None
         for query, key in (views, views[::-1]):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder
-from fa_compiler.passes.values.formula import TRUE, All, AtLeastZero, Formula, Given, negation
+from fa_compiler.passes.values.formula import TRUE, All, AtLeastZero, BooleanTensor, Formula, negation
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
@@ -76,7 +76,7 @@ def _part(part: Formula, rank: int, rows: Dim, keys: Dim) -> KeyMask | None:
         steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
         causal = steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows
         return KeyMask(causal=True) if causal else None
-    if isinstance(part, Given):
+    if isinstance(part, BooleanTensor):
         along = [axis for axis in part.axes if axis is not None]
         if along != [rank - 1] and (rank == 2 or along != [0, rank - 1]):
             return None

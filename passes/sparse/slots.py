@@ -56,7 +56,7 @@ def _is_causal(
     if shape is None or len(shape) != len(dims) or len(rows) != 1:
         return False
     positions = Positions(info, shape)
-    operands = positions.operands(node, positions.every)
+    operands = positions.operands(node, positions.identity_index)
     for place in (0, 1):
         word = node.op_type if place == 0 else FLIPPED[node.op_type]
         word = word if when else NEGATED[word]
@@ -74,12 +74,12 @@ def _is_causal(
 def _is_list(entry: ir.Value, mask: View, indices: View, viewer: Viewer) -> bool:
     """Is a value the list, slot by slot?"""
     info = viewer.info
-    view = viewer.walked(entry, mask.base_dims)
+    view = viewer.view_along(entry, mask.base_dims)
     while view is not None and view.base is not indices.base and is_op(maker := producer(view.base), "Cast"):
         assert maker is not None
         source = maker.inputs[0]
         exact = source is not None and {info.dtype(source), info.dtype(view.base)} <= set(INTEGERS)
-        view = viewer.walked(source, view.base_dims) if exact and source is not None else None
+        view = viewer.view_along(source, view.base_dims) if exact and source is not None else None
     if view is None or view.base is not indices.base:
         return False
     resolve = viewer.space.resolve_all

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.nodes import FOLD_LIMIT, input_of
 from fa_compiler.passes.options import CLOSE_RANKS
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
@@ -232,10 +232,12 @@ class SparseIndicesBuilder:
 
     def _indexer_inputs(self, scores: IndexScores, whole: KeyMask) -> dict[str, ir.Value]:
         builder = self.builder
-        emitter = LayoutEmitter(builder, scores.space, [stop for view in scores.views for stop in view.stops])
+        emitter = LayoutEmitter(
+            builder, scores.space, [stop for view in scores.views for stop in view.equivalent_values]
+        )
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
-            plan = moves(view.base_dims, wanted)
+            plan = plan_moves(view.base_dims, wanted)
             assert plan is not None
             arranged.append(emitter.apply(view.base, view.base_dims, plan))
         query, key, weights = arranged

@@ -27,9 +27,9 @@ PACKED = "TND"
 """The layout of packed sequences: the tokens of all batches in one dimension."""
 
 
-def arrangement(layout: str, batch: Axes, heads: Axes, tokens: Axes, depth: Axes) -> Arrangement:
+def arrangement(layout: str, batch: Axes, heads: Axes, seq: Axes, head_dim: Axes) -> Arrangement:
     """The dimensions of a tensor in a layout."""
-    return (batch + tokens, heads, depth) if layout == PACKED else LAYOUTS[layout](batch, heads, tokens, depth)
+    return (batch + seq, heads, head_dim) if layout == PACKED else LAYOUTS[layout](batch, heads, seq, head_dim)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Reshape:
 
 
 @dataclass(frozen=True)
-class Units:
+class SqueezeUnsqueeze:
     """Remove and insert dimensions of size 1. Unlike a Reshape, this needs no sizes of the other dimensions."""
 
     removed: tuple[int, ...]
@@ -63,10 +63,10 @@ class Expand:
     dims: Arrangement
 
 
-Move = Reshape | Units | Transpose | Expand
+Move = Reshape | SqueezeUnsqueeze | Transpose | Expand
 
 
-def moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
+def plan_moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
     """The plan from one arrangement of finest axes to another. None when an axis would have to be dropped, or when the
     target has an axis twice, as in an outer product of a batch with itself."""
     own = {axis for dim in source for axis in dim}
@@ -82,7 +82,7 @@ def moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
 
 def cost(plan: Sequence[Move]) -> int:
     """The work of a plan in arbitrary units."""
-    return sum(1 if isinstance(move, Reshape | Units) else COPY_COST for move in plan)
+    return sum(1 if isinstance(move, Reshape | SqueezeUnsqueeze) else COPY_COST for move in plan)
 
 
 def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
@@ -102,16 +102,16 @@ def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
     return plan
 
 
-def _units(source: Arrangement, target: Arrangement) -> Units | None:
+def _units(source: Arrangement, target: Arrangement) -> SqueezeUnsqueeze | None:
     """The move between two arrangements that differ only in dimensions of size 1; None for other arrangements."""
     if [dim for dim in source if dim] != [dim for dim in target if dim]:
         return None
     if (inserted := _extra_units(target, source)) is not None:
-        return Units((), inserted, target)
+        return SqueezeUnsqueeze((), inserted, target)
     if (removed := _extra_units(source, target)) is not None:
-        return Units(removed, (), target)
+        return SqueezeUnsqueeze(removed, (), target)
     removed = tuple(index for index, dim in enumerate(source) if not dim)
-    return Units(removed, tuple(index for index, dim in enumerate(target) if not dim), target)
+    return SqueezeUnsqueeze(removed, tuple(index for index, dim in enumerate(target) if not dim), target)
 
 
 def _extra_units(longer: Arrangement, shorter: Arrangement) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ from fa_compiler.passes.build import INT64, Builder
 from fa_compiler.passes.nodes import FOLD_LIMIT
 
 
-def row_places(builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, count: ir.Value) -> ir.Value:
+def scatter_row_indices(builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, count: ir.Value) -> ir.Value:
     """int64 [*leading, count, len(leading) + 1]: every index of the leading dimensions, each with the indices `rows`.
 
     `leading` and `count` are sizes, int64 [1]. `rows` are indices that broadcast to [*leading, count, 1].
