@@ -33,7 +33,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import input_of
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Viewed
+from fa_compiler.passes.score_ops import Add, BiasOperand
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -190,9 +190,9 @@ class OpConverter:
         """The furthest view of a value that broadcasts to the scores, along the axes of the scores."""
         return self.along(value, self.viewer.alignment(value, scores, self.node))
 
-    def adding(self, value: ir.Value, scores: Arrangement) -> Add[Viewed]:
+    def adding(self, value: ir.Value, scores: Arrangement) -> Add[BiasOperand]:
         """The step of a bias that adds a value which broadcasts to the scores."""
-        return Add(self.node, Viewed(self.aligned(value, scores)))
+        return Add(self.node, BiasOperand(self.aligned(value, scores)))
 
     def along(self, value: ir.Value, dims: Arrangement) -> View:
         """The furthest view of a value whose dimensions run along these axes of the scores.

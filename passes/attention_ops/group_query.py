@@ -48,7 +48,7 @@ from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import BiasOp, Masked
+from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
 
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
@@ -115,7 +115,7 @@ def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir
     key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(key, 1), DimRef(query, 0))
     lengths = key_masks.add_const(call.builder.cast(call.required_input(LENGTHS), ir.DataType.INT64), 1)
     added = AttentionBias.of(call, key_masks, scores)
-    masked = [Masked(call.aligned(key_masks.mask_from(lengths), scores)), *added.masked]
+    masked = [ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores)), *added.masked]
     plan = replace(key_masks.plan(scores, masked, added.bias, _window(call)), assumed=added.assumed)
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     pairs = ((call.used_output(1), key), (call.used_output(2), value))
@@ -126,7 +126,7 @@ def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir
 class AttentionBias:
     """What attention_bias excludes and adds, and what the user vouches for."""
 
-    masked: tuple[Masked, ...] = ()
+    masked: tuple[ExcludedPositions, ...] = ()
     bias: tuple[BiasOp, ...] = ()
     assumed: tuple[str, ...] = ()
 
@@ -166,7 +166,7 @@ def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrang
         low = key_masks.add_const(high, 1 - width) if width > 0 else None
         excluded = [key_masks.mask_from(sizes.lengths), key_masks.mask_outside_band(low, high)]
     added = AttentionBias.of(call, key_masks, scores)
-    masked = [Masked(call.aligned(each, scores)) for each in excluded]
+    masked = [ExcludedPositions(call.aligned(each, scores)) for each in excluded]
     plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None)
     empty = plan.empty_rows if (width > 0 and not alone) or (added.masked and not added.assumed) else ""
     assumed = (DECODE,) if alone and call.size(call.required_input(0), 1) is None else ()

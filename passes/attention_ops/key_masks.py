@@ -36,7 +36,7 @@ from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.nodes import FOLD_LIMIT
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed, Select, Viewed
+from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, BiasOperand, ExcludedPositions, Select
 
 INT64 = ir.DataType.INT64
 RANGE_SINCE = 11
@@ -94,7 +94,7 @@ class KeyMaskBuilder:
     def plan(
         self,
         scores: Arrangement,
-        masked: list[Masked],
+        masked: list[ExcludedPositions],
         bias: tuple[BiasOp, ...],
         window: Window | None,
         mode: SparseMode | None = None,
@@ -113,26 +113,28 @@ class KeyMaskBuilder:
             if mode is None:
                 self._check_computable(window)
                 excluded = self.mask_outside_band(window.low, window.high)
-                masked = [*masked, Masked(self.call.aligned(excluded, scores))]
+                masked = [*masked, ExcludedPositions(self.call.aligned(excluded, scores))]
         never = not masked and (mode is None if window is None else window.band.never_empty(rows, columns))
         empty = "" if never else "zero"
         return MaskPlan(masked=tuple(masked), bias=bias, mode=mode, empty_rows=empty)
 
     def excluded(
         self, mask: ir.Value, when: bool, scores: Arrangement, band: bool
-    ) -> tuple[list[Masked], SparseMode | None]:
+    ) -> tuple[list[ExcludedPositions], SparseMode | None]:
         """The exclusions of a mask that excludes keys where its truth value is `when`.
 
         A mask with a structure (structure.py) becomes its padding and, if `band` allows it, a sparse_mode.
         """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
-        placed = Placed(mask, call.viewer.alignment(mask, scores, call.node))
+        placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         term = Select(call.node, placed, not when, -math.inf)
         found = structure([term], grid, call.viewer)
         if found is None or (found.mode is not None and not (band and self._has_room(found))):
-            return [Masked(call.along(mask, placed.dims), when)], None
-        return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
+            return [ExcludedPositions(call.along(mask, placed.dims), when)], None
+        return [
+            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in found.padding
+        ], found.mode
 
     def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
         """The plan of an addend alone, as for an Add of the same numbers to the scores (mask.py)."""
@@ -140,7 +142,7 @@ class KeyMaskBuilder:
         values = TermValues(call.viewer)
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         planner = MaskPlanner(values, grid)
-        term = Add(call.node, Placed(addend, call.viewer.alignment(addend, scores, call.node)))
+        term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
         return planner.plan((term,), RowGuard.NONE)
 
     def packed(self, mask: ir.Value, when: bool, scores: Arrangement, fallback: MaskPlan) -> MaskPlan:
@@ -150,7 +152,7 @@ class KeyMaskBuilder:
         """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
-        placed = Placed(mask, call.viewer.alignment(mask, scores, call.node))
+        placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         contiguity = ContiguousLabels(call.facts)
         found = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity)
         packing = None if found is None else found.packing
@@ -173,7 +175,7 @@ class KeyMaskBuilder:
 
     def added(
         self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float, filler: float = -math.inf
-    ) -> tuple[list[Masked], tuple[BiasOp, ...]]:
+    ) -> tuple[list[ExcludedPositions], tuple[BiasOp, ...]]:
         """What a float mask excludes and what it adds. Numbers up to `lowest` exclude a key.
 
         `full` is the mask, padded with `filler` to the number of keys.
@@ -183,14 +185,14 @@ class KeyMaskBuilder:
         values, bounds = call.facts.sets.of(mask), call.facts.bounds.of(mask)
         excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
         if self.only_excludes(mask, lowest):
-            return ([Masked(view)] if excluding or not whole else []), ()
-        bias: tuple[BiasOp, ...] = (Add(call.node, Viewed(view)),)
+            return ([ExcludedPositions(view)] if excluding or not whole else []), ()
+        bias: tuple[BiasOp, ...] = (Add(call.node, BiasOperand(view)),)
         harmless = (values is not None and not excluding) or (bounds is not None and bounds[0] > lowest)
         if harmless and whole:
             return [], bias
         limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
         excluded = builder.op("LessOrEqual", [builder.cast(full, ir.DataType.FLOAT), limit], ir.DataType.BOOL)
-        return [Masked(call.aligned(excluded, scores))], bias
+        return [ExcludedPositions(call.aligned(excluded, scores))], bias
 
     def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
         """A mask, its last dimension padded with `filler` to the number of keys. Raises Decline."""

@@ -30,7 +30,7 @@ from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.nodes import constant, int_attr, text_attr
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import BiasOp, Masked, Scale
+from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions, Scale
 from fa_compiler.passes.values.symbolic import Dim
 
 UNLIMITED = 1 << 20
@@ -138,14 +138,14 @@ def _converted(call: OpConverter, given: NpuCall, by_key: bool = False) -> Conve
     scores = call.scores(q, k, v)
     batch, rows = (DimRef(call.required_input(0), given.layout.index(letter)) for letter in "BS")
     key_masks = KeyMaskBuilder(call, rows, DimRef(call.required_input(1), given.layout.index("S")), batch)
-    masked: list[Masked] = []
+    masked: list[ExcludedPositions] = []
     bias = _bias(call, given, scores)
     if by_key and given.mask is not None:
-        mask = Masked(call.aligned(_by_row(call, given.mask, (1, 2)), scores))
+        mask = ExcludedPositions(call.aligned(_by_row(call, given.mask, (1, 2)), scores))
         bias = (mask.filled(call.node, INCREMENTAL_FILL), *bias)
     window = None if by_key or given.mask is None else _masked(call, given, scores, masked)
     if given.lengths is not None:
-        masked.append(Masked(call.aligned(key_masks.mask_from(given.lengths), scores)))
+        masked.append(ExcludedPositions(call.aligned(key_masks.mask_from(given.lengths), scores)))
     plan = key_masks.plan(scores, masked, bias, window)
     return ConvertedOp(call.record(q, k, v, scores, plan, given.scale, given.output_layout))
 
@@ -159,11 +159,11 @@ def _bias(call: OpConverter, given: NpuCall, scores: Arrangement) -> tuple[BiasO
     return (add, Scale(call.node, given.scale)) if given.scaled_bias else (add,)
 
 
-def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list[Masked]) -> Window | None:
+def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list[ExcludedPositions]) -> Window | None:
     """The window of the sparse_mode, if it has one. A mask that is needed besides is added to `masked`."""
     assert given.mask is not None
     if given.mode in (0, 1):
-        masked.append(Masked(call.aligned(_by_row(call, given.mask, (1,)), scores)))
+        masked.append(ExcludedPositions(call.aligned(_by_row(call, given.mask, (1,)), scores)))
         if given.mode == 1 or min(given.before, given.after) >= UNLIMITED:
             return None
         low = None if given.before >= UNLIMITED else -given.before

@@ -50,7 +50,7 @@ from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed
+from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
 
 PROBABILITIES = 3
@@ -179,11 +179,11 @@ class _Attention:
             return key_masks.packed(mask, masked[0].when, scores, plan) if whole else plan
         low, high = (None, None) if window is None else window
         if high is None or high > 0:
-            masked.append(Masked(call.aligned(key_masks.mask_from(lengths), scores)))
+            masked.append(ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores)))
         if window is not None:
             offset = key_masks.subtract(key_masks.by_batch(lengths), key_masks.length(key_masks.q_seq))
             bounds = [None if bound is None else key_masks.add_const(offset, bound) for bound in (low, high)]
-            masked.append(Masked(call.aligned(key_masks.mask_outside_band(*bounds), scores)))
+            masked.append(ExcludedPositions(call.aligned(key_masks.mask_outside_band(*bounds), scores)))
         return replace(key_masks.plan(scores, masked, bias, None, mode), assumed=assumed)
 
     def _window(self) -> tuple[int | None, int | None] | None:
@@ -223,7 +223,7 @@ class _Attention:
 
     def _given(
         self, key_masks: KeyMaskBuilder, scores: Arrangement, band: bool
-    ) -> tuple[list[Masked], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
+    ) -> tuple[list[ExcludedPositions], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
         """attn_mask as exclusions, bias and, if `band` allows it, a sparse_mode; and what the user vouches for."""
         call, mask = self.call, self.call.input(3)
         if mask is None:
@@ -248,7 +248,7 @@ class _Attention:
     def _check_excluded(self, mask: ir.Value, scores: Arrangement) -> None:
         """Decline a mask that may hold +inf: the function body adds -inf to it at excluded keys, which gives NaN."""
         call = self.call
-        term = Add(call.node, Placed(mask, call.viewer.alignment(mask, scores, call.node)))
+        term = Add(call.node, AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node)))
         floating, vouched = call.info.dtype(mask) in FLOATS, BINARY_MASKS in call.options.assume
         if (
             floating

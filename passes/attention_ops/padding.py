@@ -48,7 +48,7 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import BiasOp, Masked
+from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
 
 FILTER_FLOOR = -3e38
@@ -148,7 +148,7 @@ class ScoreBias:
     def _plan_for_preallocated(self, past: PreallocatedCache, padded: ir.Value | None, band: Window | None) -> MaskPlan:
         """The plan for a cache with room, in which only the first keys count."""
         end = self.call.builder.op("Add", [past.before, past.rows], INT64)
-        behind = Masked(self.call.aligned(self.key_masks.mask_from(end), self.scores))
+        behind = ExcludedPositions(self.call.aligned(self.key_masks.mask_from(end), self.scores))
         above = self._stays_above() or (padded is None and self.bias is None)
         causal = None if band is None or above else self.key_masks.mask_outside_band(band.low, band.high)
         plan = self.key_masks.plan(self.scores, [behind], self._sum(padded, causal), band if above else None)
@@ -175,7 +175,7 @@ class ScoreBias:
                 "a row whose visible keys are all padded gives the mean of all values, which the product does not",
                 f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
             )
-        plan = self.key_masks.plan(self.scores, [Masked(self.call.aligned(padded, self.scores))], (), band)
+        plan = self.key_masks.plan(self.scores, [ExcludedPositions(self.call.aligned(padded, self.scores))], (), band)
         if NO_EMPTY_ROWS in assume:
             return replace(plan, empty_rows="", assumed=(NO_EMPTY_ROWS,))
         return replace(plan, empty_rows="mean")
@@ -196,7 +196,7 @@ class ScoreBias:
         operations: list[BiasOp] = []
         for mask, fill in ((padded, self.filter), (causal, -FLOAT32_MAX)):
             if mask is not None:
-                operations.append(Masked(self.call.aligned(mask, self.scores)).filled(self.call.node, fill))
+                operations.append(ExcludedPositions(self.call.aligned(mask, self.scores)).filled(self.call.node, fill))
         if self.bias is not None:
             operations.append(self.call.adding(self._filled_up(self.bias, 0), self.scores))
         return tuple(operations)

@@ -23,7 +23,7 @@ from fa_compiler.passes.attention_ops.group_cache import RunSizes
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.rotary import turned
+from fa_compiler.passes.rotary import rotate_heads
 
 COS, SIN, POSITIONS = 7, 8, 9
 DOMAIN = "com.microsoft"
@@ -73,5 +73,5 @@ class Rotary:
             for table in (self.call.required_input(COS), self.call.required_input(SIN))
         )
         apart = builder.op("Reshape", [value, builder.ints([0, 0, heads, size])], dtype)
-        result = turned(builder, apart, cos, sin, size, part, interleaved)
+        result = rotate_heads(builder, apart, cos, sin, size, part, interleaved)
         return builder.op("Reshape", [result, builder.ints([0, 0, heads * size])], dtype)

@@ -82,7 +82,7 @@ from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN, Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, BiasOp, Masked, MaskTerm, Placed, Select, Term
+from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions, MaskTerm, Select, Term
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that mean the same whatever scores masked keys have."""
@@ -101,7 +101,7 @@ class MaskPlan:
     packed after all. `note` is for the report.
     """
 
-    masked: tuple[Masked, ...] = ()
+    masked: tuple[ExcludedPositions, ...] = ()
     bias: tuple[BiasOp, ...] = ()
     mode: SparseMode | None = None
     empty_rows: str = ""
@@ -338,12 +338,14 @@ class MaskPlanner:
             result.extend(parts or (term,))
         return tuple(result)
 
-    def _parts(self, term: Add[Placed]) -> tuple[Term, ...] | None:
+    def _parts(self, term: Add[AlignedTensor]) -> tuple[Term, ...] | None:
         node = term.operand.value.producer()
         if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
             return None
         operands = [operand for operand in node.inputs if operand is not None]
-        placed = [Placed(operand, self.viewer.alignment(operand, term.operand.dims, term.node)) for operand in operands]
+        placed = [
+            AlignedTensor(operand, self.viewer.alignment(operand, term.operand.dims, term.node)) for operand in operands
+        ]
         adds = [Add(term.node, each) for each in placed]
         if node.op_type == "Add":
             masks = [add for add in adds if self.values.mask_value((add,), 0) is not None]
@@ -419,10 +421,10 @@ class MaskPlanner:
         if not packing.in_runs and not vouched:
             return replace(fallback, note=packing.note)
         assumed = fallback.assumed if packing.in_runs else (*fallback.assumed, UNBROKEN)
-        view = aligned(Placed(packing.labels, packing.dims, packing.fits), self.viewer, node)
+        view = aligned(AlignedTensor(packing.labels, packing.dims, packing.never_enlarges), self.viewer, node)
         return replace(fallback, masked=(), mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
 
-    def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
+    def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[ExcludedPositions, ...], SparseMode | None]:
         """The boolean mask that these terms make: as a band and padding where it has that structure, else as it is.
 
         On Ascend padding beside a band becomes a bias, which cannot express the result of a row without a key. The
@@ -431,7 +433,7 @@ class MaskPlanner:
         """
         found = self._structure(terms)
         joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
-        apart = self.options.whole_masks or (joined and NO_EMPTY_ROWS not in self.options.assume)
+        apart = self.options.needs_dense_mask or (joined and NO_EMPTY_ROWS not in self.options.assume)
         if found is None or found.packing is not None or apart:
             return tuple(excluded(each, self.viewer) for each in self._masks(terms)), None
         return tuple(padded(each, self.viewer, terms[-1].node) for each in found.padding), found.mode

@@ -85,7 +85,7 @@ class TermValues:
         fill.
         """
         term = terms[index]
-        if not isinstance(term, Add) or not term.operand.fits:
+        if not isinstance(term, Add) or not term.operand.never_enlarges:
             return False
         number = self.viewer.facts.sets.only(term.operand.value)
         if number is None:

@@ -56,13 +56,13 @@ class Packing:
     """Packed sequences: `labels` are equal for the tokens of one sequence.
 
     `dims` are the score axes of the labels' dimensions. One of them is the row axis, which stands for the columns, too.
-    `in_runs` says whether equal labels are proven to be neighbours, and `fits` is that of the mask's term.
+    `in_runs` says whether equal labels are proven to be neighbours, and `never_enlarges` is that of the mask's term.
     """
 
     labels: ir.Value
     dims: Arrangement
     in_runs: bool
-    fits: bool = True
+    never_enlarges: bool = True
 
     @property
     def note(self) -> str:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.movers import MOVES, unmoved
+from fa_compiler.passes.movers import MOVES, element_source
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, text_attr
 from fa_compiler.passes.values.bounds import Bounds
 
@@ -60,7 +60,7 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
     so it counts as such a value."""
     pending, seen = [value], set[ir.Value]()
     while pending:
-        current = unmoved(pending.pop(), "Cast")
+        current = element_source(pending.pop(), "Cast")
         if current in seen:
             continue
         seen.add(current)

@@ -64,12 +64,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Padding:
-    """Keys that are excluded where `given` holds. `dims` are the score axes of its dimensions, and `fits` is that of
-    the mask's term (`Placed`)."""
+    """Keys that are excluded where `given` holds. `dims` are the score axes of its dimensions, and `never_enlarges` is
+    that of the mask's term (`AlignedTensor`)."""
 
     given: BooleanTensor
     dims: Arrangement
-    fits: bool = True
+    never_enlarges: bool = True
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,11 @@ class _TermReader:
             if found is None:
                 return None
             result.extend(found)
-        return result if term.operand.fits or self._carried(result, shape, row, column, term.operand.dims) else None
+        return (
+            result
+            if term.operand.never_enlarges or self._carried(result, shape, row, column, term.operand.dims)
+            else None
+        )
 
     def _carried(
         self,
@@ -205,7 +209,7 @@ class _TermReader:
         if along is not None and not is_constant_along(given.value, along, self.viewer.info):
             return None
         aligned = tuple(() if axis is None else term.operand.dims[axis] for axis in given.axes)
-        return [Padding(BooleanTensor(given.value, given.axes, not given.when), aligned, term.operand.fits)]
+        return [Padding(BooleanTensor(given.value, given.axes, not given.when), aligned, term.operand.never_enlarges)]
 
     def _packing(
         self, part: ElementComparison, shape: Shape, row: int | None, column: int | None, term: MaskTerm
@@ -236,7 +240,7 @@ class _TermReader:
                 placed.append(term.operand.dims[whole[0]])
             else:
                 return None
-        return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.fits)
+        return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.never_enlarges)
 
     def _is_order(
         self,

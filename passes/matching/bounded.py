@@ -27,7 +27,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Placed, Select, Term
+from fa_compiler.passes.score_ops import AlignedTensor, Select, Term
 
 HINT = f"--assume {BOUNDED_SCORES} if no score is below -40 or above 40"
 
@@ -60,7 +60,7 @@ class BoundedScores:
 
     def mask_of(
         self, divided: Renormalised, kv_seq: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
-    ) -> Select[Placed]:
+    ) -> Select[AlignedTensor]:
         """The mask behind the softmax as one in front of it."""
         node = divided.nodes[0]
         if BOUNDED_SCORES not in self.facts.options.assume:
@@ -77,7 +77,7 @@ class BoundedScores:
             raise Decline(Code.PROBABILITY_TERM, reason, node)
         aligned = viewer.alignment(divided.condition, dims, node)
         fits = any(viewer.info.shape(each) == viewer.info.shape(node.outputs[0]) for each in _others(divided))
-        return Select(node, Placed(divided.condition, aligned, fits), divided.keep, -math.inf)
+        return Select(node, AlignedTensor(divided.condition, aligned, fits), divided.keep, -math.inf)
 
 
 def _others(divided: Renormalised) -> list[ir.Value]:

@@ -20,7 +20,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor, moderate
 from fa_compiler.passes.matching.sinks import ScoresWithSink
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Floor, Placed, Scale, ScoreOp, Select, Term
+from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, Scale, ScoreOp, Select, Term
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class ScoreWalk:
         if not self.joins(step, self):
             self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
 
-    def _placed(self, value: ir.Value, node: ir.Node) -> Placed:
+    def _placed(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
         """What a step combines with the scores. It fits if the result has the shape of what the step is done to."""
         fits = self.viewer.info.shape(self.scores) == self.viewer.info.shape(node.outputs[0])
-        return Placed(value, self.viewer.alignment(value, self.dims, node), fits)
+        return AlignedTensor(value, self.viewer.alignment(value, self.dims, node), fits)
 
     def _rearrange(self, node: ir.Node) -> None:
         moved = self.viewer.rearranged(node, self.dims)

@@ -50,7 +50,7 @@ from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
 from fa_compiler.passes.movers import LAYOUT_OPS, RESHAPES
-from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, passed_on, reduced_axes
+from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, reduced_axes, source_through
 from fa_compiler.passes.patterns import Bind, Match, Number, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
@@ -243,7 +243,7 @@ def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
 def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Of a product with exponentials, whose total this is, the exponentials and the way to the product; else the value
     and no way."""
-    node, summed = value.producer(), match(SUM, passed_on(total, "Identity", *RESHAPES), info)
+    node, summed = value.producer(), match(SUM, source_through(total, "Identity", *RESHAPES), info)
     if summed is None or node is None or contraction(node, info) is None:
         return value, ()
     exponential = summed["e"]

@@ -51,7 +51,7 @@ from fa_compiler.passes.rewrite.lengths import Lengths, excluding, read_lengths
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.paging import CacheSource, Pages
 from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
-from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Select
+from fa_compiler.passes.score_ops import Add, BiasOp, ExcludedPositions, Select
 from fa_compiler.passes.values.symbolic import Dim
 
 LAYOUTS = ("BSH", "BSND", "BNSD")
@@ -71,7 +71,7 @@ class KeyLimits:
 
     lengths: Lengths
     bias: tuple[BiasOp, ...]
-    scored: tuple[Masked, ...]
+    scored: tuple[ExcludedPositions, ...]
     undefined: bool = False
 
 
@@ -178,7 +178,7 @@ class IncreFlashMatcher:
         """What excludes keys. A mask may become lengths where the model's result for an entry without keys is kept."""
         mask = self.match.mask
         fills = (step for step in mask.bias[:1] if isinstance(step, Select) and step.fill == MASKED_SCORE)
-        scored = tuple(map(Masked.by, fills))
+        scored = tuple(map(ExcludedPositions.by, fills))
         bias = mask.bias[len(scored) :]
         found = self._lengths(mask.masked)
         # NaN is put in by a Where, which ONNX Runtime lacks for bfloat16. Without any keys the model gives 0, not NaN.
@@ -196,7 +196,7 @@ class IncreFlashMatcher:
 
     def _infinite(self, limits: KeyLimits) -> KeyLimits:
         """The limits with lengths also read from those steps of the bias that add or select -inf."""
-        masks: list[Masked] = []
+        masks: list[ExcludedPositions] = []
         bias: list[BiasOp] = []
         for step in limits.bias:
             mask = excluding(step, self.builder.info)
@@ -210,10 +210,10 @@ class IncreFlashMatcher:
             return limits
         return KeyLimits(found, tuple(bias), limits.scored, undefined=found.any)
 
-    def _lengths(self, masks: Sequence[Masked]) -> Lengths:
+    def _lengths(self, masks: Sequence[ExcludedPositions]) -> Lengths:
         return read_lengths(masks, self.match, self.builder.info, starts=self.pages is None)
 
-    def _mask(self, masked: tuple[Masked, ...], limits: KeyLimits) -> ir.Value | None:
+    def _mask(self, masked: tuple[ExcludedPositions, ...], limits: KeyLimits) -> ir.Value | None:
         """The atten_mask of the keys that lengths do not exclude, and of those that have the score of masked keys."""
         if not masked and not limits.scored:
             return None

@@ -1,6 +1,6 @@
 """Masks that say how many keys each batch entry has: they exclude the keys from a length on, or those before a start.
 
-    kept := Below(j + c, length) | not Below(j + c, start) | All(kept, ..., rest, ...)
+    kept := j + c < length | not j + c < start | All(kept, ..., rest, ...)
                                                             j the key's index, c a known number
 
     accepted    `j + c < length`, where the length is an integer tensor of one element or of one for each batch entry,
@@ -32,7 +32,7 @@ from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Select
+from fa_compiler.passes.score_ops import Add, BiasOp, ExcludedPositions, Select
 from fa_compiler.passes.values.cases import Case, Number
 from fa_compiler.passes.values.formula import (
     Affine,
@@ -70,7 +70,7 @@ class Lengths:
 
     ends: tuple[Length, ...] = ()
     starts: tuple[Length, ...] = ()
-    rest: tuple[Masked, ...] = ()
+    rest: tuple[ExcludedPositions, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -110,37 +110,37 @@ def _combined(
     return total
 
 
-def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
+def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
     """The lengths in these masks, and the starts if `starts` allows them; other masks are left as they are."""
     found: list[Length] = []
-    rest: list[Masked] = []
+    rest: list[ExcludedPositions] = []
     for mask in masks:
         taken = _read(mask, match, info, starts)
         if taken is None:
             rest.append(mask)
         else:
             found.extend(part for part in taken if isinstance(part, Length))
-            rest.extend(part for part in taken if isinstance(part, Masked))
+            rest.extend(part for part in taken if isinstance(part, ExcludedPositions))
     ends, begins = (tuple(each for each in found if each.kept == kept) for kept in (True, False))
     if begins and any(any(end.dims) for end in ends):
         return read_lengths(masks, match, info, starts=False)
     return Lengths(ends, begins, tuple(rest))
 
 
-def excluding(step: BiasOp, info: ShapeInfo) -> Masked | None:
+def excluding(step: BiasOp, info: ShapeInfo) -> ExcludedPositions | None:
     """The mask that is equal to a step of a bias; None where there is none.
 
     A step is a mask where it gives some keys -inf and leaves the others as they are: a key with -inf has no weight.
     """
     if isinstance(step, Select):
-        return Masked.by(step) if step.fill == -math.inf else None
+        return ExcludedPositions.by(step) if step.fill == -math.inf else None
     shape = info.shape(step.operand.view.base) if isinstance(step, Add) and step.sign > 0 else None
     if not isinstance(step, Add) or shape is None:
         return None
     positions = Positions(info, shape)
     number = positions.number(step.operand.view.base, positions.identity_index)
     values = set() if number is None else _leaves(number)
-    return Masked(step.operand.view) if values == {0.0, -math.inf} else None
+    return ExcludedPositions(step.operand.view) if values == {0.0, -math.inf} else None
 
 
 def _leaves(number: Number) -> set[float | None]:
@@ -150,7 +150,9 @@ def _leaves(number: Number) -> set[float | None]:
     return {number.const if isinstance(number, Affine) else number}
 
 
-def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) -> list[Length | Masked] | None:
+def _read(
+    mask: ExcludedPositions, match: AttentionMatch, info: ShapeInfo, starts: bool
+) -> list[Length | ExcludedPositions] | None:
     base, shape = mask.view.base, info.shape(mask.view.base)
     if shape is None:
         return None
@@ -160,7 +162,7 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) ->
         return None
     kept = negation(truth) if mask.when else truth
     dims = mask.view.base_dims
-    result: list[Length | Masked] = []
+    result: list[Length | ExcludedPositions] = []
     for part in kept.parts if isinstance(kept, All) else (kept,):
         read = None
         if isinstance(part, IndexLessThanElement) and (part.when or starts):
@@ -201,7 +203,7 @@ def _length(
     return Length(part.value, placed, shift, part.when)
 
 
-def _beside(part: Formula, dims: Arrangement) -> Masked | None:
+def _beside(part: Formula, dims: Arrangement) -> ExcludedPositions | None:
     """A part that stays a mask, read from its boolean tensor; None where the graph has no such tensor."""
     if isinstance(part, BooleanLiteral | AtLeastZero):
         return None
@@ -209,4 +211,6 @@ def _beside(part: Formula, dims: Arrangement) -> Masked | None:
     if given is None:
         return None
     placed = tuple(() if axis is None else dims[axis] for axis in given.axes)
-    return Masked(View(given.value, placed, placed, equivalent_values=((given.value, placed),)), not given.when)
+    return ExcludedPositions(
+        View(given.value, placed, placed, equivalent_values=((given.value, placed),)), not given.when
+    )

@@ -26,7 +26,7 @@ from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, BiasOp, Floor, Masked, Scale, Select, Viewed
+from fa_compiler.passes.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
 from fa_compiler.passes.values.bounds import LIMITS
 from fa_compiler.passes.values.symbolic import product
 
@@ -128,7 +128,7 @@ class MaskBuilder:
                     total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
         return total
 
-    def _stays_float32(self, operand: Viewed, value: ir.Value) -> bool:
+    def _stays_float32(self, operand: BiasOperand, value: ir.Value) -> bool:
         """Does ONNX Runtime compute this 16-bit operand in float32 and add it to the scores without rounding it?"""
         maker, info = value.producer(), self.builder.info
         if not operand.unrounded or maker is None or info.dtype(value) == ir.DataType.FLOAT:
@@ -219,7 +219,7 @@ class MaskBuilder:
         own = {axis for dim in view.base_dims for axis in dim}
         return any(axis in own for axis in group)
 
-    def _excluded(self, part: Masked, full: frozenset[int]) -> ir.Value:
+    def _excluded(self, part: ExcludedPositions, full: frozenset[int]) -> ir.Value:
         builder, view = self.builder, self._unshortened(part.view)
         value = builder.cast(view.base, ir.DataType.BOOL)
         if not part.when:

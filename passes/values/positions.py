@@ -12,10 +12,10 @@ dimension of a value an Affine over the indices of the mask.
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
-            | a comparison of two elements of one integer tensor, whatever it holds (Entries), or of a number linear in
-              the index and such an element (Below)
+            | a comparison of two elements of one integer tensor, whatever it holds (ElementComparison), or of a number
+              linear in the index and such an element (IndexLessThanElement)
             | Trilu(truth) | number != 0 | a constant of bands
-            | any other boolean tensor, as it is (Given)
+            | any other boolean tensor, as it is (BooleanTensor)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
               of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions
 
