@@ -86,8 +86,8 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
     if scale is None and size is None:
         raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
     precision = ir.DataType(int_attr(node, "softmax_precision", int(ir.DataType.FLOAT)))
-    rotary_embedding = builder.op("Transpose", [key], dtype, {"perm": (0, 1, 3, 2)})
-    scores = builder.cast(builder.op("MatMul", [query, rotary_embedding], dtype), precision)
+    transposed = builder.op("Transpose", [key], dtype, {"perm": (0, 1, 3, 2)})
+    scores = builder.cast(builder.op("MatMul", [query, transposed], dtype), precision)
     factor = 1.0 / math.sqrt(size or 1) if scale is None else scale
     number = builder.constant(np.array(factor, dtype=precision.numpy()), "number")
     scores = builder.op("Mul", [scores, number], precision)

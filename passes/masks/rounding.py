@@ -234,10 +234,10 @@ def _is_rounded(value: ir.Value) -> bool:
             copied = is_op(reader, "Cast") and int_attr(reader, "to", 0) in SHORT_FLOATS
             if not copied and not is_op(reader, *MOVES, "Concat"):
                 continue
-            plan_moves, first = not is_op(reader, "Identity"), reader.inputs[0]
-            if plan_moves and (moved or (first is not current and first is not None and _is_of_16_bits(first))):
+            moves, first = not is_op(reader, "Identity"), reader.inputs[0]
+            if moves and (moved or (first is not current and first is not None and _is_of_16_bits(first))):
                 return True
-            pending.append((reader.outputs[0], moved or plan_moves))
+            pending.append((reader.outputs[0], moved or moves))
     return False
 
 

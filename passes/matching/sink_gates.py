@@ -64,8 +64,8 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
         source = node.inputs[0] if node.inputs else None
         if source is None or not is_op(node, "Identity", *RESHAPES, "Cast"):
             return None
-        plan_moves = not is_op(node, "Cast") or info.dtype(source) == info.dtype(node.outputs[0]) == ir.DataType.FLOAT
-        return source if plan_moves else None
+        moves = not is_op(node, "Cast") or info.dtype(source) == info.dtype(node.outputs[0]) == ir.DataType.FLOAT
+        return source if moves else None
 
     difference = Op("Sub", TOTAL, Bind("sink"), name="difference")
     gate = Through(plain, Op("Sigmoid", Through(plain, difference)))

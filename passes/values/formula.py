@@ -182,9 +182,9 @@ def conjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -
     parts exclude."""
     flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
     singles: list[Formula] = [part for part in flat if not isinstance(part, Some)]
-    simplify_given = [_remaining(part, singles) if isinstance(part, Some) else part for part in flat]
-    if simplify_given != flat:
-        return conjunction(simplify_given, origin)
+    settled = [_remaining(part, singles) if isinstance(part, Some) else part for part in flat]
+    if settled != flat:
+        return conjunction(settled, origin)
     kept: list[Formula] = []
     for part in flat:
         if part == FALSE or negation(part) in kept:
