@@ -48,9 +48,9 @@ class Roles:
         q_seq = key.q_seq(qk, row, space)
         shared = [label for label in product.out if label not in own]
         view = None if sink_scores is None else sink_scores.sink.view
-        sunk_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
-        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
-        if sink_scores is not None and not set(sunk_heads) <= set(heads):
+        sink_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
+        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sink_heads)
+        if sink_scores is not None and not set(sink_heads) <= set(heads):
             raise Decline(Code.SHAPE, "the sink is not one number for each head", sink_scores.step.node)
         head_dim = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
         value_head_dim = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))

@@ -2,7 +2,7 @@
 
 Grammar, from the softmax's input, which is `sink_scores`, upwards. The code cites the numbers of the cases:
 
-    sunk   := scores
+    sink_scores := scores
       1     | a sink beside the scores, layout and casts behind it    see sinks.py
       2 scores := product                                  see contraction.py
       3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it

@@ -3,7 +3,7 @@
 Grammar, directly behind the last term of the scores, and again behind the softmax; the code cites the numbers of the
 cases:
 
-    sunk :=
+    sink_scores :=
       1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
                                                         or for all of them
       2   | Pad(scores, 1 in front or behind, c)        along the keys; the number c

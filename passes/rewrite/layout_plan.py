@@ -142,10 +142,10 @@ def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate])
 
 
 def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> OperandSource | None:
-    """The stop of a view from which the target costs least; None where it can be reached from no stop.
+    """The equivalent value of a view from which the target costs least; None where it can be reached from none.
 
-    Of equal stops the last is taken, which needs the fewest new nodes. A stop that may lack an axis in some run
-    (`AxisSpace.short_dims`) is not taken.
+    Of values of equal cost the last is taken, which needs the fewest new nodes. A value that may lack an axis in some
+    run (`AxisSpace.short_dims`) is not taken.
     """
     best: OperandSource | None = None
     kept = 0
