@@ -152,7 +152,7 @@ def run(
         report.model, report.target = loaded.name, options.target
         report.notes[:0] = loaded.repairs
         verify_nodes(model, given, options.platform, options.cann)
-        report.mended = bool(loaded.repairs)
+        report.changed_otherwise = bool(loaded.repairs)
         proto = _result(loaded, model, report)
         if options.target == "ort":
             report.notes.extend(remarks(loaded.proto if proto is None else proto))
@@ -192,7 +192,7 @@ def _result(loaded: LoadedModel, model: ir.Model, report: Report) -> onnx.ModelP
     if (written := expand_flex(proto)) is not None:
         proto, note = written
         report.notes.append(note)
-        report.mended = True
+        report.changed_otherwise = True
     elif not fused:
         return None
     return _checked(loaded, proto)

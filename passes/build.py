@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
-from fa_compiler.passes.layout.layout import Move, Reshape, Transpose, Units
+from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose
 from fa_compiler.passes.nodes import graph_opset, int_attr, takes_initializers
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -187,11 +187,10 @@ class Builder:
         return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
 
     def length(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of one dimension of an operand of a ready-made operator, int64 [1]. Raises Decline where the rank is
-        unknown.
+        """The size of one dimension of an operand of an attention operator that the model holds, int64 [1].
 
-        An equal size that an earlier operator read is used again. It lies before this operator, because ready-made
-        operators are fused in the order of the graph.
+        Raises Decline where the rank is unknown. An equal size that an earlier operator read is used again. It lies
+        before this operator, because such operators are fused in the order of the graph.
         """
         shape = self.info.shape(value)
         if shape is None or axis >= len(shape):
@@ -217,13 +216,13 @@ class Builder:
 
 
 @dataclass(frozen=True)
-class Mover:
-    """Carries out layout plans. The dimensions of `witnesses`, values with their arrangements, give the sizes of axes
-    at run time."""
+class LayoutEmitter:
+    """Carries out layout plans. The dimensions of `size_sources`, values with their arrangements, give the sizes of
+    axes at run time."""
 
     builder: Builder
     space: KnownAxes
-    witnesses: list[tuple[ir.Value, Arrangement]]
+    size_sources: list[tuple[ir.Value, Arrangement]]
 
     def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:
         """The value after the moves of the plan. Raises Decline where a size cannot be computed or is folded
@@ -237,7 +236,7 @@ class Mover:
         for move in plan:
             if isinstance(move, Transpose):
                 value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
-            elif isinstance(move, Units):
+            elif isinstance(move, SqueezeUnsqueeze):
                 value = self.builder.units("Squeeze", value, move.removed)
                 value = self.builder.units("Unsqueeze", value, move.inserted)
             elif isinstance(move, Reshape):
@@ -273,7 +272,7 @@ class Mover:
         sizes = shape or [self.space.size(dim) for dim in dims]
         start, end = int_attr(reader, "start", 0), int_attr(reader, "end", len(dims))
         pairs = list(zip(dims, sizes, strict=True))[start:end]
-        made_of = [*(value for value, _ in self.witnesses), *terms]
+        made_of = [*(value for value, _ in self.size_sources), *terms]
         consts = [size.const for _, size in pairs]
         return self._vector(consts, lambda: [self._own_size(*pair, made_of) for pair in pairs])
 
@@ -287,7 +286,7 @@ class Mover:
             return found
         if len(size.broadcast_parts) > 1:
             raise Decline(Code.SHAPE, f"the size {size} of a value cannot be computed from any operand")
-        return self._size(dim, self.witnesses)
+        return self._size(dim, self.size_sources)
 
     def _broadcast(self, size: Dim, values: Sequence[ir.Value]) -> ir.Value | None:
         """A size computed from values: one of them has it, or the sizes of several are broadcast to it. None where
@@ -332,16 +331,16 @@ class Mover:
             shape = self.builder.ints([-1 if size is None else size for size in sizes])
             return self.builder.op("Reshape", [value, shape], dtype)
         # The value's own dimensions come first: two axes that walk together may be 1 and n in some run.
-        shape = self._full_target(target, [(value, dims), *self.witnesses])
+        shape = self._full_target(target, [(value, dims), *self.size_sources])
         return self.builder.op("Reshape", [value, shape], dtype, {"allowzero": 1} if self.builder.opset >= 14 else None)
 
     def _full_target(
-        self, target: Arrangement, witnesses: list[tuple[ir.Value, Arrangement]] | None = None
+        self, target: Arrangement, size_sources: list[tuple[ir.Value, Arrangement]] | None = None
     ) -> ir.Value:
         """The target's sizes as a vector computed at run time, constants where they are known."""
-        witnesses = self.witnesses if witnesses is None else witnesses
+        size_sources = self.size_sources if size_sources is None else size_sources
         consts = [self.space.size(dim).const for dim in target]
-        return self._vector(consts, lambda: [self._size(dim, witnesses) for dim in target])
+        return self._vector(consts, lambda: [self._size(dim, size_sources) for dim in target])
 
     def _vector(self, consts: Sequence[int | None], parts: Callable[[], list[ir.Value]]) -> ir.Value:
         """Sizes as one vector: a constant where all of them are known, else made of its parts."""
@@ -350,12 +349,12 @@ class Mover:
         made = parts()
         return made[0] if len(made) == 1 else self.builder.op("Concat", made, INT64, {"axis": 0})
 
-    def _size(self, dim: Axes, witnesses: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
+    def _size(self, dim: Axes, size_sources: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The product of the axes' sizes as a vector of one element."""
         const = self.space.size(dim).const
         if const is not None:
             return self.builder.ints([const])
-        for value, dims in witnesses:
+        for value, dims in size_sources:
             for index, merged in enumerate(dims):
                 rest = tuple(axis for axis in merged if axis not in dim)
                 others = self.space.size(rest).const
@@ -363,6 +362,6 @@ class Mover:
                     size = self.builder.dimension(value, index)
                     return size if others == 1 else self.builder.op("Div", [size, self.builder.ints([others])], INT64)
         if len(dim) > 1:
-            total = self._size(dim[:1], witnesses)
-            return self.builder.op("Mul", [total, self._size(dim[1:], witnesses)], INT64)
+            total = self._size(dim[:1], size_sources)
+            return self.builder.op("Mul", [total, self._size(dim[1:], size_sources)], INT64)
         raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.nodes import all_nodes, is_op
-from fa_compiler.passes.ready_made import is_ready_made
 
 Calls = Mapping[ir.OperatorIdentifier, tuple[str, ...]]
 
@@ -71,7 +71,7 @@ def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
 
 
 def _matters(node: ir.Node) -> bool:
-    return is_op(node, "Softmax") or is_ready_made(node)
+    return is_op(node, "Softmax") or is_attention_op(node)
 
 
 def _named(imports: Mapping[str, int]) -> dict[str, int]:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
+from fa_compiler.passes.attention_ops import OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emission.emit import Emitter, Fused
-from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
@@ -26,10 +25,11 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
-from fa_compiler.passes.ready_made import Conversion, convert, is_ready_made
 from fa_compiler.passes.report import Block, CacheLine, Code, Report
+from fa_compiler.passes.rewrite.node_view import node_view
+from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.shared import Sharer, Sharing
-from fa_compiler.passes.sparse import emit_listed, emit_selected
+from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.values.shapes import analyse
 
@@ -100,7 +100,7 @@ class _Run:
             node
             for node in graph
             if id(node) in found
-            or is_ready_made(node)
+            or is_attention_op(node)
             or is_integer_softmax(node)
             or node.op_identifier() in self.calls
         ]
@@ -110,7 +110,7 @@ class _Run:
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
             return [self._declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
-        emitter = Emitter(Builder(graph, self.names, self.facts.info), self.facts)
+        rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         ranks = any(is_op(node, "TopK") for node in graph)
         sharing = Sharing(list(found.values()))
         done: dict[ir.Node, Block] = {}
@@ -121,33 +121,33 @@ class _Run:
             if node in done:
                 blocks.append(done[node])
             elif anchor is not None:
-                alone = self._fuse_anchor(anchor, emitter, ranks)
+                alone = self._fuse_anchor(anchor, rewriter, ranks)
                 if alone[0].code in SHARED:
-                    done.update(self._fuse_shared(sharing.group(anchor, self.matcher), emitter, ranks))
+                    done.update(self._fuse_shared(sharing.group(anchor, self.matcher), rewriter, ranks))
                 blocks.extend([done[node]] if node in done else alone)
-            elif is_ready_made(node):
-                blocks.append(self._convert(node, emitter))
+            elif is_attention_op(node):
+                blocks.append(self._convert(node, rewriter))
             elif is_integer_softmax(node):
                 blocks.append(self._declined(label(node) or "", integer_softmax(node, self.facts)))
             else:
                 blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
-        emitter.finish()
+        rewriter.finish()
         return blocks
 
-    def _fuse_anchor(self, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool) -> list[Block]:
+    def _fuse_anchor(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool) -> list[Block]:
         name = label(anchor.node) or ""
         try:
-            return [self._emitted(name, anchor, emitter, ranks)]
+            return [self._emitted(name, anchor, rewriter, ranks)]
         except Decline as decline:
-            return self._fuse_pair(anchor, emitter, ranks, decline) or [self._declined(name, decline)]
+            return self._fuse_pair(anchor, rewriter, ranks, decline) or [self._declined(name, decline)]
 
-    def _fuse_shared(self, group: list[Sharer], emitter: Emitter, ranks: bool) -> dict[ir.Node, Block]:
+    def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, ranks: bool) -> dict[ir.Node, Block]:
         """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
         blocks: dict[ir.Node, Block] = {}
         for each in group:
             name = label(each.anchor.node) or ""
             try:
-                block = self._emitted(name, each.anchor, emitter, ranks, each.route)
+                block = self._emitted(name, each.anchor, rewriter, ranks, each.route)
             except Decline as decline:
                 block = self._declined(name, decline)
             first = blocks.setdefault(each.anchor.node, block)
@@ -157,7 +157,7 @@ class _Run:
                 blocks[each.anchor.node] = block
         return blocks
 
-    def _emitted(self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, route: Route = ONLY) -> Block:
+    def _emitted(self, name: str, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, route: Route = ONLY) -> Block:
         """Fuse an attention and return its block. Raises Decline.
 
         A second product in its scores becomes a part of the scores where the operator can have one. For ONNX Runtime it
@@ -169,20 +169,20 @@ class _Run:
             steps = summed.begin(anchor, route)
             try:
                 match = summed.finish(steps)
-                block = self._sparse(name, match, emitter)
+                block = self._sparse(name, match, rewriter)
                 if block is None and self.facts.options.target == "ort":
-                    block = self._fused(name, match, emitter.emit(match))
+                    block = self._fused(name, match, rewriter.emit(match))
                 if block is not None:
                     return block
             except Decline:
                 if steps.scores.second is None:
                     raise
         match = self.matcher.match(anchor, route)
-        return self._sparse(name, match, emitter) or self._fused(name, match, emitter.emit(match))
+        return self._sparse(name, match, rewriter) or self._fused(name, match, rewriter.emit(match))
 
-    def _sparse(self, name: str, match: AttentionMatch, emitter: Emitter) -> Block | None:
+    def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter) -> Block | None:
         """Fuse an attention to listed or selected keys and return its block; None for other attentions."""
-        found = emit_listed(match, emitter, self.notes) or emit_selected(match, emitter)
+        found = fuse_gathered_keys(match, rewriter, self.notes) or fuse_masked_selection(match, rewriter)
         if found is None:
             return None
         return self._ranked(self._fused(name, match, found.fused), found.indexer)
@@ -195,7 +195,7 @@ class _Run:
         self.notes.append(f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends")
         return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
-    def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, alone: Decline) -> list[Block]:
+    def _fuse_pair(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, alone: Decline) -> list[Block]:
         """Fuse an attention and its gradient, and return the blocks of both. Empty where there is no gradient.
 
         `alone` is why the attention was not fused by itself. Where the attempt gives a better reason, the result is one
@@ -205,7 +205,7 @@ class _Run:
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
         try:
-            pair = fuse_pair(anchor, self.matcher, emitter, ranks)
+            pair = fuse_pair(anchor, self.matcher, rewriter, ranks)
         except PairDecline as decline:
             reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
             forward = self._declined(name, Decline(decline.code, reason, decline.culprit, decline.hint))
@@ -230,18 +230,18 @@ class _Run:
         )
         return [replace(forward, pair=1), replace(backward, pair=-1)]
 
-    def _convert(self, node: ir.Node, emitter: Emitter) -> Block:
+    def _convert(self, node: ir.Node, rewriter: Rewriter) -> Block:
         """Replace an attention operator by FlashAttentionScore and return its block."""
         name = label(node) or ""
         try:
-            converted = convert(Conversion.of(node, self.facts, emitter.builder))
-            fused = emitter.emit(converted.match)
+            converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
+            fused = rewriter.emit(converted.match)
         except Decline as decline:
             return self._declined(name, decline)
         for old, new in converted.outputs:
             named = old.is_graph_output()
-            apart = named and (new.is_graph_output() or not emitter.builder.has_made(new))
-            replace_value(old, emitter.builder.alias(new) if apart else new, rename=named)
+            apart = named and (new.is_graph_output() or not rewriter.builder.has_made(new))
+            replace_value(old, rewriter.builder.alias(new) if apart else new, rename=named)
         return self._fused(name, converted.match, fused)
 
     def _declined(self, name: str, decline: Decline) -> Block:
@@ -261,7 +261,7 @@ class _Run:
             op=fused.node.op_type,
             node=fused.node.name,
             layout=fused.layout,
-            mask=fused.word,
+            mask=fused.mask_label,
             heads=fused.heads,
             extensions=extensions_used(node_view(fused.node, self.facts.info)),
             assumed=fused.assumed,

@@ -26,7 +26,7 @@ def producer(value: ir.Value | None) -> ir.Node | None:
     return None if value is None else value.producer()
 
 
-def passed_on(value: ir.Value, *op_types: str) -> ir.Value:
+def source_through(value: ir.Value, *op_types: str) -> ir.Value:
     """The source of a value: the start of the chain of operators of these types, each of which passes on its first
     input, that leads to the value. It is the value itself where there are no such operators."""
     while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:

@@ -40,7 +40,7 @@ ASSUMPTIONS = {
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that a result is verified for when the user names none."""
 
-WHOLE_MASKS = ("310P",)
+PRODUCTS_WITHOUT_BANDS = ("310P",)
 """Products whose PromptFlashAttention has no bands."""
 
 FINITE_SCORES = "finite-scores"
@@ -79,9 +79,13 @@ class Options:
         return "ort" if self.target == "ort" else self.ascend_product
 
     @property
-    def whole_masks(self) -> bool:
+    def needs_dense_mask(self) -> bool:
         """Does the product's operator take sparse_mode 0 only, with every excluded key in the mask?"""
-        return self.target == "ascend" and self.product is not None and product(self.product).name in WHOLE_MASKS
+        return (
+            self.target == "ascend"
+            and self.product is not None
+            and product(self.product).name in PRODUCTS_WITHOUT_BANDS
+        )
 
     def __post_init__(self) -> None:
         if self.target not in ("ort", "ascend"):

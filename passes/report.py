@@ -1,4 +1,4 @@
-"""The report of a run: one block for each softmax and each ready-made attention op of the model."""
+"""The report of a run: one block for each softmax and each attention operator that the model already holds."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class CacheLine:
 class Report:
     """All blocks of one model, in graph order, its caches, and notes that belong to no block.
 
-    `mended` says that the result differs from the input in more than the fusions; the notes say in what.
+    `changed_otherwise` says that the result differs from the input in more than the fusions; the notes say in what.
     """
 
     blocks: Sequence[Block]
@@ -220,7 +220,7 @@ class Report:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     caches: Sequence[CacheLine] = ()
-    mended: bool = False
+    changed_otherwise: bool = False
 
     def count(self, status: Status) -> int:
         """How many softmaxes and attention ops have this status; their gradients are not counted again."""

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Builder
 
 
-def turned(
+def rotate_heads(
     builder: Builder, x: ir.Value, cos: ir.Value, sin: ir.Value, size: int, part: int, interleaved: bool
 ) -> ir.Value:
     """x with the first `part` elements of each head rotated.

@@ -1,10 +1,10 @@
 """The operations on the scores between their product and the softmax: one set of them, from the graph to the plan.
 
-    operations          their tensors are          made by
-    ------------------  -------------------------  ---------------------------------------------------------
-    of a score path     values of the graph        matching/scores.py, with the steps that only a path has
-    terms               Placed: with their axes    matching/score_walk.py
-    of a bias           Viewed: as emitted         masks/mask.py and ready_made/, for emission/mask_builder.py
+    operations          their tensors are                made by
+    ------------------  -------------------------------  ---------------------------------------------------------
+    of a score path     values of the graph              matching/scores.py, with the steps that only a path has
+    terms               AlignedTensor: with their axes   matching/score_walk.py
+    of a bias           BiasOperand: as emitted          masks/mask.py and attention_ops/, for rewrite/mask_builder.py
 
 On a path and as terms, the operations change the scores, in order. A bias starts as 0, and its operations change it in
 the same way. "The result so far" below is the scores or the bias.
@@ -62,23 +62,23 @@ ScoreOp = Add[Tensor] | Select[Tensor] | Scale | Floor
 
 
 @dataclass(frozen=True)
-class Placed:
+class AlignedTensor:
     """A tensor along the axes of the scores. `dims` are the axes along which each of its dimensions runs, () where it
     is 1.
 
-    `fits` says that the tensor is proven not to enlarge the scores in any run. A tensor that may enlarge them, for
-    example by another batch size, has to reach the operator with all of its dimensions, because the operator refuses
-    such a run.
+    `never_enlarges` says that the tensor is proven not to enlarge the scores in any run. A tensor that may enlarge
+    them, for example by another batch size, has to reach the operator with all of its dimensions, because the operator
+    refuses such a run.
     """
 
     value: ir.Value
     dims: Arrangement
-    fits: bool = True
+    never_enlarges: bool = True
 
 
 @dataclass(frozen=True)
-class Viewed:
-    """An operand of a bias as the emitter reads it.
+class BiasOperand:
+    """An operand of a bias as the rewriter reads it.
 
     If `unrounded`, 16-bit numbers that ONNX Runtime computes in float32 are not rounded. If `moved`, this holds also
     behind a single operator that moves them.
@@ -89,24 +89,24 @@ class Viewed:
     moved: bool = False
 
 
-Term = ScoreOp[Placed]
-MaskTerm = Add[Placed] | Select[Placed]
+Term = ScoreOp[AlignedTensor]
+MaskTerm = Add[AlignedTensor] | Select[AlignedTensor]
 """A term that may exclude keys."""
-BiasOp = ScoreOp[Viewed]
+BiasOp = ScoreOp[BiasOperand]
 
 
 @dataclass(frozen=True)
-class Masked:
+class ExcludedPositions:
     """Excluded positions: those where `view`, as a truth value, equals `when`. A float is true when it is not 0."""
 
     view: View
     when: bool = True
 
     @staticmethod
-    def by(select: Select[Viewed]) -> Masked:
+    def by(select: Select[BiasOperand]) -> ExcludedPositions:
         """The positions that a selection fills."""
-        return Masked(select.operand.view, not select.keep)
+        return ExcludedPositions(select.operand.view, not select.keep)
 
-    def filled(self, node: ir.Node, fill: float) -> Select[Viewed]:
+    def filled(self, node: ir.Node, fill: float) -> Select[BiasOperand]:
         """The selection that puts a number at these positions."""
-        return Select(node, Viewed(self.view), not self.when, fill)
+        return Select(node, BiasOperand(self.view), not self.when, fill)

@@ -153,7 +153,7 @@ def write_model(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage
     staged = stage.reserve(output)
     report.notes.extend(_place_data(proto, loaded, output, stage))
     if not report.count("fused"):
-        same = "is the input with the changes above" if report.mended else "is a copy of the input"
+        same = "is the input with the changes above" if report.changed_otherwise else "is a copy of the input"
         report.notes.append(f"nothing was fused: the output {same}")
     write(staged, serialised(proto, loaded.weights, str(output)), output)
     return staged

@@ -7,33 +7,33 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.behind import Place
+from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.polynomials import TOLERANCE
 from fa_compiler.passes.backward.quantities import FACTORS
-from fa_compiler.passes.build import Builder, Mover
-from fa_compiler.passes.emission.emit import Emitter
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
+from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.surgery import replace_value
 
 
 @dataclass(frozen=True)
 class GradientDestination:
-    """A place for a gradient, the axes to sum over first, and the moves to it from the operator's output with those
+    """A target for a gradient, the axes to sum over first, and the moves to it from the operator's output with those
     axes in front."""
 
-    place: Place
+    target: GradientTarget
     summed: Axes
     plan: tuple[Move, ...]
 
     @property
     def cost(self) -> int:
         """The work added minus the work saved."""
-        extra = COPY_COST * (bool(self.summed) + (not _is_one(self.place.factor)))
-        return cost(self.plan) + extra - self.place.saved
+        extra = COPY_COST * (bool(self.summed) + (not _is_one(self.target.factor)))
+        return cost(self.plan) + extra - self.target.saved
 
 
 @dataclass
@@ -42,7 +42,7 @@ class GradientCompanion:
     same in the axes of the match that is emitted."""
 
     found: GradientMatch
-    emitter: Emitter
+    rewriter: Rewriter
     nodes: list[ir.Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class GradientCompanion:
         owned = {*roles.batch, *roles.kv_heads, *roles.kv_seq, *roles.head_dim, *roles.value_head_dim}
         owned.update(() if match.rope is None else match.rope.head_dim)
         for gradient in self.record.gradients:
-            summed = any(_axes(place.dims) <= owned for place in gradient.places)
+            summed = any(_axes(target.dims) <= owned for target in gradient.targets)
             if gradient.role not in ("query", "query_rope") and not summed:
                 return replace(match, roles=replace(roles, kv_heads=roles.heads))
         return match
@@ -81,16 +81,16 @@ def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement
 
 
 def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> GradientDestination | None:
-    """The cheapest place for a gradient; None where it cannot be brought to any."""
+    """The cheapest target for a gradient; None where it cannot be brought to any."""
     dims = gradient_dims(gradient.role, match, layout)
     best: GradientDestination | None = None
-    for place in gradient.places:
-        wanted, left = place.dims, _axes(place.dims)
+    for target in gradient.targets:
+        wanted, left = target.dims, _axes(target.dims)
         summed = tuple(axis for dim in dims for axis in dim if axis not in left)
-        plan = moves(dims, (summed, *wanted) if summed else wanted)
-        if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(place.factor) < FACTORS:
+        plan = plan_moves(dims, (summed, *wanted) if summed else wanted)
+        if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(target.factor) < FACTORS:
             continue
-        destination = GradientDestination(place, summed, plan)
+        destination = GradientDestination(target, summed, plan)
         if best is None or destination.cost <= best.cost:
             best = destination
     return best
@@ -102,32 +102,32 @@ def moved_to(
     destination: GradientDestination,
     dtype: ir.DataType,
     builder: Builder,
-    mover: Mover,
+    emitter: LayoutEmitter,
 ) -> ir.Value:
     """An operator's output of this arrangement and type as the value whose place it takes. Sums and factors are
     computed in float32: the graph may have left 16 bits before it undoes the scale of a loss."""
-    value = mover.apply(value, dims, destination.plan)
-    if destination.summed or not _is_one(destination.place.factor):
+    value = emitter.apply(value, dims, destination.plan)
+    if destination.summed or not _is_one(destination.target.factor):
         dtype = ir.DataType.FLOAT
         value = builder.cast(value, dtype)
     if destination.summed:
         value = _sum_first(value, dtype, builder)
-    if not _is_one(destination.place.factor):
-        number = builder.constant(np.array(destination.place.factor, dtype=dtype.numpy()), "number")
+    if not _is_one(destination.target.factor):
+        number = builder.constant(np.array(destination.target.factor, dtype=dtype.numpy()), "number")
         value = builder.op("Mul", [value, number], dtype)
-    wanted = builder.info.dtype(destination.place.value)
+    wanted = builder.info.dtype(destination.target.value)
     return value if wanted is None else builder.cast(value, wanted)
 
 
-def put_at(pairs: list[tuple[Place, ir.Value]], emitter: Emitter) -> None:
+def replace_destinations(pairs: list[tuple[GradientTarget, ir.Value]], rewriter: Rewriter) -> None:
     """Let results take the place of the values they replace."""
     seen: set[ir.Value] = set()
-    for place, result in pairs:
-        maker = place.value.producer()
+    for target, result in pairs:
+        maker = target.value.producer()
         assert maker is not None
-        emitter.replaced.append(maker)
-        # The same gradient may be asked for twice: each place has its own name.
-        replace_value(place.value, emitter.builder.alias(result) if result in seen else result)
+        rewriter.replaced.append(maker)
+        # The same gradient may be asked for twice: each target has its own name.
+        replace_value(target.value, rewriter.builder.alias(result) if result in seen else result)
         seen.add(result)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.behind import Place
+from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion, error_times
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.backward.region import Region
@@ -50,7 +50,7 @@ class Divergence:
 
     scores: IndexScores
     masks: tuple[Mask, ...]
-    results: dict[str, Place]
+    results: dict[str, GradientTarget]
     node: ir.Node
     assumed: tuple[str, ...]
 
@@ -133,7 +133,7 @@ def _mask(value: ir.Value, region: Region) -> tuple[ir.Value, Mask] | None:
     if is_op(node, "Where"):
         condition, chosen, other = inputs
         for inner, fill, when in ((other, chosen, True), (chosen, other, False)):
-            number = region.viewer.filler(fill, inner)
+            number = region.viewer.uniform_value(fill, inner)
             if number is not None and -float("inf") < number <= DOMINATING:
                 return inner, Mask(condition, when)
     if is_op(node, "Add"):
@@ -148,9 +148,9 @@ def _mask(value: ir.Value, region: Region) -> tuple[ir.Value, Mask] | None:
 class _Results:
     inner: IndexRegion
 
-    def found(self, starts: Sequence[ir.Node]) -> dict[str, Place]:
+    def found(self, starts: Sequence[ir.Node]) -> dict[str, GradientTarget]:
         """The results that everything behind the starts ends in. Raises Decline."""
-        results: dict[str, Place] = {}
+        results: dict[str, GradientTarget] = {}
         pending, seen = list(starts), set(starts)
         while pending:
             node = pending.pop(0)
@@ -180,7 +180,7 @@ class _Results:
             Code.TRAINING, f"attention's probabilities reach {label(node)}, which is no loss of an indexer: {why}", node
         )
 
-    def _result(self, node: ir.Node) -> tuple[str, Place] | None:
+    def _result(self, node: ir.Node) -> tuple[str, GradientTarget] | None:
         inner, value = self.inner, node.outputs[0]
         product = any_contraction(node, inner.viewer.info)
         if product is not None:
@@ -189,13 +189,13 @@ class _Results:
             return None
         part, source = inner.reader.tensor(value), inner.reader.tensor(node.inputs[0])
         if part is not None and not any(part.dims) and (factor := part.quantity.coefficient(ROW_LOSS)) is not None:
-            return "loss", Place(value, part.dims, factor)
+            return "loss", GradientTarget(value, part.dims, factor)
         factor = None if source is None else error_times(source, Factor.RECTIFIED)
         if source is None or factor is None:
             return None
         return self._weights(node, source.dims, factor)
 
-    def _weights(self, node: ir.Node, dims: Arrangement, factor: float) -> tuple[str, Place] | None:
+    def _weights(self, node: ir.Node, dims: Arrangement, factor: float) -> tuple[str, GradientTarget] | None:
         """The gradient of the weights: a sum over the keys, and nothing else."""
         kept = self.inner.summed_dims(node, dims)
         if kept is None or node.op_type != "ReduceSum":
@@ -204,9 +204,9 @@ class _Results:
         space, scores = self.inner.viewer.space, self.inner.scores
         if gone != space.resolve(scores.axes[3]) or not self._covers(left, scores.wanted[2]):
             return None
-        return "d_weight", Place(node.outputs[0], left, factor)
+        return "d_weight", GradientTarget(node.outputs[0], left, factor)
 
-    def _product(self, product: Contraction) -> tuple[str, Place] | None:
+    def _product(self, product: Contraction) -> tuple[str, GradientTarget] | None:
         """The gradient of query or key."""
         inner, scores = self.inner, self.inner.scores
         space, region = inner.viewer.space, inner.region
@@ -222,7 +222,7 @@ class _Results:
                 ("d_query_index", scores.views[1], 0, keys),
                 ("d_key_index", scores.views[0], 1, (*rows, *heads)),
             ):
-                known = inner.tracer.trace(product.operands[1 - side], seeds(other.stops))
+                known = inner.tracer.trace(product.operands[1 - side], seeds(other.equivalent_values))
                 if known is None or len(summed) != len(over) or set(summed) != set(over):
                     continue
                 if not region.walk(product, 1 - side, known.dims, part.dims):
@@ -231,7 +231,7 @@ class _Results:
                 if not self._covers(dims, scores.wanted[place]):
                     continue
                 total = product.factor * factor * known.factor / scores.factor
-                return name, Place(product.output, dims, total)
+                return name, GradientTarget(product.output, dims, total)
         return None
 
     def _covers(self, dims: Arrangement, wanted: Arrangement) -> bool:

@@ -18,7 +18,7 @@ from fa_compiler.passes.backward.quantities import MaskedRows
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
-from fa_compiler.passes.masks.magnitudes import MODERATE
+from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
@@ -36,8 +36,8 @@ def keep_empty_rows(pair: Pair, options: Options) -> Pair:
 def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     match, gradients = pair.forward, pair.backward.gradients
     plan = match.mask
-    if plan.value is not None:
-        _check_mask_value(pair, plan.value, plan.valueless)
+    if plan.masked_score is not None:
+        _check_mask_value(pair, plan.masked_score, plan.drops_masked_values)
         return match, ""
     states = {gradient.rows for gradient in gradients}
     scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
@@ -57,16 +57,18 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     raise _rows_differ(pair, "rows that are masked everywhere get another gradient than the operator gives")
 
 
-def _check_mask_value(pair: Pair, value: float, valueless: bool) -> None:
+def _check_mask_value(pair: Pair, value: float, drops_masked_values: bool) -> None:
     """Masked keys have a P then: the gradients have to be computed with all of it, and only then masked; the operator
     has none for keys without a value."""
     for gradient in pair.backward.gradients:
         wanted = MaskedRows.SAME if gradient.role == "value" else MaskedRows.ZERO
         source = gradient.source
         zeroed = gradient.role == "value" and source.zeroed
-        if valueless or source.rows is not wanted or source.spoilt or source.raw or zeroed:
+        if drops_masked_values or source.rows is not wanted or source.spoilt or source.raw or zeroed:
             reason = f"masked scores become {value:g}: masked keys may have a share, which the gradient leaves out"
-            hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= MODERATE else FILL
+            hint = (
+                f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= ASSUMED_MASK else FILL
+            )
             raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
 
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.emit import Backward
+from fa_compiler.passes.backward.dense_gradient import Backward
 from fa_compiler.passes.backward.empty_rows import keep_empty_rows
-from fa_compiler.passes.backward.listed import ListedBackward
 from fa_compiler.passes.backward.match import Pair, PairDecline, match_pair
+from fa_compiler.passes.backward.sparse_gradient import ListedBackward
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emission.emit import Emitter, Fused
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.sparse import emit_listed, emit_selected
+from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
+from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FusedPair:
     losses: tuple[ir.Node, ...] = ()
 
 
-def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: bool) -> FusedPair | None:
+def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, ranks: bool) -> FusedPair | None:
     """Fuse the attention around an anchor with its gradient; None when there is no gradient. A second product in its
     scores is a part of them as for the attention alone: see fusion.py, and for `ranks`.
 
@@ -42,54 +42,54 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: 
         try:
             found = match_pair(anchor, summed)
             if found is not None and found.forward.rope is not None:
-                return _fused(found, summed, emitter)
+                return _fused(found, summed, rewriter)
         except Decline as decline:
             failure = decline
     try:
         pair = match_pair(anchor, matcher)
-        return None if pair is None else _fused(pair, matcher, emitter)
+        return None if pair is None else _fused(pair, matcher, rewriter)
     except Decline as decline:
         raise failure or decline from None
 
 
-def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
+def _fused(pair: Pair, matcher: Matcher, rewriter: Rewriter) -> FusedPair:
     try:
         notes: list[str] = []
-        listed = _listed(pair, matcher, emitter, notes)
+        listed = _listed(pair, matcher, rewriter, notes)
         if listed is not None:
             return listed
         if (loss := pair.backward.divergence) is not None:
             reason = "an indexer learns from the probabilities of an attention that has no list of keys in every row"
             raise Decline(Code.TRAINING, reason, loss.node)
         pair = keep_empty_rows(pair, matcher.facts.options)
-        backward = Backward(pair.backward, emitter)
-        fused = emitter.emit(pair.forward, backward)
+        backward = Backward(pair.backward, rewriter)
+        fused = rewriter.emit(pair.forward, backward)
         fused = replace(fused, notes=(*fused.notes, *notes))
     except Decline as decline:
         raise PairDecline.about(pair.backward.node, decline) from decline
     return FusedPair(pair, fused, backward.nodes[-1])
 
 
-def _listed(pair: Pair, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
+def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, notes: list[str]) -> FusedPair | None:
     """The pair as attention to selected keys; None where the keys are not selected.
 
     Where they are, and the pair is not fused as such, the reason is appended to `notes`.
     """
     # Where every row has a key, what the others would give does not matter.
-    found = _attempt(pair, True, matcher, emitter, notes)
+    found = _attempt(pair, True, matcher, rewriter, notes)
     if found is not None:
         return found
     try:
         pair = keep_empty_rows(pair, matcher.facts.options)
     except PairDecline:
         return None
-    return _attempt(pair, False, matcher, emitter, notes)
+    return _attempt(pair, False, matcher, rewriter, notes)
 
 
-def _attempt(pair: Pair, every_row: bool, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
-    backward = ListedBackward(pair.backward, emitter, every_row=every_row)
-    selected = emit_selected(pair.forward, emitter, backward)
-    selected = selected or emit_listed(pair.forward, emitter, notes, backward)
+def _attempt(pair: Pair, every_row: bool, matcher: Matcher, rewriter: Rewriter, notes: list[str]) -> FusedPair | None:
+    backward = ListedBackward(pair.backward, rewriter, every_row=every_row)
+    selected = fuse_masked_selection(pair.forward, rewriter, backward)
+    selected = selected or fuse_gathered_keys(pair.forward, rewriter, notes, backward)
     if selected is not None:
         return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
     if backward.failure is not None:

@@ -18,21 +18,21 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
-from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.destination import GradientDestination, moved_to
 from fa_compiler.passes.backward.divergence import Divergence
-from fa_compiler.passes.build import Mover
+from fa_compiler.passes.backward.gradient_targets import GradientTarget
+from fa_compiler.passes.build import LayoutEmitter
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.matching.factors import scaled
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.sparse.call import SparseNode
+from fa_compiler.passes.rewrite.rewriter import Rewriter
+from fa_compiler.passes.sparse.builder import SparseFlashBuilder
 from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
-from fa_compiler.passes.sparse.entries import ranks_causally, visible_part
+from fa_compiler.passes.sparse.key_mask import KeyMask
 from fa_compiler.passes.sparse.selection import Condition, Selection, conditions, selection_of
-from fa_compiler.passes.sparse.visible import Visible
+from fa_compiler.passes.sparse.sparse_indices import key_mask_of, ranks_causally
 
 OP = "SparseLightningIndexerGradKLLoss"
 GRADIENTS = ("d_query_index", "d_key_index", "d_weight")
@@ -45,17 +45,17 @@ class IndexLoss:
 
     record: Divergence
     found: Selection
-    emitter: Emitter
+    rewriter: Rewriter
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode
-    ) -> tuple[ir.Node, list[tuple[Place, ir.Value]]]:
-        """The node, and what takes which place. Raises Decline."""
-        builder, record = self.emitter.builder, self.record
-        self._check(inputs, call)
-        stops = [stop for view in record.scores.views for stop in view.stops]
-        mover = Mover(builder, call.match.space, [*stops, *call.mover.witnesses])
-        given = self._index_inputs(mover)
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder
+    ) -> tuple[ir.Node, list[tuple[GradientTarget, ir.Value]]]:
+        """The node, and the result for each target. Raises Decline."""
+        builder, record = self.rewriter.builder, self.record
+        self._check(inputs, sparse)
+        equivalent_values = [stop for view in record.scores.views for stop in view.equivalent_values]
+        emitter = LayoutEmitter(builder, sparse.match.space, [*equivalent_values, *sparse.emitter.size_sources])
+        given = self._index_inputs(emitter)
         given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
         given["sparse_indices"] = self._listed(inputs["sparse_indices"])
         given |= dict(zip(STATISTICS, node.outputs[1:3], strict=True))
@@ -64,15 +64,15 @@ class IndexLoss:
             "layout": "BSND",
             "sparse_mode": 3,
         }
-        if self.emitter.options.target == "ort" and "loss" in record.results:
+        if self.rewriter.options.target == "ort" and "loss" in record.results:
             attrs["cpu_loss_floor"] = 0.0
-        made = domain_node(OP, given, attrs, builder, self.emitter.options, tuple(record.results))
+        made = domain_node(OP, given, attrs, builder, self.rewriter.options, tuple(record.results))
         if made is None:
             raise self._decline(f"the target has no {OP} of these sizes and types")
-        self.emitter.made.append(made)
+        self.rewriter.made.append(made)
         outputs = {output.name: output for output in made.outputs}
         results = record.results.items()
-        return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, mover) for name, result in results]
+        return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, emitter) for name, result in results]
 
     def _listed(self, attended: ir.Value) -> ir.Value:
         """The list: attention's where that is an indexer's, for the statistics are of these keys; else the TopK's,
@@ -80,14 +80,14 @@ class IndexLoss:
         maker = attended.producer()
         if maker is not None and (maker.domain, maker.op_type) == (DOMAIN, "LightningIndexer"):
             return attended
-        builder = self.emitter.builder
+        builder = self.rewriter.builder
         return builder.units("Unsqueeze", builder.cast(self.found.indices, INT32), [2])
 
     def _decline(self, reason: str) -> Decline:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)
 
-    def _check(self, inputs: dict[str, ir.Value], call: SparseNode) -> None:
-        info, roles = call.builder.info, call.match.roles
+    def _check(self, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder) -> None:
+        info, roles = sparse.builder.info, sparse.match.roles
         query, key = info.shape(inputs["query"]), info.shape(inputs["key"])
         if query is None or key is None or key[2].const != 1:
             raise self._decline("attention has more than one head of keys")
@@ -97,49 +97,51 @@ class IndexLoss:
         sizes = Sizes(query[0], query[1], key[1])
         if self.found.block != 1 or int_attr(self.found.top, "sorted", 1) != 1:
             raise self._decline("the list of keys is not sorted by their scores")
-        causal = Visible(causal=True)
-        attended = [visible_part(condition, sizes, info) for condition in self.found.others]
+        causal = KeyMask(causal=True)
+        attended = [key_mask_of(condition, sizes, info) for condition in self.found.others]
         if not attended or any(part != causal for part in attended):
             raise self._decline("attention has another mask than a causal one beside the selection")
-        if not ranks_causally(self.found.top, sizes, self.emitter.facts):
+        if not ranks_causally(self.found.top, sizes, self.rewriter.facts):
             raise self._decline("the keys are not proven to be ranked under the causal mask, or there may be too few")
         selected, seen = 0, 0
         for mask in self.record.masks:
-            for condition in conditions(mask.value, mask.when, self.emitter.facts):
-                if self._is_selection(condition, call):
+            for condition in conditions(mask.value, mask.when, self.rewriter.facts):
+                if self._is_selection(condition, sparse):
                     selected += 1
-                elif visible_part(condition, sizes, info) == causal:
+                elif key_mask_of(condition, sizes, info) == causal:
                     seen += 1
                 else:
                     raise self._decline(f"{condition.value.name!r} masks its scores and not those of attention")
         if not selected or not seen:
             raise self._decline("its scores are not masked as those of attention are")
 
-    def _is_selection(self, condition: Condition, call: SparseNode) -> bool:
-        other = selection_of(condition, self.emitter.facts)
+    def _is_selection(self, condition: Condition, sparse: SparseFlashBuilder) -> bool:
+        other = selection_of(condition, self.rewriter.facts)
         return other is not None and other.indices is self.found.indices and other.block == 1
 
-    def _index_inputs(self, mover: Mover) -> dict[str, ir.Value]:
+    def _index_inputs(self, emitter: LayoutEmitter) -> dict[str, ir.Value]:
         """query_index, key_index and weight, which takes all factors."""
-        builder, scores = self.emitter.builder, self.record.scores
+        builder, scores = self.rewriter.builder, self.record.scores
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
-            plan = moves(view.base_dims, wanted)
+            plan = plan_moves(view.base_dims, wanted)
             if plan is None:
                 raise self._decline(f"{view.base.name!r} could not be arranged for the operator")
-            arranged.append(mover.apply(view.base, view.base_dims, plan))
+            arranged.append(emitter.apply(view.base, view.base_dims, plan))
         query, key, weight = arranged
         return {"query_index": query, "key_index": key, "weight": scaled(weight, scores.factor, builder)}
 
-    def _placed(self, name: str, value: ir.Value, place: Place, mover: Mover) -> tuple[Place, ir.Value]:
-        """A result as the value whose place it takes."""
-        builder, scores = self.emitter.builder, self.record.scores
+    def _placed(
+        self, name: str, value: ir.Value, target: GradientTarget, emitter: LayoutEmitter
+    ) -> tuple[GradientTarget, ir.Value]:
+        """A result as the target that it replaces."""
+        builder, scores = self.rewriter.builder, self.record.scores
         if name == "loss":
-            rank = len(builder.info.shape(place.value) or ())
+            rank = len(builder.info.shape(target.value) or ())
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
-            return place, moved_to(value, (), GradientDestination(place, (), ()), ir.DataType.FLOAT, builder, mover)
+            return target, moved_to(value, (), GradientDestination(target, (), ()), ir.DataType.FLOAT, builder, emitter)
         dims = scores.wanted[GRADIENTS.index(name)]
-        plan = moves(dims, place.dims)
+        plan = plan_moves(dims, target.dims)
         if plan is None:
-            raise self._decline(f"{place.value.name!r} could not be made of the operator's result")
-        return place, moved_to(value, dims, GradientDestination(place, (), plan), ir.DataType.FLOAT, builder, mover)
+            raise self._decline(f"{target.value.name!r} could not be made of the operator's result")
+        return target, moved_to(value, dims, GradientDestination(target, (), plan), ir.DataType.FLOAT, builder, emitter)

@@ -105,8 +105,8 @@ class IndexRegion:
         self.reader = PolynomialReader[Polynomial](self.tracer, self._of_node)
         scores, put = self.scores, self.reader.put
         put(self.log, Polynomial({LOG_PREDICTED: 1.0}), self.rows_and_keys)  # 2
-        put(scores.rectified, Polynomial({RECTIFIED: scores.slope}), scores.rectified_dims)  # 5
-        for value, dims in scores.views[2].stops:
+        put(scores.relu_output, Polynomial({RECTIFIED: scores.relu_scale}), scores.relu_dims)  # 5
+        for value, dims in scores.views[2].equivalent_values:
             put(value, Polynomial({WEIGHT: 1.0}), dims)  # 6
 
     @property
@@ -139,7 +139,7 @@ class IndexRegion:
     def _repeated_number(self, node: ir.Node) -> Part | None:
         """8: the product with a tensor that holds one number."""
         for number, tensor in (node.inputs, node.inputs[::-1]):
-            factor = None if number is None or tensor is None else self.viewer.filler(number, tensor)
+            factor = None if number is None or tensor is None else self.viewer.uniform_value(number, tensor)
             if factor is not None:
                 part = self.reader.tensor(tensor)
                 return None if part is None else Tensor.of(part.quantity.scaled(factor), part.dims)
@@ -215,7 +215,7 @@ class IndexRegion:
         condition, chosen, other = node.inputs
         assert condition is not None and chosen is not None and other is not None
         part = self.reader.tensor(other)
-        number = self.viewer.filler(chosen, other)
+        number = self.viewer.uniform_value(chosen, other)
         if part is None or number is None or self.viewer.info.shape(node.outputs[0]) != self.viewer.info.shape(other):
             return None
         test = condition.producer()
@@ -261,7 +261,7 @@ class IndexRegion:
     def _beside_zero(self, test: ir.Node) -> Part | None:
         """The first operand of a comparison, where the other is 0."""
         value, zero = test.inputs[0], test.inputs[1]
-        if value is None or zero is None or self.viewer.filler(zero, value) != 0.0:
+        if value is None or zero is None or self.viewer.uniform_value(zero, value) != 0.0:
             return None
         return self.reader.tensor(value)
 

@@ -17,8 +17,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.behind import Place, places_behind
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
+from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_behind
 from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region
@@ -44,12 +44,12 @@ Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """One product of the backward part, and the places behind it where its result can be put in."""
+    """One product of the backward part, and the targets behind it that its result can replace."""
 
     role: Role
     node: ir.Node
     source: Quantity
-    places: tuple[Place, ...]
+    targets: tuple[GradientTarget, ...]
 
     @property
     def rows(self) -> MaskedRows:
@@ -257,7 +257,7 @@ class _Finder:
             # The operator is given the second query times its ratio.
             options.extend((("query_rope", rope.key, scale), ("key_rope", rope.query, scale * rope.ratio)))
         for role, view, share in options:
-            known = self.region.tracer.trace(product.operands[1 - side], seeds(view.stops))
+            known = self.region.tracer.trace(product.operands[1 - side], seeds(view.equivalent_values))
             if known is None or not self._sums(product, side, tensor.dims, role):
                 continue
             if not self.region.walk(product, 1 - side, known.dims, tensor.dims):
@@ -296,11 +296,11 @@ class _Finder:
     def _placed(
         self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
     ) -> Gradient:
-        """The places behind the product; sums may run over heads or batch."""
+        """The targets behind the product; sums may run over heads or batch."""
         roles = self.viewer.space.settle(self.match.roles)
-        start = Place(product.output, dims, factor)
-        places = places_behind(start, (*roles.batch, *roles.heads), self.region.tracer)
-        return Gradient(role, product.node, tensor.quantity, places)
+        start = GradientTarget(product.output, dims, factor)
+        targets = targets_behind(start, (*roles.batch, *roles.heads), self.region.tracer)
+        return Gradient(role, product.node, tensor.quantity, targets)
 
     # -- what has to hold -----------------------------------------------------------------------
 
@@ -335,8 +335,8 @@ class _Finder:
             return True
         return info.dtype(dy.base) == ir.DataType.FLOAT16 and all(
             any(
-                info.dtype(place.value) == ir.DataType.FLOAT16 and 1 / ALIKE <= abs(place.factor) <= ALIKE
-                for place in gradient.places
+                info.dtype(target.value) == ir.DataType.FLOAT16 and 1 / ALIKE <= abs(target.factor) <= ALIKE
+                for target in gradient.targets
             )
             for gradient in self.gradients
         )

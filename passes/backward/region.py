@@ -188,7 +188,7 @@ class Region:
         space = self.viewer.space
         for out, gradient in (product.inputs, product.inputs[::-1]):
             first = self.tracer.trace(out, {self.match.output: self.match.output_dims})
-            second = None if first is None else self.tracer.trace(gradient, seeds(self.dy.stops))
+            second = None if first is None else self.tracer.trace(gradient, seeds(self.dy.equivalent_values))
             dims = None if first is None or second is None else self.tracer.aligned(first.dims, second.dims)
             if first is None or second is None or dims is None:
                 continue
@@ -278,7 +278,7 @@ class Region:
 
     def _product(self, product: Contraction) -> Tensor[Quantity] | None:
         """2 and 8: dO V^T, or the row sums of a product of two tensors of the region."""
-        values = seeds(self.match.value.stops)
+        values = seeds(self.match.value.equivalent_values)
         for side in (0, 1):
             known = self.tracer.trace(product.operands[side], values)
             if known is None:
@@ -322,7 +322,7 @@ class Region:
         """
         value = product.operands[side]
         if self.dy is not None:
-            known = self.tracer.trace(value, seeds(self.dy.stops))
+            known = self.tracer.trace(value, seeds(self.dy.equivalent_values))
             if known is None or not self.walk(product, side, known.dims, other):
                 return None
             return self.viewer.space.resolve_all(known.dims), known.factor

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.matching.probabilities import FLOATS
+from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import int_attr, is_op
 

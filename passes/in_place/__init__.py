@@ -14,12 +14,12 @@ import onnx_ir as ir
 from fa_compiler.op_registry import extensions_used
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emission.node_view import node_view
-from fa_compiler.passes.in_place.buffers import Change
-from fa_compiler.passes.in_place.caches import Cache, candidates, read_cache
+from fa_compiler.passes.in_place.buffers import BufferRewrite
+from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache
 from fa_compiler.passes.in_place.plan import Plan, make_plan
 from fa_compiler.passes.nodes import graph_opset
 from fa_compiler.passes.report import Block, CacheLine, Code
+from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 METADATA = "fa_compiler.caches"
@@ -37,7 +37,7 @@ def use_buffers(
     Returns the blocks, with the extensions that their nodes now use, and a line for each cache.
     """
     graph = model.graph
-    found: list[Cache] = []
+    found: list[GrowingCache] = []
     lines: dict[ir.Value, CacheLine] = {}
     for past in candidates(graph, info):
         lines[past] = CacheLine(past.name or "")
@@ -55,9 +55,9 @@ def use_buffers(
     for cache in plan.caches:
         name, length = cache.present.name, plan.lengths[cache.past]
         lines[cache.past] = replace(lines[cache.past], present=name, axis=cache.axis, length=length)
-    change = Change(Builder(graph, names, info), plan)
-    change.make()
-    for past, nodes in change.copied.items():
+    rewrite = BufferRewrite(Builder(graph, names, info), plan)
+    rewrite.make()
+    for past, nodes in rewrite.copied.items():
         lines[past] = replace(lines[past], copied=tuple(nodes))
     buffers = [line for line in lines.values() if line.present is not None]
     keys = ("past", "present", "axis", "length")

@@ -25,15 +25,15 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, Builder, Names
 from fa_compiler.passes.decline import label
-from fa_compiler.passes.in_place.caches import Cache
+from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.plan import Plan
 from fa_compiler.passes.in_place.readers import read_buffers
 from fa_compiler.passes.nodes import int_attr, is_op
-from fa_compiler.passes.row_places import row_places
+from fa_compiler.passes.scatter_row_indices import scatter_row_indices
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
 
-ROOM = "cache_room"
+CAPACITY = "cache_room"
 
 
 Reader = tuple[ir.Node, int, ir.Value]
@@ -41,7 +41,7 @@ Reader = tuple[ir.Node, int, ir.Value]
 
 
 @dataclass
-class Change:
+class BufferRewrite:
     """Changes one graph according to a plan; `copied` names the nodes that read a copy of each cache."""
 
     builder: Builder
@@ -54,12 +54,12 @@ class Change:
     def make(self) -> None:
         """Change the graph."""
         graph, caches = self.builder.graph, self.plan.caches
-        room = Names({str(size) for value in graph.inputs for size in value.shape or ()}).new(ROOM)
-        readers = [(_readers(cache, cache.olds), _readers(cache, cache.wholes)) for cache in caches]
+        capacity = Names({str(size) for value in graph.inputs for size in value.shape or ()}).new(CAPACITY)
+        readers = [(_readers(cache, cache.past_aliases), _readers(cache, cache.present_aliases)) for cache in caches]
         written: dict[ir.Value, ir.Value] = {}
         for cache in caches:
-            self._open(cache.past, cache, room)
-            written[cache.past] = self._written(cache)
+            self._open(cache.past, cache, capacity)
+            written[cache.past] = self._scattered(cache)
         for each in self.plan.attention:
             buffers = {name: written[cache.past] for name, cache in each.inputs.items()}
             read_buffers(each.node, buffers, self._total(next(iter(each.inputs.values()))))
@@ -69,20 +69,20 @@ class Change:
             served += self._serve(cache, before, cache.past, self._length(cache))
             served += self._serve(cache, after, buffer, self._total(cache))
             replace_value(cache.present, buffer)
-            self._open(buffer, cache, room)
+            self._open(buffer, cache, capacity)
         sweep(graph, [*served, *(node for cache in caches for node in cache.aliases)])
         self.builder.drop_unused_constants()
         restore_order(graph)
 
-    def _open(self, value: ir.Value, cache: Cache, room: str) -> None:
+    def _open(self, value: ir.Value, cache: GrowingCache, capacity: str) -> None:
         """Declare the shape of a buffer, whose number of rows is open."""
         given = value.shape or cache.past.shape
         assert given is not None  # every candidate has one
-        value.shape = ir.Shape([room if axis == cache.axis else size for axis, size in enumerate(given)])
-        known = [Dim.symbol(room) if axis == cache.axis else size for axis, size in enumerate(cache.sizes)]
+        value.shape = ir.Shape([capacity if axis == cache.axis else size for axis, size in enumerate(given)])
+        known = [Dim.symbol(capacity) if axis == cache.axis else size for axis, size in enumerate(cache.sizes)]
         self.builder.info.set(value, known, value.dtype)
 
-    def _length(self, cache: Cache) -> ir.Value:
+    def _length(self, cache: GrowingCache) -> ir.Value:
         """The number of cached tokens, int64 [1]: an input of the model."""
         name = self.plan.lengths[cache.past]
         if name not in self._inputs:
@@ -91,13 +91,13 @@ class Change:
             self._inputs[name] = value
         return self._inputs[name]
 
-    def _count(self, cache: Cache) -> tuple[Dim, ir.Value]:
+    def _count(self, cache: GrowingCache) -> tuple[Dim, ir.Value]:
         """The number of new rows, as a size and as int64 [1]."""
         shape = self.builder.info.shape(cache.new)
         assert shape is not None  # an operand of a Concat of known rank
         return shape[cache.axis], self.builder.length(cache.new, cache.axis)
 
-    def _total(self, cache: Cache) -> ir.Value:
+    def _total(self, cache: GrowingCache) -> ir.Value:
         """The number of cached and new tokens together, int64 [1]."""
         size, count = self._count(cache)
         key = self.plan.lengths[cache.past], size
@@ -105,7 +105,7 @@ class Change:
             self._totals[key] = self.builder.op("Add", [self._length(cache), count], INT64)
         return self._totals[key]
 
-    def _written(self, cache: Cache) -> ir.Value:
+    def _scattered(self, cache: GrowingCache) -> ir.Value:
         """The buffer with the new rows. Caches of the same shape are written at the same places, computed once."""
         builder, (size, count) = self.builder, self._count(cache)
         key = self.plan.lengths[cache.past], cache.sizes[: cache.axis], size
@@ -113,10 +113,12 @@ class Change:
             leading = [builder.dimension(cache.past, axis) for axis in range(cache.axis)]
             rows = builder.op("Add", [builder.range(count), self._length(cache)], INT64)
             rows = builder.units("Unsqueeze", rows, (*range(cache.axis), cache.axis + 1))
-            self._places[key] = row_places(builder, leading, rows, count)
+            self._places[key] = scatter_row_indices(builder, leading, rows, count)
         return builder.op("ScatterND", [cache.past, self._places[key], cache.new], cache.past.dtype)
 
-    def _serve(self, cache: Cache, readers: Sequence[Reader], buffer: ir.Value, length: ir.Value) -> Iterator[ir.Node]:
+    def _serve(
+        self, cache: GrowingCache, readers: Sequence[Reader], buffer: ir.Value, length: ir.Value
+    ) -> Iterator[ir.Node]:
         """Give each reader of the first `length` rows their sizes, if it is a Shape, or a copy of them.
 
         Yields the nodes that are superfluous then.
@@ -133,7 +135,7 @@ class Change:
                 node.replace_input_with(index, builder.op("Slice", [buffer, *ends], buffer.dtype))
                 self.copied.setdefault(cache.past, []).append(label(node) or node.op_type)
 
-    def _sizes(self, reader: ir.Node, cache: Cache, length: ir.Value) -> ir.Value:
+    def _sizes(self, reader: ir.Node, cache: GrowingCache, length: ir.Value) -> ir.Value:
         """The result of a Shape on the first `length` rows of a buffer."""
         rank = len(cache.sizes)
         axes = range(rank)[int_attr(reader, "start", 0) : int_attr(reader, "end", rank)]
@@ -141,7 +143,7 @@ class Change:
         return parts[0] if len(parts) == 1 else self.builder.op("Concat", parts, INT64, {"axis": 0})
 
 
-def _readers(cache: Cache, values: Sequence[ir.Value]) -> list[Reader]:
+def _readers(cache: GrowingCache, values: Sequence[ir.Value]) -> list[Reader]:
     """The readers of the values, without the nodes that the buffer makes superfluous."""
     gone = set(cache.aliases)
     return [(use.node, use.idx, value) for value in values for use in value.uses() if use.node not in gone]

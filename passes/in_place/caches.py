@@ -1,8 +1,8 @@
 """Caches that grow by a Concat: an input of the model holds the cached rows, and an output those and new rows.
 
     past      := an input of the model that is no initializer; one of its axes counts tokens, and its size is open
-    present   := Concat(same(past), new; axis of the tokens); one of the values same(present) is an output of the model
-    same(x)   := x | Identity(same(x)) | Concat(same(x)) | Cast(same(x); to its own type)
+    present   := Concat(alias(past), new; axis of the tokens); one of the values alias(present) is a model output
+    alias(x)  := x | Identity(alias(x)) | Concat(alias(x)) | Cast(alias(x); to its own type)
 
     accepted  any element type, rank and axis, so [B,N,S,D] as well as [B,S,N,D]; any number of new rows; operands of
               the Concat without rows, which add nothing (torch joins an empty first cache); other readers of past and
@@ -32,11 +32,11 @@ NAMES = ("past", "cache")
 
 
 @dataclass(frozen=True)
-class Cache:
+class GrowingCache:
     """One cache.
 
-    `olds` are `past` and the values equal to it. `wholes` are the result of the Concat and the values equal to it,
-    among them `present`, the model's output. `sizes` is the shape of `past`.
+    `past_aliases` are `past` and the values equal to it. `present_aliases` are the result of the Concat and the values
+    equal to it, among them `present`, the model's output. `sizes` is the shape of `past`.
     """
 
     past: ir.Value
@@ -45,8 +45,8 @@ class Cache:
     new: ir.Value
     axis: int
     sizes: tuple[Dim, ...]
-    olds: tuple[ir.Value, ...]
-    wholes: tuple[ir.Value, ...]
+    past_aliases: tuple[ir.Value, ...]
+    present_aliases: tuple[ir.Value, ...]
 
     @property
     def tokens(self) -> Dim:
@@ -56,7 +56,7 @@ class Cache:
     @property
     def aliases(self) -> tuple[ir.Node, ...]:
         """The nodes that the buffer makes superfluous."""
-        makers = [value.producer() for value in (*self.olds, *self.wholes)]
+        makers = [value.producer() for value in (*self.past_aliases, *self.present_aliases)]
         return tuple(maker for maker in makers if maker is not None)
 
 
@@ -64,19 +64,19 @@ def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
     """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat or named like a cache."""
     for value in graph.inputs:
         shape = info.shape(value)
-        uses = (use for each in same(value, info) for use in each.uses())
+        uses = (use for each in aliases_of(value, info) for use in each.uses())
         joined = any(use.idx == 0 and is_op(use.node, "Concat") for use in uses)
         named = any(word in (value.name or "").lower() for word in NAMES)
         if shape is not None and len(shape) > 2 and (joined or named):
             yield value
 
 
-def read_cache(past: ir.Value, info: ShapeInfo) -> Cache:
+def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by a Concat."""
-    olds, sizes = same(past, info), info.shape(past)
+    past_aliases, sizes = aliases_of(past, info), info.shape(past)
     assert sizes is not None  # every candidate has some
-    readers = [node for value in olds for node in value.consumers()]
-    if past.is_initializer() or any(value.is_graph_output() for value in olds):
+    readers = [node for value in past_aliases for node in value.consumers()]
+    if past.is_initializer() or any(value.is_graph_output() for value in past_aliases):
         raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
     if (inner := next((node for node in readers if node.graph is not past.graph), None)) is not None:
         raise Decline(Code.SCOPE, "it is read within a subgraph", inner)
@@ -86,21 +86,25 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> Cache:
         raise Decline(Code.SHAPE, reason, concats[1] if concats else None)
     concat = concats[0]
     first, *others = _parts(concat, info)
-    if len(others) != 1 or not any(first is value for value in olds) or any(others[0] is value for value in olds):
+    if (
+        len(others) != 1
+        or not any(first is value for value in past_aliases)
+        or any(others[0] is value for value in past_aliases)
+    ):
         raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concat)
     axis = int_attr(concat, "axis", 0) % len(sizes)
     if (fixed := sizes[axis].const) is not None:
         reason = f"the model fixes the number of cached tokens to {fixed}"
         raise Decline(Code.SHAPE, reason, concat, "export it with a dynamic axis")
-    wholes = same(concat.outputs[0], info)
-    presents = [value for value in wholes if value.is_graph_output()]
+    present_aliases = aliases_of(concat.outputs[0], info)
+    presents = [value for value in present_aliases if value.is_graph_output()]
     if len(presents) != 1:
         reason = "what it grows to is several outputs" if presents else "what it grows to is no output of the model"
         raise Decline(Code.SHAPE, reason, concat)
-    return Cache(past, presents[0], concat, others[0], axis, sizes, olds, wholes)
+    return GrowingCache(past, presents[0], concat, others[0], axis, sizes, past_aliases, present_aliases)
 
 
-def same(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, ...]:
+def aliases_of(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, ...]:
     """The value, and the values that are equal to it because only such nodes lie between (see above)."""
     found = [value]
     for each in found:

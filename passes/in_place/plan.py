@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Names
-from fa_compiler.passes.in_place.caches import Cache
+from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.readers import cache_inputs
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -25,7 +25,7 @@ class Attention:
     """A fused attention, and those of its inputs that are caches it can read in place."""
 
     node: ir.Node
-    inputs: dict[str, Cache]
+    inputs: dict[str, GrowingCache]
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class Plan:
     `lengths` has the name of the input that counts the tokens of each cache, by its `past`.
     """
 
-    caches: tuple[Cache, ...]
+    caches: tuple[GrowingCache, ...]
     attention: tuple[Attention, ...]
     lengths: dict[ir.Value, str]
 
 
-def make_plan(graph: ir.Graph, caches: Sequence[Cache], names: Names) -> Plan | None:
+def make_plan(graph: ir.Graph, caches: Sequence[GrowingCache], names: Names) -> Plan | None:
     """The plan for these caches; None where no attention reads one of them in place."""
-    owners = {value: cache for cache in caches for value in cache.wholes}
-    order: list[Cache] = []
+    owners = {value: cache for cache in caches for value in cache.present_aliases}
+    order: list[GrowingCache] = []
     attention: list[Attention] = []
     for node in graph:
         order.extend(cache for cache in caches if cache.concat is node)

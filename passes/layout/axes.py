@@ -166,7 +166,7 @@ class AxisSpace(KnownAxes):
         self._parts, self._open = known, open_
         return False
 
-    def join(self, one: Axes, other: Axes) -> bool:
+    def unify_broadcast(self, one: Axes, other: Axes) -> bool:
         """`unify` for dimensions that broadcast. Of two single axes of unknown sizes, either may be 1 in some run.
         One new axis then stands for both, and its size is the broadcast of their sizes."""
         left, right = self.resolve(one), self.resolve(other)
@@ -179,7 +179,7 @@ class AxisSpace(KnownAxes):
                 return True
         return self.unify(one, other)
 
-    def drop(self, axes: Axes) -> None:
+    def assume_one(self, axes: Axes) -> None:
         """Declare that a dimension has the size 1, because the operator that reads it fails in every other run."""
         for axis in self.resolve(axes):
             self._parts[axis] = ()

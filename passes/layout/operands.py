@@ -72,7 +72,7 @@ class Operands:
                 batch = name in product.out
                 if batch and not (one and other):
                     continue  # one of them is broadcast
-                if not (viewer.space.join if batch else viewer.space.unify)(one, other):
+                if not (viewer.space.unify_broadcast if batch else viewer.space.unify)(one, other):
                     raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
         scale = math.prod(view.scale for view in views if view is not None)
         return Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)

@@ -46,16 +46,16 @@ class View:
     """`value == scale * rearranged(base)`.
 
     `base_dims` holds the axes of each dimension of the base, `dims` those of each dimension of the value. The base is
-    broadcast along axes that are in `dims` and not in `base_dims`. `stops` are values between the base and the viewed
-    value, the base first, each with its arrangement. They hold the same elements in the base's type and scale, so any
-    of them can be read instead of the base.
+    broadcast along axes that are in `dims` and not in `base_dims`. `equivalent_values` are values between the base and
+    the viewed value, the base first, each with its arrangement. They hold the same elements in the base's type and
+    scale, so any of them can be read instead of the base.
     """
 
     base: ir.Value
     base_dims: Arrangement
     dims: Arrangement
     scale: float = 1.0
-    stops: tuple[tuple[ir.Value, Arrangement], ...] = ()
+    equivalent_values: tuple[tuple[ir.Value, Arrangement], ...] = ()
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Viewer:
         if self.info.shape(value) is None:
             return None
         dims = self.base_dims(value)
-        return View(value, dims, dims, stops=((value, dims),))
+        return View(value, dims, dims, equivalent_values=((value, dims),))
 
     def view(self, value: ir.Value, widening: bool = False, factors: bool = True, shallow: bool = False) -> View | None:
         """The view whose base lies furthest upstream of a value; None when the value's rank is unknown.
@@ -106,7 +106,7 @@ class Viewer:
                 return view
         return None
 
-    def walked(self, value: ir.Value, dims: Sequence[Axes | None], factors: bool = False) -> View | None:
+    def view_along(self, value: ir.Value, dims: Sequence[Axes | None], factors: bool = False) -> View | None:
         """The view of a value whose dimensions run along these axes; an entry None allows any axes. Returns None where
         the sizes are not proven to be equal."""
         view = self.view(value, factors=factors)
@@ -141,7 +141,7 @@ class Viewer:
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
-    def fitted(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:
+    def broadcast_view(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:
         """The view of an operand that is broadcast to an arrangement, in the axes of that arrangement. The view looks
         through no factors. Raises Decline where the operand is not proven to fit."""
         wanted = self.alignment(value, dims, node)
@@ -179,7 +179,7 @@ class Viewer:
             return peeled[0]
         return None
 
-    def filler(self, value: ir.Value, beside: ir.Value) -> float | None:
+    def uniform_value(self, value: ir.Value, beside: ir.Value) -> float | None:
         """The one number that a tensor holds, if each of its sizes is 1 or that of the tensor beside it; else None."""
         number = self.info.scalar(value)
         if number is not None:
@@ -224,7 +224,11 @@ class Viewer:
         if dims is None:
             return None
         same = view.scale == 1.0 and self.info.dtype(value) == self.info.dtype(view.base)
-        return replace(view, dims=dims, stops=(*view.stops, (value, dims)) if same else view.stops)
+        return replace(
+            view,
+            dims=dims,
+            equivalent_values=(*view.equivalent_values, (value, dims)) if same else view.equivalent_values,
+        )
 
     def rearranged(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
         """The arrangement of a layout operator's result, given that of its input; None when unproven."""

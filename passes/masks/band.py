@@ -59,7 +59,7 @@ class SparseMode:
         return attrs
 
     @property
-    def word(self) -> str:
+    def mask_label(self) -> str:
         """The name of the band in the report."""
         return "band" if self.sparse_mode == 4 else "causal"
 

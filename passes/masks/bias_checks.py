@@ -11,7 +11,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Placed, Select, Term
+from fa_compiler.passes.score_ops import AlignedTensor, Select, Term
 
 FILL = "put -inf in place of masked scores, or the lowest number of their type"
 
@@ -27,11 +27,11 @@ def check_adds_up(terms: tuple[Term, ...], index: int, values: TermValues) -> No
     """Raise Decline unless score + fill rounds to the fill. It is not enough here that the user vouches for a fill."""
     term = terms[index]
     assert isinstance(term, Select)
-    if any(value > DOMINATING for value in (term.fill, *(values.of(terms, index) or ()))):
+    if any(value > DOMINATING for value in (term.fill, *(values.numbers_before_softmax(terms, index) or ()))):
         raise _too_small(term)
 
 
-def _too_small(term: Select[Placed]) -> Decline:
+def _too_small(term: Select[AlignedTensor]) -> Decline:
     if math.isnan(term.fill):
         return Decline(Code.MASK_VALUE, "masked scores become NaN, and so does every row with one", term.node, FILL)
     reason = f"masked scores become {term.fill:g}, and a score below that would count less than a masked one"

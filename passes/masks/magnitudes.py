@@ -14,17 +14,17 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 DOMINATING = -1e30
 """A number of at most this outweighs every score in float32, whether it replaces scores, is a floor below them or is
 added to them."""
-MODERATE = -1e3
+ASSUMED_MASK = -1e3
 """With `--assume masks-dominate`, a constant of at most this is a mask."""
 HUGE = 1e22
 """Scores below 1e14 are lost in a float32 number of this size."""
 ROUNDS_SCORES_AWAY = -1e5
 """After a number below this was added to it, a float32 score has about seven fractional bits left, or fewer."""
-FINE = 256.0
+MAX_FINE = 256.0
 """After a number of up to this size was added to it, a float32 score has at least 15 fractional bits left."""
-SHIFT = 1.0
+HARMLESS_SHIFT = 1.0
 """One number up to this size, added to all scores, rounds them no more than they are rounded anyway."""
-UNSEEN = 2.0**-24
+LOST_SHIFT = 2.0**-24
 """One number up to this size is lost in scores of common size, also where a large addend rounds them."""
 
 SMALL_SHARE = 0.1

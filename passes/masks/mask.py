@@ -66,23 +66,23 @@ from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
 from fa_compiler.passes.masks.magnitudes import (
     DOMINATING,
     FLOAT32_MAX,
+    HARMLESS_SHIFT,
     HUGE,
     LOST_SHARE,
+    LOST_SHIFT,
     ROUNDS_SCORES_AWAY,
-    SHIFT,
     SMALL_SHARE,
-    UNSEEN,
 )
 from fa_compiler.passes.masks.mask_terms import aligned, bias_ops, excluded, padded
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.masks.packing import Packing, Runs
-from fa_compiler.passes.masks.rounding import order_shows, taken_to_hide_it
+from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
+from fa_compiler.passes.masks.rounding import assumptions_for_reordering, reordering_decline
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN, Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, BiasOp, Masked, MaskTerm, Placed, Select, Term
+from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions, MaskTerm, Select, Term
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that mean the same whatever scores masked keys have."""
@@ -93,39 +93,39 @@ class MaskPlan:
     """The plan for all terms of one attention.
 
     `masked` are the excluded positions, and `bias` the operations that make the bias. `empty_rows` and `nan_rows` are
-    the attributes cpu_empty_rows and cpu_nan_rows. `value` is the score of masked keys, where they have one. If
-    `biased`, the bias is added to that score. If `valueless`, masked keys count in the softmax but add nothing to the
-    output. `mode` is the band of a structural mask; `masked` then excludes further keys, the same ones for every row.
-    `packed` holds the labels of packed sequences: a token attends only to its own sequence, within the band. `dense` is
-    the same plan with a mask in place of the labels, for attentions that cannot be packed after all. `note` is for the
-    report.
+    the attributes cpu_empty_rows and cpu_nan_rows. `masked_score` is the score of masked keys, where they have one. If
+    `adds_bias_to_masked`, the bias is added to that score. If `drops_masked_values`, masked keys count in the softmax
+    but add nothing to the output. `mode` is the band of a structural mask; `masked` then excludes further keys, the
+    same ones for every row. `packed` holds the labels of packed sequences: a token attends only to its own sequence,
+    within the band. `fallback` is the same plan with a mask in place of the labels, for attentions that cannot be
+    packed after all. `note` is for the report.
     """
 
-    masked: tuple[Masked, ...] = ()
+    masked: tuple[ExcludedPositions, ...] = ()
     bias: tuple[BiasOp, ...] = ()
     mode: SparseMode | None = None
     empty_rows: str = ""
     nan_rows: str = ""
-    value: float | None = None
-    biased: bool = False
-    valueless: bool = False
+    masked_score: float | None = None
+    adds_bias_to_masked: bool = False
+    drops_masked_values: bool = False
     assumed: tuple[str, ...] = ()
     packed: View | None = None
-    dense: MaskPlan | None = None
+    fallback: MaskPlan | None = None
     note: str = ""
 
     @property
-    def word(self) -> str:
+    def mask_label(self) -> str:
         """The name of the mask in the report."""
         words = ["packed"] if self.packed is not None else []
-        words.extend([self.mode.word] if self.mode is not None else [])
+        words.extend([self.mode.mask_label] if self.mode is not None else [])
         words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.bias)) if part)
         return "+".join(words) or "none"
 
     def assuming(self, *words: str) -> MaskPlan:
         """The same plan under further assumptions of the user."""
-        dense = None if self.dense is None else self.dense.assuming(*words)
-        return replace(self, assumed=tuple(sorted({*self.assumed, *words})), dense=dense)
+        fallback = None if self.fallback is None else self.fallback.assuming(*words)
+        return replace(self, assumed=tuple(sorted({*self.assumed, *words})), fallback=fallback)
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ class MaskPlanner:
 
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan that keeps the guard, by the first case that applies. Raises Decline."""
-        live, shown = (self._live(terms, most) for most in (SHIFT, UNSEEN))
-        if shown != live and order_shows(shown, self.values, ()) is not None:
+        live, shown = (self._live(terms, most) for most in (HARMLESS_SHIFT, LOST_SHIFT))
+        if shown != live and reordering_decline(shown, self.values, ()) is not None:
             live = shown
         adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
@@ -191,7 +191,7 @@ class MaskPlanner:
             apart = self._apart(live) if guard not in (RowGuard.SELECTION, RowGuard.PRODUCT) else live
             if apart != live and (plan := self._boolean(apart, guard, added=True)) is not None:
                 return plan
-        plan = self._valued(live, adds, selects, guard) or self._biased(live, adds, selects, guard)
+        plan = self._with_masked_score(live, adds, selects, guard) or self._with_masked_bias(live, adds, selects, guard)
         if plan is not None:
             return plan
         for index in selects:
@@ -199,7 +199,7 @@ class MaskPlanner:
         for index in selects:
             check_adds_up(live, index, self.values)
         _check_unmasked(live, guard)
-        assumed = self._takes(live)
+        assumed = self._rounding_assumptions(live)
         return MaskPlan(bias=self._bias(live), nan_rows=guard.nan_rows, assumed=assumed)
 
     def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
@@ -209,9 +209,9 @@ class MaskPlanner:
     def _bias(self, terms: tuple[Term, ...]) -> tuple[BiasOp, ...]:
         return bias_ops(terms, self.viewer, stepwise=self.options.target == "ort")
 
-    def _takes(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
+    def _rounding_assumptions(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
         """The assumptions under which a bias of these terms rounds like the terms one by one. Raises Decline."""
-        return taken_to_hide_it(terms, self.values, self.options.assume)
+        return assumptions_for_reordering(terms, self.values, self.options.assume)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, *, added: bool = False) -> MaskPlan | None:
         """Cases 2 to 5: the plan with a boolean mask, and a bias beside it where there is one. None when the terms make
@@ -240,22 +240,24 @@ class MaskPlanner:
         """
         if max(adds, default=-1) >= selects[0] or not all(self.values.outweighs(live, index) for index in selects):
             return None
-        fills = {value for index in selects for value in self.values.of(live, index) or ()}
+        fills = {value for index in selects for value in self.values.numbers_before_softmax(live, index) or ()}
         least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if added else min(fills)
         share = LOST_SHARE if added else SMALL_SHARE
         harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
-        harmless = harmless and not (added and any(self.values.may_be_above(live, index) for index in adds))
+        harmless = harmless and not (added and any(self.values.may_be_plus_infinity(live, index) for index in adds))
         if not harmless or not self._may_be_boolean(live, min(fills), guard):
             return None
         others = _not_selected(live)
-        assumed = self._takes(others)
+        assumed = self._rounding_assumptions(others)
         return self._masked(live, self._bias(others), min(fills), guard).assuming(*assumed)
 
-    def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
+    def _with_masked_score(
+        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
+    ) -> MaskPlan | None:
         """Cases 6 and 7: the plan for selections of one number, whatever it is, behind all biases; None for other
         terms. The number replaces the masked scores, so it is exactly the score of masked keys. Only the CPU kernel can
         give them one."""
-        values = [self.values.of(live, index) for index in selects]
+        values = [self.values.numbers_before_softmax(live, index) for index in selects]
         fills = {value for each in values for value in each or (math.nan,)}
         behind = bool(selects) and max(adds, default=-1) < selects[0]
         if self.as_bias or self.options.target != "ort" or not behind or len(fills) != 1:
@@ -264,20 +266,28 @@ class MaskPlanner:
         guard = guard.beside(fill)
         if not math.isfinite(fill) or guard is RowGuard.BIAS:
             return None
-        assumed = self._takes(_not_selected(live))
+        assumed = self._rounding_assumptions(_not_selected(live))
         masked, mode = self._excluded(live)
         value = fill if masked or mode is not None else None
-        valueless = guard is RowGuard.SELECTION and value is not None
+        drops_masked_values = guard is RowGuard.SELECTION and value is not None
         bias = self._bias(_not_selected(live))
-        plan = MaskPlan(masked, bias, mode, nan_rows=_nan_rows(guard), value=value, valueless=valueless)
+        plan = MaskPlan(
+            masked, bias, mode, nan_rows=_nan_rows(guard), masked_score=value, drops_masked_values=drops_masked_values
+        )
         return plan.assuming(*assumed)
 
-    def _biased(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
+    def _with_masked_bias(
+        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
+    ) -> MaskPlan | None:
         """Cases 8 and 9: the plan in which biases are added to the scores of masked keys; None for other terms."""
         if self.as_bias or self.gradient or self.options.target != "ort" or guard not in SCORE_GUARDS:
             return None
         masks = selects or [index for index in adds if self._is_mask(live, index)]
-        unknown = any(not value < math.inf for index in masks for value in self.values.of(live, index) or (math.nan,))
+        unknown = any(
+            not value < math.inf
+            for index in masks
+            for value in self.values.numbers_before_softmax(live, index) or (math.nan,)
+        )
         if unknown or self.values.sink_above == -math.inf or len(live) == 1:
             return None
         number = self._single_number(live, adds, selects, masks)
@@ -286,20 +296,24 @@ class MaskPlanner:
             return None
         if number is not None and not others:
             return None
-        assumed = self._takes(others)
+        assumed = self._rounding_assumptions(others)
         alone = number is not None and (len(others) == 1 or self._adds_alike(live))
         masked, mode = self._excluded(live)
         bias = self._bias(others if alone else live)
         if not masked and mode is None:
             return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=assumed)
         value = number if alone else 0.0
-        return MaskPlan(masked, bias, mode, nan_rows=guard.nan_rows, value=value, biased=True, assumed=assumed)
+        return MaskPlan(
+            masked, bias, mode, nan_rows=guard.nan_rows, masked_score=value, adds_bias_to_masked=True, assumed=assumed
+        )
 
     def _single_number(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], masks: list[int]
     ) -> float | None:
         """The one number that all masked keys have, when only biases are added to it; else None."""
-        values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()}
+        values = {
+            value for index in masks for value in self.values.numbers_before_softmax(live[: index + 1], index) or ()
+        }
         values -= set() if selects else {0.0}  # an addend holds 0 where it masks nothing
         behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
         single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
@@ -308,7 +322,7 @@ class MaskPlanner:
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
         """Is it the same whether the terms are added to the number of masked keys one by one, or their sum is added?"""
         coarse = any(isinstance(term, Select) and abs(term.fill) < HUGE for term in live)
-        return not coarse and order_shows(live, self.values, ()) is None
+        return not coarse and reordering_decline(live, self.values, ()) is None
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """The terms, in which each addend that is both a bias and a mask becomes two terms. Where the mask is v, the
@@ -324,12 +338,14 @@ class MaskPlanner:
             result.extend(parts or (term,))
         return tuple(result)
 
-    def _parts(self, term: Add[Placed]) -> tuple[Term, ...] | None:
+    def _parts(self, term: Add[AlignedTensor]) -> tuple[Term, ...] | None:
         node = term.operand.value.producer()
         if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
             return None
         operands = [operand for operand in node.inputs if operand is not None]
-        placed = [Placed(operand, self.viewer.alignment(operand, term.operand.dims, term.node)) for operand in operands]
+        placed = [
+            AlignedTensor(operand, self.viewer.alignment(operand, term.operand.dims, term.node)) for operand in operands
+        ]
         adds = [Add(term.node, each) for each in placed]
         if node.op_type == "Add":
             masks = [add for add in adds if self.values.mask_value((add,), 0) is not None]
@@ -353,14 +369,14 @@ class MaskPlanner:
         ((index, value),) = found
         fill = max(value, -FLOAT32_MAX)
         # In a fully masked row the biases have to be lost in a finite number, too.
-        infinite = (self.values.of(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
+        infinite = (self.values.numbers_before_softmax(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
         share = SMALL_SHARE if infinite else LOST_SHARE
         harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other != index)
         term = live[index]
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, Add):
             return None
         others = (*live[:index], *live[index + 1 :])
-        assumed = self._takes(others)
+        assumed = self._rounding_assumptions(others)
         return self._masked(live, self._bias(others), value, guard).assuming(*assumed)
 
     def _masked(self, live: tuple[Term, ...], bias: tuple[BiasOp, ...], value: float, guard: RowGuard) -> MaskPlan:
@@ -396,19 +412,19 @@ class MaskPlanner:
             assumed.append(NO_EMPTY_ROWS)
         return MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
 
-    def _packed(self, dense: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
+    def _packed(self, fallback: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
         """The plan with packed sequences, if the operator allows them and equal labels are neighbours, by proof or
         because the user vouches for it. Otherwise the dense plan, with a note where only this proof is missing."""
-        if dense.bias or not self.packing or self.options.target != "ort":
-            return dense
+        if fallback.bias or not self.packing or self.options.target != "ort":
+            return fallback
         vouched = UNBROKEN in self.options.assume
         if not packing.in_runs and not vouched:
-            return replace(dense, note=packing.note)
-        assumed = dense.assumed if packing.in_runs else (*dense.assumed, UNBROKEN)
-        view = aligned(Placed(packing.labels, packing.dims, packing.fits), self.viewer, node)
-        return replace(dense, masked=(), mode=found.mode, assumed=assumed, packed=view, dense=dense)
+            return replace(fallback, note=packing.note)
+        assumed = fallback.assumed if packing.in_runs else (*fallback.assumed, UNBROKEN)
+        view = aligned(AlignedTensor(packing.labels, packing.dims, packing.never_enlarges), self.viewer, node)
+        return replace(fallback, masked=(), mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
 
-    def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
+    def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[ExcludedPositions, ...], SparseMode | None]:
         """The boolean mask that these terms make: as a band and padding where it has that structure, else as it is.
 
         On Ascend padding beside a band becomes a bias, which cannot express the result of a row without a key. The
@@ -417,7 +433,7 @@ class MaskPlanner:
         """
         found = self._structure(terms)
         joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
-        apart = self.options.whole_masks or (joined and NO_EMPTY_ROWS not in self.options.assume)
+        apart = self.options.needs_dense_mask or (joined and NO_EMPTY_ROWS not in self.options.assume)
         if found is None or found.packing is not None or apart:
             return tuple(excluded(each, self.viewer) for each in self._masks(terms)), None
         return tuple(padded(each, self.viewer, terms[-1].node) for each in found.padding), found.mode
@@ -425,8 +441,8 @@ class MaskPlanner:
     def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
         """The structure of the boolean mask that these terms make; None where it has none."""
         if terms not in self._structures:
-            masks, runs = self._masks(terms), Runs(self.viewer.facts)
-            self._structures[terms] = structure(masks, self.grid, self.viewer, runs)
+            masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
+            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:
@@ -451,7 +467,7 @@ class MaskPlanner:
         if not dims:
             return False
         array = constant(term.operand.value)
-        if array is None or self.viewer.space.resolve(dims[-1]) != self.viewer.space.resolve(self.grid.columns):
+        if array is None or self.viewer.space.resolve(dims[-1]) != self.viewer.space.resolve(self.grid.kv_seq):
             return False
         excluded = array != (False if isinstance(term, Add) else term.keep)
         return not bool(excluded.all(axis=-1).any())

@@ -11,28 +11,37 @@ from fa_compiler.passes.masks.structure import Padding
 from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import is_op, reads_type
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, BiasOp, Masked, MaskTerm, Placed, Select, Term, Viewed
+from fa_compiler.passes.score_ops import (
+    Add,
+    AlignedTensor,
+    BiasOp,
+    BiasOperand,
+    ExcludedPositions,
+    MaskTerm,
+    Select,
+    Term,
+)
 
 
-def excluded(term: MaskTerm, viewer: Viewer) -> Masked:
+def excluded(term: MaskTerm, viewer: Viewer) -> ExcludedPositions:
     """The positions that a selection or an added mask excludes."""
     if isinstance(term, Select):
-        return Masked(aligned(term.operand, viewer, term.node), not term.keep)
+        return ExcludedPositions(aligned(term.operand, viewer, term.node), not term.keep)
     return _masked_by_addend(term, viewer)
 
 
-def _masked_by_addend(term: Add[Placed], viewer: Viewer) -> Masked:
+def _masked_by_addend(term: Add[AlignedTensor], viewer: Viewer) -> ExcludedPositions:
     """The boolean behind a float mask where there is one, else the float mask itself."""
     view = aligned(term.operand, viewer, term.node)
     node = view.base.producer()
-    if is_op(node, "Where") and term.operand.fits:
+    if is_op(node, "Where") and term.operand.never_enlarges:
         assert node is not None
         condition, *branches = node.inputs
         scalars = [viewer.info.scalar(branch) for branch in branches if branch is not None]
         if condition is not None and None not in scalars and scalars.count(0.0) == 1:
-            inner = aligned(Placed(condition, viewer.alignment(condition, view.base_dims, node)), viewer, node)
-            return Masked(_composed(view, inner), when=scalars[0] != 0.0)
-    return Masked(view)
+            inner = aligned(AlignedTensor(condition, viewer.alignment(condition, view.base_dims, node)), viewer, node)
+            return ExcludedPositions(_composed(view, inner), when=scalars[0] != 0.0)
+    return ExcludedPositions(view)
 
 
 UNROUNDED = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
@@ -54,10 +63,10 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
             view = aligned(term.operand, viewer, term.node)
             if stepwise and _is_rounded_behind(view.base, term.operand.value, viewer):
                 view = aligned(term.operand, viewer, term.node, moved=False)
-            viewed = Viewed(view, stepwise, stepwise and _is_moved_unrounded(view.base))
+            viewed = BiasOperand(view, stepwise, stepwise and _is_moved_unrounded(view.base))
             operations.append(Add(term.node, viewed, term.sign))
         elif isinstance(term, Select):
-            viewed = Viewed(aligned(term.operand, viewer, term.node))
+            viewed = BiasOperand(aligned(term.operand, viewer, term.node))
             operations.append(Select(term.node, viewed, term.keep, term.fill))
         elif operations:
             operations.append(term)
@@ -67,18 +76,18 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
     """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? Behind a
     Cast from float32 the first such operator does."""
-    mover = value.producer()
-    if base is value or mover is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
+    emitter = value.producer()
+    if base is value or emitter is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
         return False
     if is_op(base.producer(), "Cast"):
         return True
-    return is_op(base.producer(), *UNROUNDED) and not (mover.inputs[0] is base and _has_unrounded_readers(value))
+    return is_op(base.producer(), *UNROUNDED) and not (emitter.inputs[0] is base and _has_unrounded_readers(value))
 
 
 def _is_moved_unrounded(value: ir.Value) -> bool:
     """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
-    mover = value.producer()
-    source = mover.inputs[0] if mover is not None and is_op(mover, *MOVES) else None
+    emitter = value.producer()
+    source = emitter.inputs[0] if emitter is not None and is_op(emitter, *MOVES) else None
     return source is not None and is_op(source.producer(), *UNROUNDED) and _has_unrounded_readers(value)
 
 
@@ -89,7 +98,7 @@ def _has_unrounded_readers(value: ir.Value) -> bool:
     return not value.is_graph_output() and all(is_op(reader, *UNROUNDED) for reader in readers)
 
 
-def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -> View:
+def aligned(placed: AlignedTensor, viewer: Viewer, node: ir.Node, moved: bool = True) -> View:
     """The view of a tensor along its score axes. Raises Decline where its shape is not proven to fit.
 
     The view looks through the operators that move elements. It is the tensor itself if `moved` is false, or if the
@@ -97,14 +106,14 @@ def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -
     """
     value, dims = placed.value, placed.dims
     view = viewer.view(value, factors=False) if moved else viewer.base_view(value)
-    if not placed.fits and view is not None and _repeats(view, viewer):
+    if not placed.never_enlarges and view is not None and _repeats(view, viewer):
         view = viewer.base_view(value)
     if view is None:
         raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
     space = viewer.space
     for own, wanted in zip(view.dims, dims, strict=True):
         if not wanted:
-            space.drop(own)
+            space.assume_one(own)
     pairs = [(own, wanted) for own, wanted in zip(view.dims, dims, strict=True) if own and wanted]
     if all(space.unify(own, wanted) for own, wanted in pairs):
         return view
@@ -117,7 +126,7 @@ def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -
         if own and wanted and not merged and not space.unify(own, wanted):
             raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
         own_dims.append(wanted if own else ())
-    return View(value, tuple(own_dims), tuple(own_dims), stops=((value, tuple(own_dims)),))
+    return View(value, tuple(own_dims), tuple(own_dims), equivalent_values=((value, tuple(own_dims)),))
 
 
 def _repeats(view: View, viewer: Viewer) -> bool:
@@ -126,9 +135,12 @@ def _repeats(view: View, viewer: Viewer) -> bool:
     return any(axis not in own for dim in viewer.space.resolve_all(view.dims) for axis in dim)
 
 
-def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> Masked:
+def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> ExcludedPositions:
     """The positions that padding excludes beside a structural mask."""
-    return Masked(aligned(Placed(padding.given.value, padding.dims, padding.fits), viewer, node), padding.given.when)
+    return ExcludedPositions(
+        aligned(AlignedTensor(padding.given.value, padding.dims, padding.never_enlarges), viewer, node),
+        padding.given.when,
+    )
 
 
 def _composed(outer: View, inner: View) -> View:

@@ -9,7 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX, FLOAT32_MAX, MODERATE, SHIFT, SMALL_SHARE
+from fa_compiler.passes.masks.magnitudes import (
+    ASSUMED_MASK,
+    DOMINATING,
+    FLOAT16_MAX,
+    FLOAT32_MAX,
+    HARMLESS_SHIFT,
+    SMALL_SHARE,
+)
 from fa_compiler.passes.masks.score_like import holds_large, is_score_like
 from fa_compiler.passes.options import MASKS_DOMINATE
 from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
@@ -23,7 +30,7 @@ class TermValues:
     sink_above: float | None = None
     """No sink is below this number; None when there is no sink."""
 
-    def of(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
+    def numbers_before_softmax(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
         """The numbers that an addend or a fill can be before the softmax, after later factors and floors; None when
         they are unknown."""
         term = terms[index]
@@ -45,12 +52,12 @@ class TermValues:
     def mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
         """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after later
         factors; None for other terms."""
-        values = self.of(terms, index)
+        values = self.numbers_before_softmax(terms, index)
         negative = None if values is None else {x for x in values if x != 0.0}
         if negative is None or len(negative) != 1:
             return None
         value = negative.pop()
-        raw = self.of(terms[: index + 1], index) or frozenset()
+        raw = self.numbers_before_softmax(terms[: index + 1], index) or frozenset()
         dtype = self.viewer.info.dtype(terms[index].node.outputs[0])
         return value if self.dominates(value, dtype) and self.dominates(min(raw), dtype) else None
 
@@ -58,7 +65,7 @@ class TermValues:
         """Does a number of this type outweigh every score? It does by its size, or because the user vouches for it."""
         if value == -math.inf:
             return True
-        if MASKS_DOMINATE in self.viewer.facts.options.assume and value <= MODERATE:
+        if MASKS_DOMINATE in self.viewer.facts.options.assume and value <= ASSUMED_MASK:
             return True
         return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and value <= DOMINATING
 
@@ -67,10 +74,10 @@ class TermValues:
         term = terms[index]
         assert isinstance(term, Select)
         dtype = self.viewer.info.dtype(term.node.outputs[0])
-        values = self.of(terms, index)
+        values = self.numbers_before_softmax(terms, index)
         return values is not None and all(self.dominates(value, dtype) for value in (term.fill, *values))
 
-    def is_zero(self, terms: tuple[Term, ...], index: int, most: float = SHIFT) -> bool:
+    def is_zero(self, terms: tuple[Term, ...], index: int, most: float = HARMLESS_SHIFT) -> bool:
         """Does an addend leave every softmax unchanged?
 
         One number up to `most` that is added to all scores does, because it shifts whole rows. Beside a sink, or before
@@ -78,7 +85,7 @@ class TermValues:
         fill.
         """
         term = terms[index]
-        if not isinstance(term, Add) or not term.operand.fits:
+        if not isinstance(term, Add) or not term.operand.never_enlarges:
             return False
         number = self.viewer.facts.sets.only(term.operand.value)
         if number is None:
@@ -105,7 +112,7 @@ class TermValues:
             return fill <= DOMINATING and is_score_like(term.operand.value, self.viewer)
         return _largest(max(abs(interval[0]), abs(interval[1])), terms[index + 1 :]) < -fill * share
 
-    def may_be_above(self, terms: tuple[Term, ...], index: int) -> bool:
+    def may_be_plus_infinity(self, terms: tuple[Term, ...], index: int) -> bool:
         """May an addend become +inf? An added mask of -inf then gives NaN and masks nothing.
 
         The addend's bounds tell it. Where they are unknown, a large number that is combined into the addend counts as
@@ -132,7 +139,7 @@ class TermValues:
         term = terms[index]
         if not isinstance(term, Add | Select):
             return False
-        values = self.of(terms, index)
+        values = self.numbers_before_softmax(terms, index)
         if values is not None:
             return not all(map(math.isfinite, values))
         interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None

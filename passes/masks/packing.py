@@ -40,7 +40,7 @@ from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, reduced_axes
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.patterns import Bind, Number, Op, match
-from fa_compiler.passes.values.cases import whole
+from fa_compiler.passes.values.cases import as_integer
 from fa_compiler.passes.values.positions import LABELS, Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -56,13 +56,13 @@ class Packing:
     """Packed sequences: `labels` are equal for the tokens of one sequence.
 
     `dims` are the score axes of the labels' dimensions. One of them is the row axis, which stands for the columns, too.
-    `in_runs` says whether equal labels are proven to be neighbours, and `fits` is that of the mask's term.
+    `in_runs` says whether equal labels are proven to be neighbours, and `never_enlarges` is that of the mask's term.
     """
 
     labels: ir.Value
     dims: Arrangement
     in_runs: bool
-    fits: bool = True
+    never_enlarges: bool = True
 
     @property
     def note(self) -> str:
@@ -72,7 +72,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Runs:
+class ContiguousLabels:
     """Proves that equal labels are neighbours."""
 
     facts: Facts
@@ -101,7 +101,7 @@ class Runs:
             return self._shifted(node, axis, positions, depth)
         return self._moved(node, axis, positions, depth)
 
-    def counted(self, labels: ir.Value, axis: int) -> ir.Value | None:
+    def position_source(self, labels: ir.Value, axis: int) -> ir.Value | None:
         """The positions x of `counted` labels, as in the grammar above; None for other labels."""
         found = match(COUNTED, labels, self.info)
         if found is None or self.info.shape(labels) is None:
@@ -118,9 +118,11 @@ class Runs:
         if shape is None:
             return None
         positions = Positions(self.info, shape)
-        later, earlier = (dict(positions.origins(*each)) for each in positions.operands(difference, positions.every))
+        later, earlier = (
+            dict(positions.origins(*each)) for each in positions.operands(difference, positions.identity_index)
+        )
         for value in later:
-            node, index = value.producer(), positions.every
+            node, index = value.producer(), positions.identity_index
             if value not in earlier or not is_op(node, "Concat") or node is None or len(node.inputs) != 2:
                 continue
             joined = int_attr(node, "axis", 0) % len(shape) == axis
@@ -160,7 +162,7 @@ class Runs:
         return (widens or counts) and self.holds(source, axis, depth + 1)
 
     def _shifted(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
-        operands = positions.operands(node, positions.every)
+        operands = positions.operands(node, positions.identity_index)
         for (one, places), (_, beside) in (operands, operands[::-1]):
             if one is None or places is None or beside is None or any(place.steps[axis] for place in beside):
                 continue
@@ -170,7 +172,7 @@ class Runs:
         return False
 
     def _moved(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
-        moved = positions.moved(node, positions.every)
+        moved = positions.moved(node, positions.identity_index)
         if moved is None:
             return False
         source, places = moved
@@ -187,9 +189,9 @@ class Runs:
         if node is None or shape is None or not is_op(node, *ORDERED):
             return False
         positions = Positions(self.info, shape)
-        operands = positions.operands(node, positions.every)
+        operands = positions.operands(node, positions.identity_index)
         for (one, index), (_, beside) in (operands, operands[::-1]):
-            position = whole(positions.number(one, index))
+            position = as_integer(positions.number(one, index))
             if position is not None and position.steps[axis] and beside is not None:
                 return not any(place.steps[axis] for place in beside)
         return False

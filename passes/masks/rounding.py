@@ -38,13 +38,13 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.contraction import contraction
-from fa_compiler.passes.masks.magnitudes import FINE, FLOAT16_MAX, HUGE, LOST_SHARE
+from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.movers import MOVES, unmoved
-from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
+from fa_compiler.passes.movers import MOVES, element_source
+from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, source_through
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Floor, MaskTerm, Placed, Scale, Select, Term
+from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
 from fa_compiler.passes.values.bounds import LIMITS
 from fa_compiler.passes.values.cases import SHORT_FLOATS
 from fa_compiler.passes.values.value_sets import overwrites
@@ -108,20 +108,20 @@ class Parts:
 COARSE = Parts(True, None)
 
 
-def taken_to_hide_it(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
+def assumptions_for_reordering(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
     """The fewest of the user's assumptions under which a bias of these terms rounds like the terms one by one.
 
     Raises Decline with `mask_value` where they are not enough.
     """
     for words in ((), (BINARY_MASKS,), (NO_EMPTY_ROWS,)):
-        if set(words) <= set(assume) and order_shows(terms, values, words) is None:
+        if set(words) <= set(assume) and reordering_decline(terms, values, words) is None:
             return words
-    if (decline := order_shows(terms, values, assume)) is not None:
+    if (decline := reordering_decline(terms, values, assume)) is not None:
         raise decline
     return BINARY_MASKS, NO_EMPTY_ROWS
 
 
-def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
+def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
     """A decline with `mask_value` where a bias of these terms may round differently from the terms one by one, else
     None.
 
@@ -163,7 +163,7 @@ def _opposite(terms: tuple[Term, ...], huge: Mapping[MaskTerm, Huge], turned: Co
 
 def _coarse_shows(
     terms: tuple[Term, ...],
-    plain: Mapping[Add[Placed], Parts],
+    plain: Mapping[Add[AlignedTensor], Parts],
     huge: Mapping[MaskTerm, Huge],
     order: _Order,
     values: TermValues,
@@ -243,7 +243,7 @@ def _is_rounded(value: ir.Value) -> bool:
 
 def _is_of_16_bits(value: ir.Value) -> bool:
     """Does a 16-bit kernel make the value?"""
-    return is_op(passed_on(value, "Identity").producer(), *MOVES, *LIMITS, "Concat")
+    return is_op(source_through(value, "Identity").producer(), *MOVES, *LIMITS, "Concat")
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class _Order:
     def _rest(self, value: ir.Value) -> int | None:
         """1 for 1 - x and -1 for x - 1, in integers or float32, behind moving operators or not; None for anything
         else."""
-        node = unmoved(value, "Cast").producer()
+        node = element_source(value, "Cast").producer()
         if node is None or not is_op(node, "Sub"):
             return None
         dtype = self.facts.info.dtype(node.outputs[0])
@@ -317,13 +317,13 @@ class _Order:
 
     def is_beyond_float16(self, value: ir.Value) -> bool:
         """Is a 16-bit value known to hold numbers that are too large for float16 before they are rounded?"""
-        value = unmoved(value)
+        value = element_source(value)
         node, size = value.producer(), self.largest(value)
         if is_op(node, "Cast", "Mul") and node is not None:
             size = math.prod(self.largest(each) for each in node.inputs if each is not None)
         return FLOAT16_MAX < size < math.inf
 
-    def parts(self, term: Add[Placed]) -> Parts:
+    def parts(self, term: Add[AlignedTensor]) -> Parts:
         """The kinds of numbers in an addend that is not huge throughout.
 
         It is coarse if it holds coarse constants, or if it is made of an input of the model whose content is unknown.
@@ -343,7 +343,7 @@ class _Order:
                 either = huge if signed else huge.or_else(huge.turned())
                 found = either if found is None else found.or_else(either)
                 continue
-            if self.largest(current) <= FINE:
+            if self.largest(current) <= MAX_FINE:
                 continue
             if self.facts.sets.of(current) is not None or constant(current) is not None:
                 return COARSE

@@ -14,11 +14,11 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.movers import MOVES, unmoved
+from fa_compiler.passes.movers import MOVES, element_source
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, text_attr
 from fa_compiler.passes.values.bounds import Bounds
 
-MODERATE = 1e15
+MAX_SCORE_OPERAND = 1e15
 MAX_STEPS = 64
 
 
@@ -37,11 +37,11 @@ def is_score_like(value: ir.Value, viewer: Viewer) -> bool:
                 interval = bounds.of(operand)
                 if interval is None and constant(operand) is None and not holds_large(operand, bounds):
                     continue
-                if interval is None or not max(map(abs, interval)) <= MODERATE:
+                if interval is None or not max(map(abs, interval)) <= MAX_SCORE_OPERAND:
                     return False
             continue
         scaled = viewer.factor(node)
-        if scaled is not None and abs(scaled[1]) <= MODERATE:
+        if scaled is not None and abs(scaled[1]) <= MAX_SCORE_OPERAND:
             pending.append(scaled[0])
         elif is_op(node, *MOVES) or (is_op(node, "Pad") and _pads_with_zero(node, viewer)):
             pending.extend(each for each in node.inputs[:1] if each is not None)
@@ -60,13 +60,13 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
     so it counts as such a value."""
     pending, seen = [value], set[ir.Value]()
     while pending:
-        current = unmoved(pending.pop(), "Cast")
+        current = element_source(pending.pop(), "Cast")
         if current in seen:
             continue
         seen.add(current)
         interval, inner, node = bounds.of(current), inner_values(current), current.producer()
         if interval is not None:
-            if max(map(abs, interval)) > MODERATE:
+            if max(map(abs, interval)) > MAX_SCORE_OPERAND:
                 return True
         elif inner is not None:
             if not inner:

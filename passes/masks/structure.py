@@ -26,12 +26,22 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.narrow import is_constant_along
-from fa_compiler.passes.masks.packing import Packing, Runs
+from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.score_ops import Add, MaskTerm
-from fa_compiler.passes.values.formula import TRUE, Affine, All, Always, AtLeastZero, Entries, Formula, Given, negation
+from fa_compiler.passes.values.formula import (
+    TRUE,
+    Affine,
+    All,
+    AtLeastZero,
+    BooleanLiteral,
+    BooleanTensor,
+    ElementComparison,
+    Formula,
+    negation,
+)
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Dim, is_capped, settled
+from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
 
 
 @dataclass(frozen=True)
@@ -42,24 +52,24 @@ class Grid:
     of the scores is 1: the mask then enlarges the scores, which a band cannot express.
     """
 
-    rows: Axes
-    columns: Axes
+    q_seq: Axes
+    kv_seq: Axes
     sizes: tuple[Dim, Dim]
 
     @staticmethod
-    def of(rows: Axes, columns: Axes, space: AxisSpace) -> Grid:
+    def of(q_seq: Axes, kv_seq: Axes, space: AxisSpace) -> Grid:
         """The grid with the sizes that the axes have now."""
-        return Grid(rows, columns, (space.size(rows), space.size(columns)))
+        return Grid(q_seq, kv_seq, (space.size(q_seq), space.size(kv_seq)))
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Keys that are excluded where `given` holds. `dims` are the score axes of its dimensions, and `fits` is that of
-    the mask's term (`Placed`)."""
+    """Keys that are excluded where `given` holds. `dims` are the score axes of its dimensions, and `never_enlarges` is
+    that of the mask's term (`AlignedTensor`)."""
 
-    given: Given
+    given: BooleanTensor
     dims: Arrangement
-    fits: bool = True
+    never_enlarges: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,17 +87,17 @@ def structure(
     terms: Sequence[MaskTerm],
     grid: Grid,
     viewer: Viewer,
-    runs: Runs | None = None,
+    contiguity: ContiguousLabels | None = None,
 ) -> Structure | None:
     """The structure of the mask that these terms make together; None when it has none that the operator can express.
 
-    Without `runs`, packed sequences are not looked for.
+    Without `contiguity`, packed sequences are not looked for.
     """
     if not terms:
         return None
     parts: list[Band | Padding | Packing] = []
     for term in terms:
-        found = _TermReader(viewer, grid, runs).read(term)
+        found = _TermReader(viewer, grid, contiguity).read(term)
         if found is None:
             return None
         parts.extend(found)
@@ -112,7 +122,7 @@ class _TermReader:
 
     viewer: Viewer
     grid: Grid
-    runs: Runs | None
+    contiguity: ContiguousLabels | None
 
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing] | None:
         shape = self.viewer.info.shape(term.operand.value)
@@ -120,7 +130,7 @@ class _TermReader:
             return None
         resolve = self.viewer.space.resolve
         places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
-        row, column = places.get(resolve(self.grid.rows)), places.get(resolve(self.grid.columns))
+        row, column = places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq))
         if not self._fits(shape, row, column):
             return None
         positions = self.viewer.facts.positions(shape)
@@ -128,16 +138,22 @@ class _TermReader:
         if formula is None:
             return None
         parts = formula.parts if isinstance(formula, All) else (formula,)
-        labels = [part for part in parts if isinstance(part, Entries) and part.relation == "Equal"]
+        labels = [part for part in parts if isinstance(part, ElementComparison) and part.relation == "Equal"]
         result: list[Band | Padding | Packing] = []
         for part in parts:
             found = self._part(part, shape, row, column, term)
-            if isinstance(part, Entries) and any(self._is_order(part, each, positions, row, column) for each in labels):
+            if isinstance(part, ElementComparison) and any(
+                self._is_order(part, each, positions, row, column) for each in labels
+            ):
                 found = [Band(None, Dim(0))]
             if found is None:
                 return None
             result.extend(found)
-        return result if term.operand.fits or self._carried(result, shape, row, column, term.operand.dims) else None
+        return (
+            result
+            if term.operand.never_enlarges or self._carried(result, shape, row, column, term.operand.dims)
+            else None
+        )
 
     def _carried(
         self,
@@ -158,18 +174,18 @@ class _TermReader:
         rows, columns = self.grid.sizes
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
-            cap = is_capped(shape[column], columns)
+            cap = cap_of(shape[column], columns)
             if cap is None:
                 return False
             known.append(Dim(cap) - columns)
-        return row is None or settled(shape[row], known) == rows
+        return row is None or simplify_given(shape[row], known) == rows
 
     def _part(
         self, part: Formula, shape: Shape, row: int | None, column: int | None, term: MaskTerm
     ) -> list[Band | Padding | Packing] | None:
         if part == TRUE:
             return []
-        if isinstance(part, Entries):
+        if isinstance(part, ElementComparison):
             packing = self._packing(part, shape, row, column, term)
             if packing is not None:
                 return [packing]
@@ -185,24 +201,24 @@ class _TermReader:
             if steps[row] == -1 and steps[column] == 1:
                 return [Band(-affine.offset, None)]
             return None
-        given = part if isinstance(part, Given) else None if isinstance(part, Always) else part.origin
+        given = part if isinstance(part, BooleanTensor) else None if isinstance(part, BooleanLiteral) else part.origin
         if given is None:
             return None
-        # A tensor that is the same for all rows may run along them: the emitter reads one row of it.
+        # A tensor that is the same for all rows may run along them: the rewriter reads one row of it.
         along = given.axes.index(row) if row is not None and row in given.axes else None
         if along is not None and not is_constant_along(given.value, along, self.viewer.info):
             return None
         aligned = tuple(() if axis is None else term.operand.dims[axis] for axis in given.axes)
-        return [Padding(Given(given.value, given.axes, not given.when), aligned, term.operand.fits)]
+        return [Padding(BooleanTensor(given.value, given.axes, not given.when), aligned, term.operand.never_enlarges)]
 
     def _packing(
-        self, part: Entries, shape: Shape, row: int | None, column: int | None, term: MaskTerm
+        self, part: ElementComparison, shape: Shape, row: int | None, column: int | None, term: MaskTerm
     ) -> Packing | None:
         """The packing that a comparison of labels at the row and at the column expresses. There must be as many labels
         as rows and as columns."""
         own = self.viewer.info.shape(part.value)
         along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
-        if self.runs is None or own is None or part.relation != "Equal" or not part.when:
+        if self.contiguity is None or own is None or part.relation != "Equal" or not part.when:
             return None
         if row is None or column is None or len(along) != 1:
             return None
@@ -217,26 +233,31 @@ class _TermReader:
             others = (m for m in range(len(shape)) if m not in (row, column))
             whole = [m for m in others if place == indices[m] and size == shape[m]]
             if k == axis:
-                placed.append(self.grid.rows)
+                placed.append(self.grid.q_seq)
             elif size.const == 1:
                 placed.append(())
             elif whole:
                 placed.append(term.operand.dims[whole[0]])
             else:
                 return None
-        return Packing(part.value, tuple(placed), self.runs.holds(part.value, axis), term.operand.fits)
+        return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.never_enlarges)
 
     def _is_order(
-        self, part: Entries, labels: Entries, positions: Positions, row: int | None, column: int | None
+        self,
+        part: ElementComparison,
+        labels: ElementComparison,
+        positions: Positions,
+        row: int | None,
+        column: int | None,
     ) -> bool:
         """Does this part say that the key's number is at most the row's, for numbers that go up by one from token to
         token of a sequence?"""
         along = [k for k, (one, other) in enumerate(zip(labels.one, labels.other, strict=True)) if one != other]
-        if self.runs is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
+        if self.contiguity is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
             return False
         if len(along) != 1 or not labels.when:
             return False
-        numbers = self.runs.counted(labels.value, along[0])
+        numbers = self.contiguity.position_source(labels.value, along[0])
         if numbers is None:
             return False
         ends = (labels.one, labels.other)
@@ -251,7 +272,7 @@ def kept(term: MaskTerm, positions: Positions) -> Formula | None:
     if isinstance(term, Add):
         added = positions.nonzero(term.operand.value)
         return None if added is None else negation(added)
-    condition = positions.truth(term.operand.value, positions.every)
+    condition = positions.truth(term.operand.value, positions.identity_index)
     if condition is None or term.keep:
         return condition
     return negation(condition)

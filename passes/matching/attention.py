@@ -1,22 +1,22 @@
 """The attention matcher: from a softmax to a frozen record, without touching the graph.
 
-    attention := product(probabilities, value)             probabilities.py says what may lie between
+    attention := product(probabilities, value)             probability_path.py says what may lie between
     probabilities := softmax over the keys' axis           softmax.py
     softmax's input := terms(product(query, key))          scores.py, mask.py
 
 A match goes through these stages; each is a record of its own, and what a later one needs it takes from those before:
 
-    1. Steps            steps.py       the nodes around the softmax, and what they do to the scores
-    2. KeySide          roles.py       which operand is the key
-    3. Probabilities    behind.py      what the nodes behind the softmax do
-    4. ScoresWithSink   sinks.py       the sink, wherever it is written
-    5. Masking          masking.py     what terms and guards come to
-    6. Roles            roles.py       batch, heads, rows and columns
+    1. Steps            steps.py           the nodes around the softmax, and what they do to the scores
+    2. KeySide          roles.py           which operand is the key
+    3. Probabilities    probabilities.py   what the nodes behind the softmax do
+    4. ScoresWithSink   sinks.py           the sink, wherever it is written
+    5. Masking          masking.py         what terms and guards come to
+    6. Roles            roles.py           batch, heads, q_seq and kv_seq
 
 What the steps on the way do to the scores is in score_walk.py, what a guard behind the softmax means in guards.py,
 who else may read the inner values in interior.py.
 
-What is emitted from the record is in emit.py. Query, key and value are the operands of the two products,
+What is emitted from the record is in rewrite/rewriter.py. Query, key and value are the operands of the two products,
 whatever made them, so the record is right by construction: which operand is the key follows from the axis the
 softmax runs over, which is the value from the axis the second product sums over. Head and batch
 dimensions are the ones both products walk together.
@@ -37,13 +37,13 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View
-from fa_compiler.passes.matching.behind import Probabilities
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.layers import holds_weights, layers_apart
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
-from fa_compiler.passes.matching.probabilities import FLOATS
+from fa_compiler.passes.matching.probabilities import Probabilities
+from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.matching.roles import KeySide, Roles
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
@@ -83,16 +83,16 @@ def _finished(steps: Steps) -> AttentionMatch:
     anchor, after, scores, space = steps.anchor, steps.after, steps.scores, steps.viewer.space
     _check_rows(steps)
     key = KeySide.of(steps)
-    rope = None if scores.second is None else scores.second.rope(key.columns, steps.viewer)
-    _check_shifts(steps, key.columns)
+    rope = None if scores.second is None else scores.second.rope(key.kv_seq, steps.viewer)
+    _check_shifts(steps, key.kv_seq)
     probabilities = Probabilities.of(steps)
-    sunk = _sunk(steps, key.columns, probabilities)
-    masking = Masking.of(steps, key, probabilities, sunk)
+    sink_scores = _scores_with_sink(steps, key.kv_seq, probabilities)
+    masking = Masking.of(steps, key, probabilities, sink_scores)
     pv = probabilities.product(steps)
-    _check_sums_columns(steps, pv, key.columns)
+    _check_sums_columns(steps, pv, key.kv_seq)
     _check_values(steps)
-    _check_late(steps, pv.out, key.columns)
-    roles = Roles.of(steps, key, masking.row, pv, sunk)
+    _check_late(steps, pv.out, key.kv_seq)
+    roles = Roles.of(steps, key, masking.row, pv, sink_scores)
     views, dtype = _operands(steps, key.side, pv)
     roles.check_sizes(steps)
     factors = masking.factors
@@ -114,7 +114,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         dtype,
         outputs[0] if outputs else after.product.output,
         pv.out,
-        sink=None if sunk is None else sunk.sink,
+        sink=None if sink_scores is None else sink_scores.sink,
         dropout=probabilities.dropout,
         query_factors=scores.factors,
         output_factors=factors,
@@ -139,7 +139,7 @@ def _check_rows(steps: Steps) -> None:
         raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
 
 
-def _check_shifts(steps: Steps, columns: Axes) -> None:
+def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
     """Decline maxima that are subtracted along another axis, or from scores that grow.
 
     In a row that is masked everywhere, the number of the mask less the row's maximum is 0, and a factor behind the
@@ -154,35 +154,35 @@ def _check_shifts(steps: Steps, columns: Axes) -> None:
             reason = "a mask less its maximum is multiplied by more than 1, or by a negative number"
             raise Decline(Code.SCORE_TERM, reason, term.node)
     for node, dim in scores.shifted:
-        if space.resolve(dim) != space.resolve(columns):
+        if space.resolve(dim) != space.resolve(kv_seq):
             raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
 
 
-def _sunk(steps: Steps, columns: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
+def _scores_with_sink(steps: Steps, kv_seq: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
     """The sink: a column of the scores, a gate behind the product, or a part of the total of exponentials."""
     anchor, gate, scores, viewer = steps.anchor, steps.gate, steps.scores, steps.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):
         reason = "a maximum is subtracted from the scores, and not from the sink beside them"
         raise Decline(Code.SCORE_TERM, reason, scores.shifted[0][0])
-    sunk = scores.sunk
+    sink_scores = scores.sink_scores
     if gate is not None:
         pv = probabilities.product(steps)
-        if sunk is not None:
+        if sink_scores is not None:
             reason = "a sink beside the scores, and another behind the product"
             raise Decline(Code.PROBABILITY_TERM, reason, gate.nodes[-1])
-        sunk = gated(gate, scores.dims, pv.out, columns, viewer)
+        sink_scores = gated(gate, scores.dims, pv.out, kv_seq, viewer)
     if anchor.sink is not None:
-        if scores.sunk is not None:
+        if scores.sink_scores is not None:
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
-        sunk = summed(anchor, anchor.sink, scores.dims, columns, viewer)
-    return sunk
+        sink_scores = summed(anchor, anchor.sink, scores.dims, kv_seq, viewer)
+    return sink_scores
 
 
-def _check_sums_columns(steps: Steps, pv: Operands, columns: Axes) -> None:
+def _check_sums_columns(steps: Steps, pv: Operands, kv_seq: Axes) -> None:
     """Decline a second product that sums over something else than the keys."""
     after, resolve = steps.after, steps.viewer.space.resolve
     sums = [axis for label in after.product.summed for axis in resolve(pv.dims[after.side][label])]
-    wanted = resolve(columns)
+    wanted = resolve(kv_seq)
     if len(sums) == len(wanted) and set(sums) == set(wanted):
         return
     node = after.product.node
@@ -200,7 +200,7 @@ def _check_values(steps: Steps) -> None:
         raise Decline(Code.NO_VALUE_MATMUL, reason, steps.after.product.node)
 
 
-def _check_late(steps: Steps, out: Arrangement, columns: Axes) -> None:
+def _check_late(steps: Steps, out: Arrangement, kv_seq: Axes) -> None:
     """Decline a late divisor that is not one number for each row; `out` is the product's arrangement."""
     late, after, info, space = steps.anchor.late, steps.after, steps.viewer.info, steps.viewer.space
     if late is None:
@@ -213,7 +213,7 @@ def _check_late(steps: Steps, out: Arrangement, columns: Axes) -> None:
     if info.shape(late.output) != info.shape(after.product.output):
         raise Decline(Code.SHAPE, "the divisor enlarges what it divides", divide)
     resolve = space.resolve
-    rows = [() if resolve(dim) == resolve(columns) else resolve(dim) for dim in steps.scores.dims]
+    rows = [() if resolve(dim) == resolve(kv_seq) else resolve(dim) for dim in steps.scores.dims]
     aligned = space.resolve_all(out)[len(out) - len(rows) :] if len(rows) <= len(out) else ()
     if len(aligned) != len(rows) or any(row and row != own for row, own in zip(rows, aligned, strict=True)):
         raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)

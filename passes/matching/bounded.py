@@ -21,13 +21,13 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.probabilities import RENORMALISED
+from fa_compiler.passes.matching.probability_path import RENORMALISED
 from fa_compiler.passes.matching.renormalised import Renormalised
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Placed, Select, Term
+from fa_compiler.passes.score_ops import AlignedTensor, Select, Term
 
 HINT = f"--assume {BOUNDED_SCORES} if no score is below -40 or above 40"
 
@@ -59,15 +59,15 @@ class BoundedScores:
             raise Decline(Code.EMPTY_ROWS, reason, finite.node)
 
     def mask_of(
-        self, divided: Renormalised, columns: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
-    ) -> Select[Placed]:
+        self, divided: Renormalised, kv_seq: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
+    ) -> Select[AlignedTensor]:
         """The mask behind the softmax as one in front of it."""
         node = divided.nodes[0]
         if BOUNDED_SCORES not in self.facts.options.assume:
             reason = "the probabilities are masked and divided by what is left of them, which may be rounded to 0"
             raise Decline(Code.PROBABILITY_TERM, reason, node, f"{RENORMALISED}; {HINT}")
         dims = seen[node.outputs[0]]
-        if viewer.space.resolve(dims[divided.axis]) != viewer.space.resolve(columns):
+        if viewer.space.resolve(dims[divided.axis]) != viewer.space.resolve(kv_seq):
             raise Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums over another axis", node)
         if self.facts.info.dtype(node.outputs[0]) != ir.DataType.FLOAT:
             raise Decline(Code.DTYPE, "probabilities that are not float32 are divided by their sums", node)
@@ -77,7 +77,7 @@ class BoundedScores:
             raise Decline(Code.PROBABILITY_TERM, reason, node)
         aligned = viewer.alignment(divided.condition, dims, node)
         fits = any(viewer.info.shape(each) == viewer.info.shape(node.outputs[0]) for each in _others(divided))
-        return Select(node, Placed(divided.condition, aligned, fits), divided.keep, -math.inf)
+        return Select(node, AlignedTensor(divided.condition, aligned, fits), divided.keep, -math.inf)
 
 
 def _others(divided: Renormalised) -> list[ir.Value]:

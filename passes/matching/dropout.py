@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.movers import LAYOUT_OPS
@@ -104,15 +104,15 @@ def kept_by(dropout: Dropout, scale: float, factors: tuple[Factor, ...]) -> Drop
     return replace(dropout, keep=1.0 / scale)
 
 
-def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, mover: Mover) -> ir.Value:
+def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, emitter: LayoutEmitter) -> ir.Value:
     """The mask as bits; `groups` are the axes of batch, heads, rows and keys."""
     if builder.opset < 11:
         raise Decline(Code.ILLEGAL, "a drop mask needs opset 11 or newer to be packed", dropout.node)
     f32 = ir.DataType.FLOAT
-    plan = moves(dropout.dims, groups)
+    plan = plan_moves(dropout.dims, groups)
     if plan is None:
         raise Decline(Code.SHAPE, "the drop mask could not be arranged like the scores", dropout.node)
-    whole = mover.apply(dropout.mask, dropout.dims, plan)
+    whole = emitter.apply(dropout.mask, dropout.dims, plan)
     flat = builder.op("Reshape", [builder.cast(whole, f32), builder.ints([-1])], f32)
     count = builder.op("Shape", [flat], INT64)
     # Whole bytes: -n mod 8 zeros more.

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
-from fa_compiler.passes.layout.layout import moves
+from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.report import Code
@@ -62,7 +62,7 @@ def moderate(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, v
         raise Decline(code, f"the divisor {value.name!r} is not proven to be other than 0", node)
     if number is not None:
         return Factor(node, None, number, divides)
-    return Factor(node, viewer.fitted(value, dims, node), divides=divides, value=value)
+    return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value)
 
 
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:
@@ -75,7 +75,7 @@ def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpa
 
 
 def multiplied(
-    value: ir.Value, dims: Arrangement, factors: tuple[Factor, ...], builder: Builder, mover: Mover
+    value: ir.Value, dims: Arrangement, factors: tuple[Factor, ...], builder: Builder, emitter: LayoutEmitter
 ) -> ir.Value:
     """A value of this arrangement times the factors."""
     dtype = builder.info.dtype(value)
@@ -86,9 +86,9 @@ def multiplied(
         else:
             owned = {axis for dim in each.view.base_dims for axis in dim}
             target = tuple(dim if any(axis in owned for axis in dim) else () for dim in dims)
-            plan = moves(each.view.base_dims, target)
+            plan = plan_moves(each.view.base_dims, target)
             assert plan is not None
-            other = mover.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
+            other = emitter.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
         value = builder.op("Div" if each.divides else "Mul", [value, other], dtype)
     return value
 

@@ -89,7 +89,7 @@ class Guarded:
 
     def is_zero(self, value: ir.Value) -> bool:
         """Is a tensor 0 throughout, and no larger than the probabilities?"""
-        return self.viewer.filler(value, self.value) == 0.0
+        return self.viewer.uniform_value(value, self.value) == 0.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class MaskedScores:
     between the two products."""
 
     terms: tuple[Term, ...]
-    columns: Axes
+    kv_seq: Axes
     viewer: Viewer
     seen: Mapping[ir.Value, Arrangement]
 
@@ -151,7 +151,7 @@ class ScoreGuard(Guard):
     def meaning(self, masked: MaskedScores) -> RowGuard:
         tested = self.tests[0].inputs[0]
         dims, resolve = None if tested is None else masked.seen.get(tested), masked.viewer.space.resolve
-        if not dims or resolve(dims[-1]) != resolve(masked.columns):
+        if not dims or resolve(dims[-1]) != resolve(masked.kv_seq):
             reason = "the guard tests the scores along another axis than the keys'"
             raise Decline(Code.PROBABILITY_TERM, reason, self.where)
         return RowGuard.SCORES
@@ -183,7 +183,7 @@ class BiasGuard(Guard):
             guarded = space.resolve_all(masked.seen[self.where.outputs[0]])[-len(own) :]
             rows = list(zip(own[:-1], guarded[:-1], strict=False))
             same_rows = len(own) == len(guarded) and all(not mine or mine == theirs for mine, theirs in rows)
-            if same_rows and own[-1] in ((), space.resolve(masked.columns)):
+            if same_rows and own[-1] in ((), space.resolve(masked.kv_seq)):
                 return RowGuard.BIAS
         reason = "the guard tests something other than the bias of the scores"
         raise Decline(Code.PROBABILITY_TERM, reason, self.where)
@@ -314,7 +314,7 @@ def _keeps(
     if shape is None or shape != viewer.info.shape(mask.operand.value):
         return False
     positions = viewer.facts.positions(shape)
-    truth, left = positions.truth(condition, positions.every), kept(mask, positions)
+    truth, left = positions.truth(condition, positions.identity_index), kept(mask, positions)
     return truth is not None and left == (truth if keep else negation(truth))
 
 

@@ -11,7 +11,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.probabilities import reaches_product
+from fa_compiler.passes.matching.probability_path import reaches_product
 from fa_compiler.passes.matching.scores import QUANTISED
 from fa_compiler.passes.report import Code
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.matching.probabilities import ProbabilityPath
+from fa_compiler.passes.matching.probability_path import ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, reads_shape, reads_type

@@ -22,10 +22,10 @@ from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid
-from fa_compiler.passes.matching.behind import Probabilities
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_guard
+from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import ScoresWithSink, sink_above
 from fa_compiler.passes.matching.steps import Steps
@@ -47,26 +47,26 @@ class Masking:
     factors: tuple[Factor, ...]
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sunk: ScoresWithSink | None) -> Masking:
+    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sink_scores: ScoresWithSink | None) -> Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
         anchor, after, viewer, terms = steps.anchor, steps.after, steps.viewer, steps.scores.terms
         factors, seen = probabilities.factors, probabilities.seen
-        masked = MaskedScores(terms, key.columns, viewer, seen)
+        masked = MaskedScores(terms, key.kv_seq, viewer, seen)
         guard = tested = RowGuard.NONE if after.guard is None else after.guard.meaning(masked)
         if after.divided is not None:
-            terms = (*terms, BoundedScores(viewer.facts).mask_of(after.divided, key.columns, viewer, seen))
+            terms = (*terms, BoundedScores(viewer.facts).mask_of(after.divided, key.kv_seq, viewer, seen))
             guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
         mask = product_guard(factors, terms, viewer) if guard is RowGuard.NONE else None
         if mask is not None:
             guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not mask)
         row = key.row(steps.qk, terms, viewer)
-        rows = key.rows(steps.qk, row, viewer.space)
-        if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
+        q_seq = key.q_seq(steps.qk, row, viewer.space)
+        if sink_scores is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
-        values = TermValues(viewer, None if sunk is None else sink_above(sunk, viewer.facts, guarded))
-        planner = MaskPlanner(values, Grid.of(rows, key.columns, viewer.space))
-        bare = anchor.sink is not None and anchor.sink.held is None
+        values = TermValues(viewer, None if sink_scores is None else sink_above(sink_scores, viewer.facts, guarded))
+        planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
+        bare = anchor.sink is not None and anchor.sink.clamped_max is None
         if (steps.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
         if steps.route.gradient:
@@ -94,7 +94,7 @@ def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | No
 def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
     """Decline terms that may make a score +inf; what a caller gives is taken for one that does not."""
     for index, term in enumerate(terms):
-        numbers = values.of(terms, index)
+        numbers = values.numbers_before_softmax(terms, index)
         added = numbers is None and isinstance(term, Add) and not _is_given(term.operand.value, values.viewer)
         if math.inf in (numbers or ()) or (added and values.may_be_infinite(terms, index)):
             reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"

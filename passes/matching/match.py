@@ -9,10 +9,10 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.matching.behind import Probabilities
 from fa_compiler.passes.matching.dropout import Dropout
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.masking import Masking
+from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import Roles, batch_and_heads, shared_heads
 from fa_compiler.passes.matching.second_product import Rope
 from fa_compiler.passes.matching.sinks import Sink

@@ -1,266 +1,92 @@
-"""From a softmax down to the product with the values.
+"""Behind the softmax: the probabilities as the product with the values takes them.
 
-Grammar, from the softmax's output downwards, every value read by nothing else:
-
-      1 probabilities := softmax
-      2     | layout(probabilities)                        what views.py looks through
-      3     | Cast(probabilities)                          to any type, as long as the product takes them in the
-                                                           narrowest of the types they had
-      4     | guarded(probabilities)                       see guards.py; one guard in all
-      5     | Where(never true, x, probabilities)          see infinity_tests.py
-      6     | Mul(probabilities, t) | Div(probabilities, t)          see factors.py; t also the 0 and 1 of the one mask
-                                                           on the scores, instead of a guard, see guards.py
-      7     | probabilities masked and divided by their sum          see renormalised.py
-      8     | Add(probabilities, t)                        t all 0, of no larger size: what is left of a Where that
-                                                           tf2onnx writes as p * b + 0 * (1 - b)
-      9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
-     10     | Slice(probabilities)                         as large as they are, forwards: it leaves out nothing
-     11 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
-               over all the dimensions that this axis was taken apart into
-
-The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
-probabilities first only adds an error of that type's precision. A guard is recorded, and the mask's plan has to honour
-it.
+arrangement    what the layout operators between the two make of the scores' arrangement
+factors        what the probabilities are multiplied by; a number is a part of a dropout, where there is one
+dropout        the one drop mask, where the gradient is fused, too; else it is one of the factors
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
-from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
-from fa_compiler.passes.matching.factors import operand
-from fa_compiler.passes.matching.guards import Guard, Guarded, guard_behind
-from fa_compiler.passes.matching.infinity_tests import InfinityTests
-from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
-from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING
-from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import data_readers, distinct_consumers, int_attr, is_op, only_reader, reduced_axes
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.axes import Arrangement
+from fa_compiler.passes.layout.operands import Operands
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.dropout import Dropout, drop_mask, dropped, kept_by
+from fa_compiler.passes.matching.factors import Factor, moderate, operand
+from fa_compiler.passes.matching.probability_path import ProbabilityPath, passed_on
+from fa_compiler.passes.matching.simulation import Simulated
+from fa_compiler.passes.matching.sinks import without_sink
+from fa_compiler.passes.matching.steps import Steps
+from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
-
-DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
-RENORMALISED = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
-NAN_GUARD = "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
-PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
-SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+from fa_compiler.passes.values.slices import keeps_everything
 
 
 @dataclass(frozen=True)
-class ProbabilityPath:
-    """The nodes between the softmax and the product, in order; `side` is the operand they feed. `tests` are nodes that
-    ask for what no probability is, `behind` what takes the product, if that belongs to the attention. `divided` are the
-    probabilities masked once more."""
+class Probabilities:
+    """The probabilities at the product with the values. `seen` has the arrangement of every value between the two
+    products."""
 
-    product: Contraction
-    side: int
-    nodes: tuple[ir.Node, ...]
-    guard: Guard | None
-    tests: tuple[ir.Node, ...] = ()
-    behind: tuple[ir.Node, ...] = ()
-    divided: Renormalised | None = None
+    dims: Arrangement
+    factors: tuple[Factor, ...]
+    dropout: Dropout | None
+    seen: Mapping[ir.Value, Arrangement]
 
-    @property
-    def value(self) -> ir.Value:
-        """The other operand of the product."""
-        return self.product.operands[1 - self.side]
+    @staticmethod
+    def of(steps: Steps) -> Probabilities:
+        """Walk down to the product. Raises Decline."""
+        anchor, after, scores, viewer = steps.anchor, steps.after, steps.scores, steps.viewer
+        seen = dict(steps.dims)
+        drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if steps.route.gradient else []
+        if len(drops) != 1:
+            return Probabilities(*_walked(anchor.output, after, scores, viewer, seen), None, seen)
+        (drop,) = drops
+        index = after.nodes.index(drop)
+        before, behind = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
+        dims, factors = _walked(anchor.output, before, scores, viewer, seen)
+        dropout, scale = dropped(drop, dims, viewer)
+        seen[drop.outputs[0]] = dims
+        dims, more = _walked(drop.outputs[0], behind, replace(scores, dims=dims), viewer, seen)
+        return Probabilities(dims, (), kept_by(dropout, scale, (*factors, *more)), seen)
 
-
-def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None) -> ProbabilityPath:
-    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers:
-    whoever gives it answers for the others."""
-    walk = _Walk(viewer, among, softmax_output)
-    while (product := walk.take()) is None:
-        pass
-    return walk.path(product)
-
-
-@dataclass
-class _Walk:
-    """Probabilities on their way to the product: `current` is the value that was reached."""
-
-    viewer: Viewer
-    among: Collection[ir.Node] | None
-    current: ir.Value
-    nodes: list[ir.Node] = field(default_factory=list)
-    guard: Guard | None = None
-    divided: Renormalised | None = None
-
-    def __post_init__(self) -> None:
-        self.softmax_output = self.current
-        self.infinity = InfinityTests(self.viewer)
-
-    def take(self) -> Contraction | None:
-        """Go one step on, or find the product that the probabilities have reached. Raises Decline."""
-        consumers = self._consumers()
-        if self._take_division(consumers) or self._take_guard(consumers):
-            return None
-        if len(consumers) != 1:
-            raise _read_elsewhere(self.current, consumers)
-        (node,) = consumers
-        product = any_contraction(node, self.viewer.info)
-        if product is not None and product.summed:
-            return product
-        self._check_passes(node)
-        self.nodes.append(node)
-        self.current = passed_on(node)
-        return None
-
-    def path(self, product: Contraction) -> ProbabilityPath:
-        """11: the way to this product. Raises Decline."""
-        if product.operands[0] is product.operands[1]:
-            raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
-        made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
-        _check_types(made, self.current, self.viewer)  # 3
-        if (stray := self.infinity.stray(self.nodes)) is not None:
-            reason = f"what {label(stray)} finds out about the probabilities is read outside of the attention, too"
-            raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, stray)
-        side = 0 if product.operands[0] is self.current else 1
-        tests = tuple(self.infinity.nodes)
-        return ProbabilityPath(product, side, tuple(self.nodes), self.guard, tests, divided=self.divided)
-
-    def _consumers(self) -> list[ir.Node]:
-        """Who reads the elements, without the tests of 5."""
-        self.infinity.ask(self.current)
-        readers = [node for node in data_readers(self.current) if self.among is None or node in self.among]
-        if self.current.is_graph_output():
-            reason = f"the probabilities are the model output {self.current.name!r}"
-            raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, self.current.producer())
-        return [node for node in readers if node not in self.infinity.nodes]
-
-    def _take_division(self, consumers: list[ir.Node]) -> bool:
-        """7."""
-        if len(consumers) != 1 or self.divided is not None or self.guard is not None:
-            return False
-        self.divided = renormalised(self.current, consumers[0], self.viewer.info)
-        if self.divided is None:
-            return False
-        self.nodes.extend(self.divided.nodes)
-        self.current = self.divided.output
-        return True
-
-    def _take_guard(self, consumers: list[ir.Node]) -> bool:
-        """4."""
-        if len(consumers) == 1 and self.infinity.selects(consumers[0], self.current):
-            return False
-        found = guard_behind(Guarded(self.softmax_output, self.current, consumers, self.viewer, self.among))
-        if found is None:
-            return False
-        if self.guard is not None or self.divided is not None:
-            raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
-        self.guard = found
-        self.nodes.extend(node for node in consumers if node not in self.nodes)
-        self.current = found.where.outputs[0]
-        return True
-
-    def _check_passes(self, node: ir.Node) -> None:
-        """2, 3, 5, 6 and 8 to 10."""
-        if (unknown := unknown_rank(node, self.viewer.info)) is not None:
-            raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
-        if _passes_on(node, self.current, self.viewer) or operand(node, self.current) is not None:
-            return
-        if is_op(node, "Dropout"):
-            reason = "an active Dropout draws its mask while it runs, and the operator takes one that is known before"
-            raise Decline(Code.PROBABILITY_TERM, reason, node, DROPOUT_ADVICE)
-        if not self.infinity.selects(node, self.current):
-            reason = f"{node.op_type} on the probabilities has no counterpart in the operator"
-            raise Decline(Code.PROBABILITY_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
+    def product(self, steps: Steps) -> Operands:
+        """The product with the values, whose other operand these are. Raises Decline."""
+        after = steps.after
+        return Operands.of(after.product, steps.viewer, given=(after.side, self.dims), factors=False)
 
 
-def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """2, 3 and 8 to 10."""
-    if adds_nothing(node, current, viewer):
-        return True
-    if node.inputs[0] is not current:
-        return False
-    if is_op(node, "Cast", "CastLike"):
-        return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
-    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))
-
-
-def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """8: is 0 added to a value, and its size kept?"""
-    others = [value for value in node.inputs if value is not current] if is_op(node, "Add") else []
-    if len(others) != 1 or others[0] is None or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
-        return False
-    return viewer.facts.sets.only(others[0]) == 0.0
-
-
-def passed_on(node: ir.Node) -> ir.Value:
-    """The output that holds the probabilities: of a Split the first part that is read."""
-    if not is_op(node, "Split"):
-        return node.outputs[0]
-    return next((output for output in node.outputs if data_readers(output)), node.outputs[0])
-
-
-def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> None:
-    """The product has to take the probabilities in the narrowest type they had: any other was rounded on the way."""
-    types = {viewer.info.dtype(value) for value in values} & set(SIXTEEN_BITS)
-    if types and types != {viewer.info.dtype(operand)}:
-        raise Decline(Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer())
-
-
-def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
-    if not consumers:
-        return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", value.producer())
-    sums = [node for node in consumers if is_op(node, "ReduceSum")]
-    behind = [reader for node in sums for reader in distinct_consumers(node.outputs[0])]
-    if sums and any(is_op(node, "Div") for node in (*consumers, *behind)):
-        hint = RENORMALISED if is_op(value.producer(), "Mul", "Where") else None
-        return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", value.producer(), hint)
-    if (guard := _other_nan_guard(consumers)) is not None:
-        reason = f"{label(guard)} chooses by IsNaN of the probabilities p, but is not the guard Where(IsNaN(p), 0, p)"
-        return Decline(Code.PROBABILITY_TERM, reason, guard, NAN_GUARD)
-    others = ", ".join(str(label(node)) for node in consumers[:4])
-    return Decline(
-        Code.PROBABILITIES_ARE_OUTPUT,
-        f"the probabilities are read by {len(consumers)} nodes ({others})",
-        consumers[-1],
-    )
-
-
-def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
-    """A Where that reads the probabilities and chooses by IsNaN of them, which is not the guard of the grammar."""
-    test = next((node for node in consumers if is_op(node, "IsNaN")), None)
-    reader = None if test is None else only_reader(test.outputs[0])
-    chooser = only_reader(reader.outputs[0]) if reader is not None and is_op(reader, "Not") else reader
-    return chooser if chooser is not None and is_op(chooser, "Where") and chooser in consumers else None
-
-
-def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
-    """Is this a mean or sum over heads, or some of them, whose last axis is the probabilities' own?"""
-    if node.inputs[0] is not value:
-        return False
-    if is_op(node, "Gather"):
-        return int_attr(node, "axis", 0) > 0
-    axes = reduced_axes(node) if is_op(node, "ReduceMean", "ReduceSum") else None
-    return axes == [1]
-
-
-def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -> bool:
-    """Is there any product behind this softmax, through whatever touches the probabilities element by element?
-
-    Used only to tell attention that is declined from a softmax that is none (a router, a classifier).
-    """
-    pending, seen = [softmax_output], set[int]()
-    while pending and len(seen) < limit:
-        value = pending.pop()
-        for node in distinct_consumers(value):
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            if node.op_type in PRODUCTS:
-                return True
-            alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
-            same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv", "Trilu")
-            if (
-                same
-                or _takes_heads(node, value)
-                or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", "Pad", *QUANTISING)
-            ):
-                pending.extend(node.outputs)
-    return False
+def _walked(
+    start: ir.Value,
+    path: ProbabilityPath,
+    found: Simulated,
+    viewer: Viewer,
+    seen: dict[ir.Value, Arrangement],
+) -> tuple[Arrangement, tuple[Factor, ...]]:
+    """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""
+    dims, sink_scores, value = found.dims, found.sink_scores, start
+    factors: list[Factor] = []
+    again = () if path.divided is None else path.divided.nodes
+    for node in path.nodes:
+        if node in again:
+            value = node.outputs[0]
+            seen[value] = dims
+            continue
+        if is_op(node, "Slice", "Split") and not keeps_everything(node, viewer.info):
+            dims = without_sink(node, dims, sink_scores, viewer)
+        elif (other := operand(node, value)) is not None:
+            factors.append(moderate(node, *other, dims, viewer, Code.PROBABILITY_TERM))
+        elif node.op_type not in ("IsNaN", "Where", "Add"):
+            moved = viewer.rearranged(node, dims)
+            if moved is None:
+                raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
+            dims = moved
+        value = value if node.op_type == "IsNaN" else passed_on(node)
+        seen.update((output, dims) for output in node.outputs)
+    if sink_scores is not None and any(viewer.space.resolve(dim) == sink_scores.axes_with_sink for dim in dims):
+        raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sink_scores.step.node)
+    return dims, tuple(factors)

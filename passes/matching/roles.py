@@ -40,30 +40,30 @@ class Roles:
     value_head_dim: Axes
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sunk: ScoresWithSink | None) -> Roles:
+    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sink_scores: ScoresWithSink | None) -> Roles:
         """The roles in an attention whose second product is `pv`. Raises Decline."""
         space, qk, after = steps.viewer.space, steps.qk, steps.after
         resolve, product = space.resolve, qk.product
-        own = {row, *qk.own_labels(key.side, key.columns, space)}
-        rows = key.rows(qk, row, space)
+        own = {row, *qk.own_labels(key.side, key.kv_seq, space)}
+        q_seq = key.q_seq(qk, row, space)
         shared = [label for label in product.out if label not in own]
-        view = None if sunk is None else sunk.sink.view
-        sunk_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
-        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
-        if sunk is not None and not set(sunk_heads) <= set(heads):
-            raise Decline(Code.SHAPE, "the sink is not one number for each head", sunk.step.node)
-        depth = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
-        value_depth = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))
-        expected = {*batch, *heads, *rows, *value_depth}
+        view = None if sink_scores is None else sink_scores.sink.view
+        sink_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
+        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sink_heads)
+        if sink_scores is not None and not set(sink_heads) <= set(heads):
+            raise Decline(Code.SHAPE, "the sink is not one number for each head", sink_scores.step.node)
+        head_dim = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
+        value_head_dim = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))
+        expected = {*batch, *heads, *q_seq, *value_head_dim}
         if {axis for dim in space.resolve_all(pv.out) for axis in dim} != expected:
             raise Decline(Code.SHAPE, "the output's axes are not those of query and value", after.product.node)
-        groups = (batch, heads, rows, resolve(key.columns), depth, value_depth)
+        groups = (batch, heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim)
         if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
             raise Decline(Code.SHAPE, "one axis would have to play two roles", product.node)
         keys, values = qk.views[key.side], pv.views[1 - after.side]
         assert keys is not None and values is not None
         kv_heads = shared_heads(keys, values, heads, space)
-        return Roles(batch, heads, kv_heads, rows, resolve(key.columns), depth, value_depth)
+        return Roles(batch, heads, kv_heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim)
 
     def check_sizes(self, steps: Steps) -> None:
         """Decline sizes that have to be known before the model runs, and heads the operator does not take."""
@@ -95,32 +95,32 @@ class KeySide:
     """Which operand of the first product is the key, 0 or 1, and the axes that count the keys."""
 
     side: int
-    columns: Axes
+    kv_seq: Axes
 
     @staticmethod
     def of(steps: Steps) -> KeySide:
         """The key by the axes the softmax runs over. Raises Decline."""
-        anchor, qk, dims, sunk, viewer = (
+        anchor, qk, dims, sink_scores, viewer = (
             steps.anchor,
             steps.qk,
             steps.scores.dims,
-            steps.scores.sunk,
+            steps.scores.sink_scores,
             steps.viewer,
         )
         if not anchor.axes or max(anchor.axes) >= len(dims):
             raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
-        columns = viewer.space.resolve(axis for place in anchor.axes for axis in dims[place])
-        if sunk is not None:
-            if columns != viewer.space.resolve(sunk.whole):
+        kv_seq = viewer.space.resolve(axis for place in anchor.axes for axis in dims[place])
+        if sink_scores is not None:
+            if kv_seq != viewer.space.resolve(sink_scores.axes_with_sink):
                 reason = "the scores are made longer along another axis than the softmax runs over"
-                raise Decline(Code.SCORE_TERM, reason, sunk.step.node)
-            columns = viewer.space.resolve(sunk.columns)
+                raise Decline(Code.SCORE_TERM, reason, sink_scores.step.node)
+            kv_seq = viewer.space.resolve(sink_scores.kv_seq)
         for side in (1, 0):
             # A key may have batch dimensions that the query lacks, but not beside a matrix of weights: that is a layer.
             layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1
             layer = layer and holds_weights(qk.product.operands[1 - side], viewer)
-            if not layer and qk.own_labels(side, columns, viewer.space):
-                return KeySide(side, columns)
+            if not layer and qk.own_labels(side, kv_seq, viewer.space):
+                return KeySide(side, kv_seq)
         raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
 
     def row(self, qk: Operands, terms: tuple[Term, ...], viewer: Viewer) -> str | None:
@@ -139,7 +139,7 @@ class KeySide:
         open_size = [label for label in likely if viewer.space.size(axes[label]).const is None]
         return next(reversed(open_size or likely), None)
 
-    def rows(self, qk: Operands, row: str | None, space: AxisSpace) -> Axes:
+    def q_seq(self, qk: Operands, row: str | None, space: AxisSpace) -> Axes:
         """The axes of the dimension `row` of the query."""
         return () if row is None else space.resolve(qk.dims[1 - self.side][row])
 

@@ -20,7 +20,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor, moderate
 from fa_compiler.passes.matching.sinks import ScoresWithSink
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Floor, Placed, Scale, ScoreOp, Select, Term
+from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, Scale, ScoreOp, Select, Term
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ScoreWalk:
     """Scores on their way to the softmax: `scores` is the value that was reached, of the arrangement `dims`.
 
     `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `shifted`
-    are the nodes that subtract a maximum, each with the axis it runs along; `sunk` is a sink beside the scores. `joins`
-    says whether what a step adds becomes a part of the scores, and no term.
+    are the nodes that subtract a maximum, each with the axis it runs along; `sink_scores` is a sink beside the scores.
+    `joins` says whether what a step adds becomes a part of the scores, and no term.
     """
 
     viewer: Viewer
@@ -69,7 +69,7 @@ class ScoreWalk:
     terms: list[Term] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
-    sunk: ScoresWithSink | None = None
+    sink_scores: ScoresWithSink | None = None
 
     def __post_init__(self) -> None:
         self.product = self.scores
@@ -116,10 +116,10 @@ class ScoreWalk:
         if not self.joins(step, self):
             self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
 
-    def _placed(self, value: ir.Value, node: ir.Node) -> Placed:
+    def _placed(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
         """What a step combines with the scores. It fits if the result has the shape of what the step is done to."""
         fits = self.viewer.info.shape(self.scores) == self.viewer.info.shape(node.outputs[0])
-        return Placed(value, self.viewer.alignment(value, self.dims, node), fits)
+        return AlignedTensor(value, self.viewer.alignment(value, self.dims, node), fits)
 
     def _rearrange(self, node: ir.Node) -> None:
         moved = self.viewer.rearranged(node, self.dims)

@@ -1,8 +1,8 @@
 """From a softmax up to the product of query and key.
 
-Grammar, from the softmax's input, which is `sunk`, upwards. The code cites the numbers of the cases:
+Grammar, from the softmax's input, which is `sink_scores`, upwards. The code cites the numbers of the cases:
 
-    sunk   := scores
+    sink_scores := scores
       1     | a sink beside the scores, layout and casts behind it    see sinks.py
       2 scores := product                                  see contraction.py
       3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
@@ -38,7 +38,7 @@ from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropo
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
-from fa_compiler.passes.matching.sinks import AddSink, sinks, with_sink
+from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
 from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
@@ -63,7 +63,7 @@ class PutBeside(OwnStep):
 
     def walk(self, scores: ScoreWalk) -> None:
         number = self.sink.number if self.sink.value is None else scores.viewer.facts.sets.only(self.sink.value)
-        scores.dims, scores.sunk = with_sink(self.sink, number, scores.dims, scores.viewer)
+        scores.dims, scores.sink_scores = append_sink(self.sink, number, scores.dims, scores.viewer)
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]
     assert condition is not None and chosen is not None and other is not None
     for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
-        fill = viewer.filler(filler, scores)
+        fill = viewer.uniform_value(filler, scores)
         if fill is not None and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
             return Select(node, condition, keep, fill), scores
     fitting = [value for value in (chosen, other) if _may_keep_shape(value, node, viewer.info)]

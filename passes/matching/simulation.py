@@ -36,7 +36,7 @@ class Simulated:
     terms: tuple[Term, ...]
     factors: tuple[Factor, ...]
     shifted: tuple[tuple[ir.Node, Axes], ...]
-    sunk: ScoresWithSink | None
+    sink_scores: ScoresWithSink | None
     second: SecondProduct | None = None
 
     @staticmethod
@@ -66,6 +66,6 @@ class Simulated:
             tuple(walk.terms),
             tuple(walk.factors),
             tuple(walk.shifted),
-            walk.sunk,
+            walk.sink_scores,
             second[0] if second else None,
         )

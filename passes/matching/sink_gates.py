@@ -83,14 +83,14 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
     return SinkGate(found["sink"], sub, layout, found.nodes, bool(int_attr(reduction, "keepdims", 1)))
 
 
-def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, columns: Axes, viewer: Viewer) -> ScoresWithSink:
+def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
     """The scores of this arrangement with the gate's sink; `out` is the product's. Raises Decline."""
     interval = viewer.facts.bounds.of(gate.sink)
     if interval is None or interval[1] == math.inf:
         reason = "a sink that may be +inf gives 0 behind the product, and NaN beside the scores"
         raise Decline(Code.SCORE_TERM, reason, gate.difference)
     resolve = viewer.space.resolve
-    if resolve(dims[-1]) != resolve(columns):
+    if resolve(dims[-1]) != resolve(kv_seq):
         raise Decline(Code.SCORE_TERM, "the sum of a gate runs over another axis than the keys'", gate.nodes[0])
     current = (*dims[:-1], ()) if gate.kept else dims[:-1]
     sink = sink_of(gate.sink, current, gate.difference, viewer)
@@ -102,4 +102,4 @@ def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, columns: Axes, vi
     rows = viewer.space.resolve_all((*out[:-1], ()))
     if viewer.space.resolve_all(current) != rows:
         raise Decline(Code.SHAPE, "a gate that is not one number for each row", gate.nodes[-1])
-    return apart(AddSink(gate.difference, len(dims) - 1, False, gate.sink), sink, columns, viewer)
+    return apart(AddSink(gate.difference, len(dims) - 1, False, gate.sink), sink, kv_seq, viewer)

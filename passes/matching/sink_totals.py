@@ -1,20 +1,21 @@
 """Attention sinks in the total that exponentials are divided by: softmax-plus-one, and a softmax written out with a
 sink.
 
-Grammar, instead of the ReduceSum of softmax.py, where `peak` is what was subtracted from the scores:
+Grammar, instead of the ReduceSum of softmax.py, where `row_max` is what was subtracted from the scores:
 
     total := Add(ReduceSum(e), one)
     one :=
-      1     Exp(Sub(t, peak)) | Exp(Neg(peak))                   t one number for each head, or for all of them; without
-                                                                 it the sink is 0
+      1     Exp(Sub(t, row_max)) | Exp(Neg(row_max))             t one number for each head, or for all of them;
+                                                                 without it the sink is 0
       2   | Mul(c, one)                                          c > 0 one number: the sink is larger by log(c)
-    peak :=
+    row_max :=
       3     ReduceMax(scores)
       4   | Max(ReduceMax(scores), t)                            for t = 0 also Relu and Clip(., 0)
 
-Sound because e / (sum(e) + exp(t - peak)) is exp(x) / (sum(exp(x)) + exp(t)) whatever the peak is: the softmax beside
-one more score t (sinks.py). Where exp(t - peak) overflows, the row is 0 here and less than 1e-38 of its values there,
-in float32. A row whose scores are all -inf is 0 beside a sink; here that is so only where the peak is at least t.
+Sound because e / (sum(e) + exp(t - row_max)) is exp(x) / (sum(exp(x)) + exp(t)) whatever `row_max` is: the softmax
+beside one more score t (sinks.py). Where exp(t - row_max) overflows, the row is 0 here and less than 1e-38 of its
+values there, in float32. A row whose scores are all -inf is 0 beside a sink; here that is so only where `row_max` is at
+least t.
 
 Anything else added to the sum is recorded as `other`, to be declined by name: 1 + sum(e), say, means another sink in
 each row, its maximum.
@@ -32,8 +33,8 @@ from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.patterns import Bind, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-X, FLOOR, PEAK = Bind("x"), Bind("floor"), Bind("peak")
-EXPONENTIAL = Op("Exp", OneOf((Op("Sub", Bind("sink"), PEAK), Op("Neg", PEAK))))  # 1
+X, FLOOR, ROW_MAX = Bind("x"), Bind("floor"), Bind("row_max")
+EXPONENTIAL = Op("Exp", OneOf((Op("Sub", Bind("sink"), ROW_MAX), Op("Neg", ROW_MAX))))  # 1
 ONE = OneOf((EXPONENTIAL, Op("Mul", Bind("weight"), EXPONENTIAL)))  # 2
 HELD = OneOf((Op("Relu", X, plain=True), Op(("Max", "Clip"), X, FLOOR, plain=True)))  # 4
 
@@ -42,14 +43,14 @@ HELD = OneOf((Op("Relu", X, plain=True), Op(("Max", "Clip"), X, FLOOR, plain=Tru
 class SinkTotal:
     """A sink in a total: `value`, or `number` where there is none. `nodes` compute it, the Add the last.
 
-    `held` is the maximum of the scores alone and the node that keeps what is subtracted from falling below the sink,
-    where there is one. With `other` the sum is enlarged by that, and there is no sink.
+    `clamped_max` is the maximum of the scores alone and the node that keeps what is subtracted from falling below the
+    sink, where there is one. With `other` the sum is enlarged by that, and there is no sink.
     """
 
     nodes: tuple[ir.Node, ...]
     value: ir.Value | None = None
     number: float = 0.0
-    held: tuple[ir.Value, ir.Node] | None = None
+    clamped_max: tuple[ir.Value, ir.Node] | None = None
     other: ir.Value | None = None
 
 
@@ -70,7 +71,7 @@ def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, inf
 
 
 def _sink(value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: ShapeInfo) -> SinkTotal | None:
-    found = None if subtracted is None else match(ONE, value, info, {"peak": subtracted})
+    found = None if subtracted is None else match(ONE, value, info, {"row_max": subtracted})
     if found is None or subtracted is None:
         return None
     sink, weight = found.get("sink"), found.get("weight")
@@ -78,12 +79,12 @@ def _sink(value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: Shap
     factor = 1.0 if weight is None else info.scalar(weight)
     if factor is None or not 0.0 < factor < math.inf or (number is None and factor != 1.0):
         return None
-    held = _held(subtracted, sink, number, info)
+    clamped_max = _clamped_max(subtracted, sink, number, info)
     sink = sink if number is None else None
-    return SinkTotal((*found.nodes, add), sink, (number or 0.0) + math.log(factor), held)
+    return SinkTotal((*found.nodes, add), sink, (number or 0.0) + math.log(factor), clamped_max)
 
 
-def _held(
+def _clamped_max(
     value: ir.Value, sink: ir.Value | None, number: float | None, info: ShapeInfo
 ) -> tuple[ir.Value, ir.Node] | None:
     """Of a maximum of x and the sink x and its node. The sink is 0 where there is no value."""

@@ -3,7 +3,7 @@
 Grammar, directly behind the last term of the scores, and again behind the softmax; the code cites the numbers of the
 cases:
 
-    sunk :=
+    sink_scores :=
       1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
                                                         or for all of them
       2   | Pad(scores, 1 in front or behind, c)        along the keys; the number c
@@ -59,12 +59,12 @@ class Sink:
 
 @dataclass(frozen=True)
 class ScoresWithSink:
-    """Scores with a sink: `columns` are the axes of the keys, `length` their size, `whole` the axis of both."""
+    """Scores with a sink: `kv_seq` are the axes of the keys, `length` their size, `axes_with_sink` the axis of both."""
 
     step: AddSink
     sink: Sink
-    columns: Axes
-    whole: Axes
+    kv_seq: Axes
+    axes_with_sink: Axes
     length: Dim
 
 
@@ -107,7 +107,7 @@ def _padding(node: ir.Node, info: ShapeInfo) -> float | None:
     return 0.0 if value is None else info.scalar(value)
 
 
-def with_sink(
+def append_sink(
     step: AddSink, number: float | None, dims: Arrangement, viewer: Viewer
 ) -> tuple[Arrangement, ScoresWithSink]:
     """What a sink makes of the scores' arrangement; `number` is its value where that is known to be the same in every
@@ -115,13 +115,13 @@ def with_sink(
     shape = viewer.info.shape(step.node.outputs[0])
     if shape is None or len(shape) != len(dims):
         raise Decline(Code.RANK, "the rank of the scores with their sink is unknown", step.node)
-    whole = viewer.space.new(shape[step.axis])
-    if not whole:
+    axes_with_sink = viewer.space.new(shape[step.axis])
+    if not axes_with_sink:
         raise Decline(Code.SHAPE, "a sink without a key beside it", step.node)
-    columns = dims[step.axis]
+    kv_seq = dims[step.axis]
     sink = _view(step, dims, viewer) if number is None else Sink(number=number)
-    return (*dims[: step.axis], whole, *dims[step.axis + 1 :]), ScoresWithSink(
-        step, sink, columns, whole, shape[step.axis] - 1
+    return (*dims[: step.axis], axes_with_sink, *dims[step.axis + 1 :]), ScoresWithSink(
+        step, sink, kv_seq, axes_with_sink, shape[step.axis] - 1
     )
 
 
@@ -145,7 +145,7 @@ def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None,
     before, after = viewer.info.shape(node.inputs[0]) if node.inputs[0] else None, viewer.info.shape(output)
     if found is None or before is None or after is None or len(before) != len(after):
         raise decline
-    axis = next((index for index, dim in enumerate(dims) if viewer.space.resolve(dim) == found.whole), None)
+    axis = next((index for index, dim in enumerate(dims) if viewer.space.resolve(dim) == found.axes_with_sink), None)
     if axis is None or after[axis] != found.length:
         raise decline
     if any(own != left for index, (own, left) in enumerate(zip(before, after, strict=True)) if index != axis):
@@ -159,22 +159,22 @@ def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None,
         start += before[axis].const or 0
     if start != int(found.step.first):
         raise decline
-    return (*dims[:axis], found.columns, *dims[axis + 1 :])
+    return (*dims[:axis], found.kv_seq, *dims[axis + 1 :])
 
 
-def sink_above(sunk: ScoresWithSink, facts: Facts, guarded: bool) -> float:
+def sink_above(sink_scores: ScoresWithSink, facts: Facts, guarded: bool) -> float:
     """A number no sink is below. Raises Decline where it may be +inf; of a sink whose numbers are not known only behind
     a guard by a mask: there a row without a key is 0 or NaN, and which the operator does not tell apart."""
-    interval = facts.bounds.of(sunk.step.value)
-    if sunk.sink.view is None:
-        interval = sunk.sink.number, sunk.sink.number
+    interval = facts.bounds.of(sink_scores.step.value)
+    if sink_scores.sink.view is None:
+        interval = sink_scores.sink.number, sink_scores.sink.number
     if interval is None and guarded:
         reason = "a sink that may be +inf turns every row into NaN, but for those that the guard makes 0"
-        raise Decline(Code.PROBABILITY_TERM, reason, sunk.step.node, "make the sink a constant")
+        raise Decline(Code.PROBABILITY_TERM, reason, sink_scores.step.node, "make the sink a constant")
     if interval is None:
         return -math.inf
     if interval[1] == math.inf:
-        raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", sunk.step.node)
+        raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", sink_scores.step.node)
     return interval[0]
 
 
@@ -182,18 +182,18 @@ def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -
     """The sink that `node` reads beside something of this arrangement: a number where it is known to be one for all."""
     number = viewer.facts.sets.only(value)
     if number is None:
-        return Sink(viewer.fitted(value, dims, node))
+        return Sink(viewer.broadcast_view(value, dims, node))
     viewer.alignment(value, dims, node)
     return Sink(number=number)
 
 
-def apart(step: AddSink, sink: Sink, columns: Axes, viewer: Viewer) -> ScoresWithSink:
+def apart(step: AddSink, sink: Sink, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
     """A sink that never was a column of the scores."""
-    length = viewer.space.size(columns)
-    return ScoresWithSink(step, sink, columns, viewer.space.new(Dim(2) * length), length)
+    length = viewer.space.size(kv_seq)
+    return ScoresWithSink(step, sink, kv_seq, viewer.space.new(Dim(2) * length), length)
 
 
-def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, columns: Axes, viewer: Viewer) -> ScoresWithSink:
+def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
     """The sink in the total of exponentials of this arrangement. Raises Decline."""
     axis = anchor.axis
     if axis is None:
@@ -203,7 +203,7 @@ def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, columns: 
         raise Decline(Code.DTYPE, "a sink in a total that is not float32 may overflow", add)
     if total.value is None:
         step = AddSink(difference, axis, False, None, total.number)
-        return apart(step, Sink(number=total.number), columns, viewer)
+        return apart(step, Sink(number=total.number), kv_seq, viewer)
     across = (*dims[:axis], (), *dims[axis + 1 :])
     sink = sink_of(total.value, across, difference, viewer)
-    return apart(AddSink(difference, axis, False, total.value), sink, columns, viewer)
+    return apart(AddSink(difference, axis, False, total.value), sink, kv_seq, viewer)

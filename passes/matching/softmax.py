@@ -9,8 +9,9 @@ Grammar; the code cites the numbers of the cases:
       2   | Softmax(Sub(x, ReduceMax(x, a)))
       3   | Exp(LogSoftmax(x))
       4   | Exp(Sub(x, ReduceLogSumExp(x, a)))
-      5   | Exp(Sub(x, Add(Log(ReduceSum(e, a)), peak)))   e = Exp(Sub(x, peak)), peak the maximum, or that where it
-                                                           is finite and else 0, see peaks.py
+      5   | Exp(Sub(x, Add(Log(ReduceSum(e, a)), row_max)))
+                                                           e = Exp(Sub(x, row_max)), row_max the maximum, or that
+                                                           where it is finite and else 0, see row_max.py
       6   | Div(e, total) | Mul(e, Reciprocal(total)) | Mul(e, Div(1, total))
       7   | e, where product(layout(e), values) / total follows: the division is late
     e :=
@@ -46,10 +47,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.contraction import contraction
-from fa_compiler.passes.matching.peaks import finite_peak
+from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
 from fa_compiler.passes.movers import LAYOUT_OPS, RESHAPES
-from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, passed_on, reduced_axes
+from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, reduced_axes, source_through
 from fa_compiler.passes.patterns import Bind, Match, Number, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
@@ -60,11 +61,11 @@ LATE_LAYOUT = (*LAYOUT_OPS, "Mul", "Dropout")
 SMALLEST = 1e-7
 """A number up to this is lost in a float32 total of 1 or more, but for its last bit."""
 
-X, PEAK, E, TOTAL, OTHER = Bind("x"), Bind("peak"), Bind("e"), Bind("total"), Bind("other")
-SHIFTED = Op("Sub", X, PEAK)
+X, ROW_MAX, E, TOTAL, OTHER = Bind("x"), Bind("row_max"), Bind("e"), Bind("total"), Bind("other")
+SHIFTED = Op("Sub", X, ROW_MAX)
 OF_LOGARITHM = Op("Exp", Op("LogSoftmax", X))  # 3
 SUM_OF_SHIFTED = Op(SUMS, Op("Exp", SHIFTED, name="e"), open_end=True, name="total")
-OF_WRITTEN_LOGARITHM = Op("Exp", Op("Sub", X, Op("Add", Op("Log", SUM_OF_SHIFTED), PEAK)))  # 5
+OF_WRITTEN_LOGARITHM = Op("Exp", Op("Sub", X, Op("Add", Op("Log", SUM_OF_SHIFTED), ROW_MAX)))  # 5
 INVERSE = OneOf((Op("Reciprocal", TOTAL), Op("Div", Number(1.0), TOTAL)))
 QUOTIENT = OneOf((Op("Div", E, TOTAL), Op("Mul", E, INVERSE)))  # 6
 EXPONENTIAL = Op("Exp", X)
@@ -189,7 +190,7 @@ def _of_logarithm(exp: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
         sums = _reduced(found["total"], SUMS, found["e"], info)
         if sums is None:
             continue
-        highest, holding = finite_peak(found["peak"], info)
+        highest, holding = finite_row_max(found["row_max"], info)
         maximum = _reduced(highest, ("ReduceMax",), found["x"], info)
         largest = () if maximum is None or maximum[0] != sums[0] else (*maximum[1], *holding)
         nodes = (*largest, *found.nodes)
@@ -219,7 +220,7 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
         late = LateDivision(total, summing, dividing, path) if path else None
         nodes = found.nodes if late is not None else (*found.nodes, *summing, *dividing)
         output = given if late is not None else dividing[-1].outputs[0]
-        shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.held)
+        shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
         if shift is None:  # 9
             return SoftmaxAnchor(
                 scores, output, sums[0], nodes, True, late=late, masked=masked, guarded=bool(guards), sink=sink
@@ -232,7 +233,7 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
 
 def _subtracted(scores: ir.Value, info: ShapeInfo) -> ir.Value | None:
     found = match(SHIFTED, scores, info)
-    return None if found is None else found["peak"]
+    return None if found is None else found["row_max"]
 
 
 def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
@@ -242,7 +243,7 @@ def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
 def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Of a product with exponentials, whose total this is, the exponentials and the way to the product; else the value
     and no way."""
-    node, summed = value.producer(), match(SUM, passed_on(total, "Identity", *RESHAPES), info)
+    node, summed = value.producer(), match(SUM, source_through(total, "Identity", *RESHAPES), info)
     if summed is None or node is None or contraction(node, info) is None:
         return value, ()
     exponential = summed["e"]
@@ -277,14 +278,15 @@ def _unguarded(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple
 
 
 def shifted_by(
-    value: ir.Value, reduction: str, info: ShapeInfo, held: tuple[ir.Value, ir.Node] | None = None
+    value: ir.Value, reduction: str, info: ShapeInfo, clamped_max: tuple[ir.Value, ir.Node] | None = None
 ) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - reduction(x, axes)`: the axes, x and the nodes. With `held` the reduction goes through a node first."""
+    """For `x - reduction(x, axes)`: the axes, x and the nodes. With `clamped_max` the reduction goes through a node
+    first."""
     found = match(SHIFTED, value, info)
     if found is None:
         return None
-    peak, holding = (found["peak"], ()) if held is None else (held[0], held[1:])
-    reduced = _reduced(peak, (reduction,), found["x"], info)
+    row_max, holding = (found["row_max"], ()) if clamped_max is None else (clamped_max[0], clamped_max[1:])
+    reduced = _reduced(row_max, (reduction,), found["x"], info)
     return None if reduced is None else (reduced[0], found["x"], (*reduced[1], *holding, *found.nodes))
 
 

@@ -21,7 +21,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.interior import feeds_backward, readers_of_shapes
 from fa_compiler.passes.matching.layers import layers_apart
-from fa_compiler.passes.matching.probabilities import RENORMALISED, ProbabilityPath, find_values, reaches_product
+from fa_compiler.passes.matching.probability_path import RENORMALISED, ProbabilityPath, find_values, reaches_product
 from fa_compiler.passes.matching.routes import Route
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
 from fa_compiler.passes.matching.simulation import Simulated

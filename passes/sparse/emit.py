@@ -11,8 +11,8 @@ import onnx_ir as ir
 from fa_compiler.op_registry import dtypes, get, infer, verify
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes.build import Builder
-from fa_compiler.passes.emission.node_view import node_view, registry_node
 from fa_compiler.passes.options import Options
+from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -24,13 +24,13 @@ class Sizes:
     """B, S1 and S2 of a query [B,S1,N1,D] and a key [B,S2,N2,D]."""
 
     batch: Dim
-    rows: Dim
-    keys: Dim
+    q_seq: Dim
+    kv_seq: Dim
 
     @property
-    def whole(self) -> Shape:
+    def mask_shape(self) -> Shape:
         """The shape of a mask of all rows and keys."""
-        return (self.batch, self.rows, self.keys)
+        return (self.batch, self.q_seq, self.kv_seq)
 
 
 def domain_node(
@@ -97,7 +97,7 @@ def _sizes(
 
 
 @dataclass(frozen=True)
-class RowsWithoutKeys:
+class EmptyRowPolicy:
     """What rows without a key give (`empty`, as cpu_empty_rows), and whether rows with an undefined softmax give 0."""
 
     empty: str
@@ -108,7 +108,7 @@ def attention(
     inputs: Mapping[str, ir.Value],
     scale: float,
     mode: int,
-    rows: RowsWithoutKeys,
+    rows: EmptyRowPolicy,
     builder: Builder,
     options: Options,
     block: int = 1,

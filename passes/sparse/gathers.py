@@ -36,7 +36,7 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredOperand:
     """`value[a, k] = source[a, indices[a, k]]`, with the axes of all three in one space.
 
     `tokens` are the axes of the source that are indexed. `top` is the TopK that the indices come from, if it ranks as
@@ -50,7 +50,7 @@ class Gathered:
     node: ir.Node | None = None
 
 
-def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> Gathered | None:
+def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> GatheredOperand | None:
     """How a value arranged as `dims` was gathered; None where it was not, or not provably."""
     if (cut := cut_from(value, viewer.info)) is not None:
         return _part(*cut, dims, viewer, builder)
@@ -70,13 +70,13 @@ def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builde
 
 def _part(
     whole: ir.Value, axis: int, start: int, dims: Arrangement, viewer: Viewer, builder: Builder
-) -> Gathered | None:
+) -> GatheredOperand | None:
     """A part of a gathered value, read as gathered from the same part of the source."""
     space, shape = viewer.space, viewer.info.shape(whole)
     if shape is None:
         return None
     uncut = space.new(shape[axis])
-    view = viewer.walked(whole, (*dims[:axis], uncut, *dims[axis + 1 :]))
+    view = viewer.view_along(whole, (*dims[:axis], uncut, *dims[axis + 1 :]))
     found = None if view is None else gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
     size = space.size(dims[axis]).const
     if found is None or size is None or builder.opset < 10:
@@ -89,7 +89,7 @@ def _part(
     bounds = [builder.ints([number]) for number in (start, start + size, place)]
     part = builder.op("Slice", [base, *bounds], viewer.info.dtype(base))
     cut = (*own[:place], dims[axis], *own[place + 1 :])
-    return replace(found, source=View(part, cut, cut, stops=((part, cut),)), node=None)
+    return replace(found, source=View(part, cut, cut, equivalent_values=((part, cut),)), node=None)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _GatherReader:
     viewer: Viewer
     dims: Arrangement
 
-    def by_elements(self, node: ir.Node) -> Gathered | None:
+    def by_elements(self, node: ir.Node) -> GatheredOperand | None:
         source, indices = _operands(node)
         shape, listed = self._shape(source), self._shape(indices)
         if shape is None or listed is None or len(shape) != len(self.dims):
@@ -105,19 +105,19 @@ class _GatherReader:
         axis = int_attr(node, "axis", 0) % len(shape)
         if any(own != size for place, (own, size) in enumerate(zip(shape, listed, strict=True)) if place != axis):
             return None
-        whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
+        whole = self.viewer.view_along(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims)
 
-    def by_slices(self, node: ir.Node) -> Gathered | None:
+    def by_slices(self, node: ir.Node) -> GatheredOperand | None:
         source, indices = _operands(node)
         shape, listed = self._shape(source), self._shape(indices)
         if shape is None or listed is None or len(shape) - 1 + len(listed) != len(self.dims):
             return None
         axis = int_attr(node, "axis", 0) % len(shape)
-        whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
+        whole = self.viewer.view_along(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims[axis : axis + len(listed)])
 
-    def by_places(self, node: ir.Node) -> Gathered | None:
+    def by_places(self, node: ir.Node) -> GatheredOperand | None:
         """GatherND: one coordinate is the list, and every other one is the position along a dimension of the result."""
         source, indices = _operands(node)
         shape, listed = self._shape(source), self._shape(indices)
@@ -138,7 +138,7 @@ class _GatherReader:
                 return None
             axis = batch + place if along is None else axis
             rest.append(None if along is None else self.dims[along])
-        whole = self.viewer.walked(source, [*rest, *self.dims[front:]])
+        whole = self.viewer.view_along(source, [*rest, *self.dims[front:]])
         if whole is None or axis is None:
             return None
         return self._listed(whole, axis, coordinates[axis - batch][0], (*self.dims[:front], ()))
@@ -165,13 +165,13 @@ class _GatherReader:
         if shape is None:
             return None
         positions = Positions(self.viewer.info, shape)
-        found = positions.number(value, positions.every)
+        found = positions.number(value, positions.identity_index)
         for axis in range(len(shape)):
             if found == Affine.index(axis, len(shape)).times(step):
                 return axis
         return None
 
-    def _listed(self, source: View, axis: int, indices: ir.Value, dims: Arrangement) -> Gathered | None:
+    def _listed(self, source: View, axis: int, indices: ir.Value, dims: Arrangement) -> GatheredOperand | None:
         space = self.viewer.space
         tokens = space.resolve(source.dims[axis])
         owned = {axis for dim in source.base_dims for axis in space.resolve(dim)}
@@ -183,12 +183,12 @@ class _GatherReader:
             apart = self._without_batch(view, tokens)
             inner = None if apart is None else self._within(apart, space.size(tokens[1:]))
             if inner is not None:
-                return Gathered(source, tokens[1:], *inner)
-        return Gathered(source, tokens, view, None) if found is None else Gathered(source, tokens, *found)
+                return GatheredOperand(source, tokens[1:], *inner)
+        return GatheredOperand(source, tokens, view, None) if found is None else GatheredOperand(source, tokens, *found)
 
     def _index_view(self, value: ir.Value, dims: Arrangement) -> View | None:
         """The view of a list arranged as `dims`, also through casts between integers."""
-        view = self.viewer.walked(value, dims)
+        view = self.viewer.view_along(value, dims)
         node = None if view is None else producer(view.base)
         if view is None or not is_op(node, "Cast") or node is None or node.inputs[0] is None:
             return view

@@ -45,8 +45,8 @@ class Mask:
 class IndexScores:
     """Query, key and weights as views over the `axes` of batch, rows, heads, keys and head size.
 
-    The weights have to be multiplied by `factor`. `mask` is the mask of the scores, if there is one. `rectified` is the
-    result of the Relu, arranged as `rectified_dims`; it is `slope` times relu(q k^T).
+    The weights have to be multiplied by `factor`. `mask` is the mask of the scores, if there is one. `relu_output` is
+    the result of the Relu, arranged as `relu_dims`; it is `relu_scale` times relu(q k^T).
     """
 
     space: AxisSpace
@@ -54,9 +54,9 @@ class IndexScores:
     axes: tuple[Axes, Axes, Axes, Axes, Axes]
     factor: float
     mask: Mask | None
-    rectified: ir.Value
-    rectified_dims: Arrangement
-    slope: float
+    relu_output: ir.Value
+    relu_dims: Arrangement
+    relu_scale: float
 
     @property
     def wanted(self) -> tuple[Arrangement, Arrangement, Arrangement]:
@@ -112,15 +112,15 @@ def _outweighs(mask: ir.Value, facts: Facts) -> bool:
 class _Rectified:
     """A product, arranged as `dims`, and the Relu it goes through.
 
-    `relu`, arranged as `relu_dims`, is `slope` times the rectified product of the operands' bases. `factor` is `slope`
-    times the factors behind the Relu.
+    `relu`, arranged as `relu_dims`, is `relu_scale` times the rectified product of the operands' bases. `factor` is
+    `relu_scale` times the factors behind the Relu.
     """
 
     product: Contraction
     dims: Arrangement
     relu: ir.Value
     relu_dims: Arrangement
-    slope: float
+    relu_scale: float
     factor: float
 
 
@@ -132,13 +132,13 @@ class _ScoreReader:
     def read(self, scores: ir.Value) -> IndexScores | None:
         """The index scores, read from the sum over the heads on; None where they are something else."""
         batch, rows, keys = dims = self.viewer.base_dims(scores)
-        view = self.viewer.walked(scores, dims)
+        view = self.viewer.view_along(scores, dims)
         node = None if view is None else producer(view.base)
         if view is None or node is None:
             return None
         for heads, rectified, inner, weights, outer in self._sums(node, view.base_dims):
             found = self._rectified(rectified, inner)
-            own = self.viewer.walked(weights, outer)
+            own = self.viewer.view_along(weights, outer)
             if found is None or own is None:
                 continue
             read = self._products(found, (batch, rows, heads, keys), own)
@@ -198,11 +198,11 @@ class _ScoreReader:
 
     def _rectified(self, value: ir.Value, dims: Arrangement) -> _Rectified | None:
         """The product that goes through a Relu to a value, factors between included; None where there is none."""
-        outer = self.viewer.walked(value, dims, factors=True)
+        outer = self.viewer.view_along(value, dims, factors=True)
         relu = None if outer is None else producer(outer.base)
         if outer is None or not is_op(relu, "Relu") or relu is None or relu.inputs[0] is None:
             return None
-        inner = self.viewer.walked(relu.inputs[0], outer.base_dims, factors=True)
+        inner = self.viewer.view_along(relu.inputs[0], outer.base_dims, factors=True)
         product = None if inner is None else contraction(producer(inner.base), self.viewer.info)
         if inner is None or product is None:
             return None
@@ -216,7 +216,7 @@ class _ScoreReader:
         space = self.viewer.space
         batch, rows, heads, keys = axes
         depth, operands = self._operands(found.product, found.dims)
-        views = [self.viewer.walked(value, own) for value, own in operands]
+        views = [self.viewer.view_along(value, own) for value, own in operands]
         if None in views or not heads or not depth or None in (space.size(heads).const, space.size(depth).const):
             return None
         for query, key in (views, views[::-1]):
@@ -229,7 +229,7 @@ class _ScoreReader:
                 self.mask,
                 found.relu,
                 found.relu_dims,
-                found.slope,
+                found.relu_scale,
             )
             if all(self._fits(view, wanted) for view, wanted in zip(scores.views, scores.wanted, strict=True)):
                 return scores

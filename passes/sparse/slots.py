@@ -16,7 +16,7 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op, producer
-from fa_compiler.passes.sparse.visible import Visible
+from fa_compiler.passes.sparse.key_mask import KeyMask
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.symbolic import Dim
@@ -26,12 +26,12 @@ NEGATED = {"Greater": "LessOrEqual", "Less": "GreaterOrEqual", "GreaterOrEqual":
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
-def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, viewer: Viewer) -> Visible | None:
+def slot_key_mask(match: AttentionMatch, indices: View, tokens: Dim, viewer: Viewer) -> KeyMask | None:
     """What the masks of an attention to gathered keys leave visible; None where they are no mask of keys.
 
     `indices` is the list, and `tokens` is the number of keys. The viewer works in a branch of the match's axes.
     """
-    found = Visible()
+    found = KeyMask()
     for part in match.mask.masked:
         node, when = producer(part.view.base), part.when
         while is_op(node, "Not", "Identity"):
@@ -42,7 +42,7 @@ def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, viewer: Vie
             return None
         if not _is_causal(node, when, part.view, match, indices, tokens, viewer):
             return None
-        found = found & Visible(causal=True)
+        found = found & KeyMask(causal=True)
     return found
 
 
@@ -56,7 +56,7 @@ def _is_causal(
     if shape is None or len(shape) != len(dims) or len(rows) != 1:
         return False
     positions = Positions(info, shape)
-    operands = positions.operands(node, positions.every)
+    operands = positions.operands(node, positions.identity_index)
     for place in (0, 1):
         word = node.op_type if place == 0 else FLIPPED[node.op_type]
         word = word if when else NEGATED[word]
@@ -74,12 +74,12 @@ def _is_causal(
 def _is_list(entry: ir.Value, mask: View, indices: View, viewer: Viewer) -> bool:
     """Is a value the list, slot by slot?"""
     info = viewer.info
-    view = viewer.walked(entry, mask.base_dims)
+    view = viewer.view_along(entry, mask.base_dims)
     while view is not None and view.base is not indices.base and is_op(maker := producer(view.base), "Cast"):
         assert maker is not None
         source = maker.inputs[0]
         exact = source is not None and {info.dtype(source), info.dtype(view.base)} <= set(INTEGERS)
-        view = viewer.walked(source, view.base_dims) if exact and source is not None else None
+        view = viewer.view_along(source, view.base_dims) if exact and source is not None else None
     if view is None or view.base is not indices.base:
         return False
     resolve = viewer.space.resolve_all

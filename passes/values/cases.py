@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.values.formula import (
     Affine,
-    Always,
     AtLeastZero,
+    BooleanLiteral,
     Formula,
     at_least_zero,
     choice,
@@ -76,20 +76,20 @@ def count(number: Number) -> int:
 
 def case(condition: Formula, chosen: Number, other: Number) -> Number:
     """The choice between two numbers, or one of them where there is nothing to choose."""
-    if isinstance(condition, Always):
+    if isinstance(condition, BooleanLiteral):
         return chosen if condition.value else other
     return chosen if chosen == other else Case(condition, chosen, other)
 
 
-def whole(number: Number | None) -> Affine | None:
+def as_integer(number: Number | None) -> Affine | None:
     """The number if it is an integer, else None."""
     return number if isinstance(number, Affine) else None
 
 
-def where(number: Number, test: Callable[[float | Affine], Formula]) -> Formula:
+def condition_for(number: Number, test: Callable[[float | Affine], Formula]) -> Formula:
     """The condition under which a number passes a test."""
     if isinstance(number, Case):
-        return choice(number.condition, where(number.chosen, test), where(number.other, test))
+        return choice(number.condition, condition_for(number.chosen, test), condition_for(number.other, test))
     return test(number)
 
 
@@ -98,9 +98,9 @@ def unequal(number: float | Affine, other: int) -> Formula:
     if isinstance(number, Affine):
         const = number.const
         if const is not None:
-            return Always(const != other)
+            return BooleanLiteral(const != other)
         return disjunction((at_least_zero(number + -(other + 1)), at_least_zero(number.times(-1) + (other - 1))))
-    return Always(number != other)
+    return BooleanLiteral(number != other)
 
 
 def compared(op: str, left: Number, right: Number) -> Formula | None:
@@ -128,7 +128,7 @@ def compared(op: str, left: Number, right: Number) -> Formula | None:
         "GreaterOrEqual": a >= b,
         "Equal": a == b,
     }
-    return Always(results[op])
+    return BooleanLiteral(results[op])
 
 
 def _extreme(number: Case) -> str | None:
@@ -166,11 +166,11 @@ def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
     return conjunction((at_least_zero(left - right), at_least_zero(right - left)))
 
 
-def held(number: Number | None, dtype: ir.DataType | None) -> Number | None:
+def if_representable(number: Number | None, dtype: ir.DataType | None) -> Number | None:
     """The number if its type holds it, so that it neither wraps around nor is rounded; else None. If the number depends
     on positions or sizes, these may use half of the type's range, and its constant part the other half."""
     if isinstance(number, Case):
-        chosen, other = held(number.chosen, dtype), held(number.other, dtype)
+        chosen, other = if_representable(number.chosen, dtype), if_representable(number.other, dtype)
         return None if chosen is None or other is None else case(number.condition, chosen, other)
     if not isinstance(number, Affine):
         return number
@@ -193,7 +193,7 @@ def rounded(number: float, dtype: ir.DataType) -> float | None:
 
 def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
     """The number after a cast; None when it is unknown. An integer may become a float, but a float no integer. The
-    caller checks that the type holds the number (`held`)."""
+    caller checks that the type holds the number (`if_representable`)."""
     if isinstance(found, Case):
         chosen, other = cast(found.chosen, dtype), cast(found.other, dtype)
         return None if chosen is None or other is None else case(found.condition, chosen, other)

@@ -3,15 +3,16 @@
 A mask element is addressed by one index per dimension, x_0 .. x_(n-1). An `Affine` is an integer that depends on them
 linearly, with a symbolic offset. A formula is true or false for each element:
 
-    formula := Always(true | false)
-             | AtLeastZero(affine)                    a comparison of positions
-             | Given(value, axes, when)               a boolean tensor of the graph
-             | Entries(value, one, other, ...)        two elements of an integer tensor, compared
-             | Below(affine, value, index, ...)       a position, compared with an element of an integer tensor
+    formula := BooleanLiteral(true | false)
+             | AtLeastZero(affine)                               a comparison of positions
+             | BooleanTensor(value, axes, when)                  a boolean tensor of the graph
+             | ElementComparison(value, one, other, ...)         two elements of an integer tensor, compared
+             | IndexLessThanElement(affine, value, index, ...)   a position, compared with an element of an integer
+                                                                 tensor
              | All(formulas) | Some(formulas)
 
-`Entries`, `Below`, `Some` and `All` remember the boolean tensor of the graph that holds their value, when there is one
-(`origin`). A formula that cannot be expressed in another way is read from that tensor.
+`ElementComparison`, `IndexLessThanElement`, `Some` and `All` remember the boolean tensor of the graph that holds their
+value, when there is one (`origin`). A formula that cannot be expressed in another way is read from that tensor.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ Index = tuple[Affine, ...]
 
 
 @dataclass(frozen=True)
-class Always:
+class BooleanLiteral:
     """True everywhere, or false everywhere."""
 
     value: bool
@@ -97,7 +98,7 @@ class AtLeastZero:
 
 
 @dataclass(frozen=True)
-class Given:
+class BooleanTensor:
     """The element of `value`, as a truth value, equals `when`. Dimension d of `value` runs along x_k for k = axes[d],
     or has the size 1 where axes[d] is None."""
 
@@ -107,7 +108,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Entries:
+class ElementComparison:
     """The comparison `value[one] relation value[other]` has the truth value `when`."""
 
     value: ir.Value
@@ -115,18 +116,18 @@ class Entries:
     other: tuple[Affine, ...]
     relation: Literal["Equal", "LessOrEqual"] = "Equal"
     when: bool = True
-    origin: Given | None = None
+    origin: BooleanTensor | None = None
 
 
 @dataclass(frozen=True)
-class Below:
+class IndexLessThanElement:
     """The comparison `affine < value[index]` has the truth value `when`."""
 
     affine: Affine
     value: ir.Value
     index: tuple[Affine, ...]
     when: bool = True
-    origin: Given | None = None
+    origin: BooleanTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class All:
     """Every part holds."""
 
     parts: tuple[Formula, ...]
-    origin: Given | None = None
+    origin: BooleanTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,12 @@ class Some:
     """At least one part holds."""
 
     parts: tuple[Formula, ...]
-    origin: Given | None = None
+    origin: BooleanTensor | None = None
 
 
-Formula = Always | AtLeastZero | Given | Entries | Below | All | Some
+Formula = BooleanLiteral | AtLeastZero | BooleanTensor | ElementComparison | IndexLessThanElement | All | Some
 
-TRUE, FALSE = Always(True), Always(False)
+TRUE, FALSE = BooleanLiteral(True), BooleanLiteral(False)
 
 
 def at_least_zero(affine: Affine) -> Formula:
@@ -162,13 +163,13 @@ def at_least_zero(affine: Affine) -> Formula:
 def negation(formula: Formula) -> Formula:
     """The formula that is true where this one is false."""
     match formula:
-        case Always(value):
-            return Always(not value)
+        case BooleanLiteral(value):
+            return BooleanLiteral(not value)
         case AtLeastZero(affine):
             return AtLeastZero(affine.times(-1) + -1)
-        case Given(value, axes, when):
-            return Given(value, axes, not when)
-        case Entries() | Below():
+        case BooleanTensor(value, axes, when):
+            return BooleanTensor(value, axes, not when)
+        case ElementComparison() | IndexLessThanElement():
             return replace(formula, when=not formula.when, origin=_negated(formula.origin))
         case All(parts, origin):
             return Some(tuple(map(negation, parts)), _negated(origin))
@@ -176,7 +177,7 @@ def negation(formula: Formula) -> Formula:
             return All(tuple(map(negation, parts)), _negated(origin))
 
 
-def conjunction(parts: Iterable[Formula], origin: Given | None = None) -> Formula:
+def conjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -> Formula:
     """The formula that every part holds, without comparisons that other parts imply and without alternatives that other
     parts exclude."""
     flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
@@ -219,12 +220,12 @@ def _implies(one: Formula, other: Formula) -> bool:
     return gap.is_number and gap.offset.is_at_least(0)
 
 
-def disjunction(parts: Iterable[Formula], origin: Given | None = None) -> Formula:
+def disjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -> Formula:
     """The formula that at least one part holds."""
     return negation(conjunction(map(negation, parts), _negated(origin)))
 
 
-def choice(condition: Formula, chosen: Formula, other: Formula, origin: Given | None = None) -> Formula:
+def choice(condition: Formula, chosen: Formula, other: Formula, origin: BooleanTensor | None = None) -> Formula:
     """`chosen` where the condition holds, else `other`."""
     if chosen == other:
         return chosen
@@ -234,5 +235,5 @@ def choice(condition: Formula, chosen: Formula, other: Formula, origin: Given | 
     )
 
 
-def _negated(origin: Given | None) -> Given | None:
+def _negated(origin: BooleanTensor | None) -> BooleanTensor | None:
     return None if origin is None else replace(origin, when=not origin.when)

@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from fa_compiler.passes.values.cases import Case, Number
+from fa_compiler.passes.values.constant_patterns import diagonals, even_steps
 from fa_compiler.passes.values.formula import Affine, Index, at_least_zero, conjunction
-from fa_compiler.passes.values.patterns import diagonals, even_steps
 
 
 def number_of_content(content: np.ndarray, index: Index, rank: int) -> Number | None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.movers import RESHAPES
 from fa_compiler.passes.nodes import int_attr, is_op, permutation
-from fa_compiler.passes.values.cases import Number, whole
+from fa_compiler.passes.values.cases import Number, as_integer
 from fa_compiler.passes.values.formula import Affine, Index
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -102,7 +102,7 @@ def _gathered(node: ir.Node, own: Shape, index: Index, reader: Reader) -> Index 
     if shape is None or not own:
         return None
     axis = int_attr(node, "axis", 0) % len(own)
-    found = whole(reader.number(indices, index[axis : axis + len(shape)]))
+    found = as_integer(reader.number(indices, index[axis : axis + len(shape)]))
     if found is None:
         return None
     if found.const is not None and found.const < 0:
@@ -119,6 +119,6 @@ def _gathered_points(node: ir.Node, own: Shape, index: Index, reader: Reader) ->
     if shape is None or depth is None or depth > len(own):
         return None
     point = index[: len(shape) - 1]
-    places = [whole(reader.number(indices, (*point, Affine.number(k, reader.rank)))) for k in range(depth)]
+    places = [as_integer(reader.number(indices, (*point, Affine.number(k, reader.rank)))) for k in range(depth)]
     natural = [place for place in places if place is not None and place.is_natural]
     return (*natural, *index[len(shape) - 1 :]) if len(natural) == depth else None

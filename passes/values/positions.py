@@ -12,10 +12,10 @@ dimension of a value an Affine over the indices of the mask.
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
-            | a comparison of two elements of one integer tensor, whatever it holds (Entries), or of a number linear in
-              the index and such an element (Below)
+            | a comparison of two elements of one integer tensor, whatever it holds (ElementComparison), or of a number
+              linear in the index and such an element (IndexLessThanElement)
             | Trilu(truth) | number != 0 | a constant of bands
-            | any other boolean tensor, as it is (Given)
+            | any other boolean tensor, as it is (BooleanTensor)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
               of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions
 
@@ -40,23 +40,23 @@ from fa_compiler.passes.values.cases import (
     Case,
     Number,
     arithmetic,
+    as_integer,
     case,
     cast,
     compared,
+    condition_for,
     count,
-    held,
+    if_representable,
     unequal,
-    where,
-    whole,
 )
 from fa_compiler.passes.values.formula import (
     Affine,
-    Always,
-    Below,
-    Entries,
+    BooleanLiteral,
+    BooleanTensor,
+    ElementComparison,
     Formula,
-    Given,
     Index,
+    IndexLessThanElement,
     at_least_zero,
     choice,
     conjunction,
@@ -67,7 +67,7 @@ from fa_compiler.passes.values.position_contents import number_of_array, number_
 from fa_compiler.passes.values.position_moves import fitted, moved
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim, settled
+from fa_compiler.passes.values.symbolic import Dim, simplify_given
 
 MAX_DEPTH = 60
 """Longer chains of operators are given up, as in analysis.py."""
@@ -97,14 +97,14 @@ class Positions:
         return tuple(size - 1 for size in self.sizes)
 
     @property
-    def every(self) -> Index:
+    def identity_index(self) -> Index:
         """The index that runs over all elements of a mask; dimensions of 1 stay at 0."""
         return tuple(self._zero if size.const == 1 else Affine.index(k, self.rank) for k, size in enumerate(self.sizes))
 
     def shape(self, value: ir.Value) -> Shape | None:
         """The shape in runs in which the mask has elements; other runs do not matter."""
         shape = self.info.shape(value)
-        return None if shape is None else tuple(settled(size, self._present) for size in shape)
+        return None if shape is None else tuple(simplify_given(size, self._present) for size in shape)
 
     def truth(self, value: ir.Value | None, index: Index | None) -> Formula | None:
         """The condition under which the element at `index` is true; None when it is unknown."""
@@ -129,7 +129,7 @@ class Positions:
             if self._depth >= MAX_DEPTH:
                 return None
             self._depth += 1
-            found = held(self._number(value, index), self.info.dtype(value))
+            found = if_representable(self._number(value, index), self.info.dtype(value))
             self._numbers[key] = found if found is None or count(found) <= MAX_CASES else None
             self._depth -= 1
         return self._numbers[key]
@@ -145,20 +145,20 @@ class Positions:
         """The condition under which an element of a tensor of any type is not 0, or is true; None when it is
         unknown."""
         if self.info.dtype(value) == ir.DataType.BOOL:
-            return self.truth(value, self.every)
-        found = self.number(value, self.every)
-        return None if found is None else where(found, lambda x: unequal(x, 0))
+            return self.truth(value, self.identity_index)
+        found = self.number(value, self.identity_index)
+        return None if found is None else condition_for(found, lambda x: unequal(x, 0))
 
     # -- truth values ---------------------------------------------------------------------------
 
     def _truth(self, value: ir.Value, index: Index) -> Formula | None:
         if self.info.dtype(value) != ir.DataType.BOOL:
             found = self.number(value, index)
-            return None if found is None else where(found, lambda x: unequal(x, 0))
+            return None if found is None else condition_for(found, lambda x: unequal(x, 0))
         array = constant(value)
         if array is not None:
             found = number_of_array(array, index, self.rank)
-            return None if found is None else where(found, lambda x: unequal(x, 0))
+            return None if found is None else condition_for(found, lambda x: unequal(x, 0))
         node = value.producer()
         if node is None:
             return None
@@ -202,9 +202,9 @@ class Positions:
 
     def _constant_truth(self, node: ir.Node, _: Index) -> Formula | None:
         attr = node.attributes.get("value")
-        return Always(attr is not None and bool(attr.as_tensor().numpy().any()))
+        return BooleanLiteral(attr is not None and bool(attr.as_tensor().numpy().any()))
 
-    def _origin(self, node: ir.Node, index: Index) -> Given | None:
+    def _origin(self, node: ir.Node, index: Index) -> BooleanTensor | None:
         return self._given(node.outputs[0], index)
 
     def _entries(
@@ -212,8 +212,8 @@ class Positions:
         op: str,
         left: tuple[ir.Value | None, Index | None],
         right: tuple[ir.Value | None, Index | None],
-        origin: Given | None,
-    ) -> Entries | None:
+        origin: BooleanTensor | None,
+    ) -> ElementComparison | None:
         """The comparison of two elements of one integer tensor, the nearest one that both operands are moved from; None
         where there is no such tensor."""
         mine, theirs = dict(self.origins(*left)), dict(self.origins(*right))
@@ -222,22 +222,22 @@ class Positions:
             return None
         pair = mine[value], theirs[value]
         if op == "Equal":
-            return Entries(value, *pair, origin=origin)
+            return ElementComparison(value, *pair, origin=origin)
         # a < b is the negation of b <= a, and a >= b is b <= a.
         turned = pair[::-1] if op in ("Less", "GreaterOrEqual") else pair
-        return Entries(value, *turned, "LessOrEqual", op.endswith("OrEqual"), origin)
+        return ElementComparison(value, *turned, "LessOrEqual", op.endswith("OrEqual"), origin)
 
     def _below(
         self,
         op: str,
         numbers: tuple[Number | None, Number | None],
         operands: tuple[tuple[ir.Value | None, Index | None], tuple[ir.Value | None, Index | None]],
-        origin: Given | None,
-    ) -> Below | None:
+        origin: BooleanTensor | None,
+    ) -> IndexLessThanElement | None:
         """The comparison of a number that is linear in the index with an integer element of which nothing is known;
         None for other operands."""
         place = 0 if numbers[1] is None else 1
-        affine, (value, index) = whole(numbers[place]), operands[1 - place]
+        affine, (value, index) = as_integer(numbers[place]), operands[1 - place]
         if affine is None or value is None or index is None or self.info.dtype(value) not in LABELS or op == "Equal":
             return None
         # element < a is the negation of a - 1 < element, and element <= a that of a < element.
@@ -245,7 +245,7 @@ class Positions:
         strict = op in ("Less", "Greater")
         less = op.startswith("Less")
         shift = 0 if strict == (less != turned) else -1
-        return Below(affine + shift, value, index, less != turned, origin)
+        return IndexLessThanElement(affine + shift, value, index, less != turned, origin)
 
     def origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
         """The element at `index` of a value, and then each element upstream that moving operators took it from, up to a
@@ -256,7 +256,7 @@ class Positions:
             moved = None if node is None or is_op(node, "Cast") else self.moved(node, index)
             value, index = moved or (None, None)
 
-    def _given(self, value: ir.Value, index: Index) -> Given | None:
+    def _given(self, value: ir.Value, index: Index) -> BooleanTensor | None:
         """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None."""
         shape = self.shape(value)
         if self.info.dtype(value) != ir.DataType.BOOL or shape is None or len(shape) != len(index):
@@ -270,7 +270,7 @@ class Positions:
             if not whole_of or whole_of[0] in axes:
                 return None
             axes.append(whole_of[0])
-        return Given(value, tuple(axes))
+        return BooleanTensor(value, tuple(axes))
 
     # -- numbers --------------------------------------------------------------------------------
 
@@ -339,13 +339,13 @@ class Positions:
         return self._zero if isinstance(like, Affine) else 0.0
 
     def _range(self, node: ir.Node, index: Index) -> Number | None:
-        start, step = whole(self._only(node.inputs[0])), whole(self._only(node.inputs[2]))
+        start, step = as_integer(self._only(node.inputs[0])), as_integer(self._only(node.inputs[2]))
         by = None if step is None else step.const
         return None if start is None or by is None else start + index[0].times(by)
 
     def _running_sum(self, node: ir.Node, index: Index) -> Number | None:
         """CumSum of one number everywhere: that number times the count of elements that were summed."""
-        inner = whole(self.number(node.inputs[0], index))
+        inner = as_integer(self.number(node.inputs[0], index))
         axis = constant(input_of(node, 1), limit=1)
         if inner is None or inner.const is None or axis is None or int_attr(node, "reverse", 0):
             return None
@@ -359,7 +359,7 @@ class Positions:
         """The numbers 0, 1, 2, ..., counted through the rows of a matrix, modulo the length of a row (the column) or
         divided by it (the row). They have to be int64, because there may be more of them than other types hold."""
         shape, (flat, _), (length, place) = self.shape(node.outputs[0]), *self.operands(node, index)
-        size, maker = whole(self.number(length, place)), producer(flat)
+        size, maker = as_integer(self.number(length, place)), producer(flat)
         source = maker.inputs[0] if maker is not None and is_op(maker, "Reshape") else None
         counted = None if source is None else self.info.shape(source)
         if flat is None or source is None or counted is None or len(counted) != 1 or shape is None or len(shape) != 2:
@@ -368,7 +368,7 @@ class Positions:
         line = Positions(self.info, counted)
         if not wide or self.shape(flat) != shape or size != self._int(shape[1]):
             return None
-        if line.number(source, line.every) != Affine.index(0, 1):
+        if line.number(source, line.identity_index) != Affine.index(0, 1):
             return None
         return index[1] if node.op_type == "Mod" else index[0]
 
@@ -405,7 +405,7 @@ class Positions:
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
         """Where Trilu keeps its input: k <= j - i for the upper triangle, j - i <= k for the lower one."""
         given = self._only(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else self._zero
-        k = whole(given)
+        k = as_integer(given)
         if k is None or len(index) < 2:
             return None
         distance = index[-1] - index[-2]

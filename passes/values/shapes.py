@@ -32,7 +32,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.nodes import all_nodes, int_attr, opset, remember_imports
 from fa_compiler.passes.values.shape_rules import RULES, Context, Fact, UnresolvedError
-from fa_compiler.passes.values.shape_rules.context import Content, Shape, content_fact, fresh, objects
+from fa_compiler.passes.values.shape_rules.context import Content, Shape, content_fact, dim_array, fresh
 from fa_compiler.passes.values.shape_rules.generate import tensor_fact
 from fa_compiler.passes.values.symbolic import Dim, named
 
@@ -154,7 +154,7 @@ class ShapeInfo:
             self._facts[value] = Fact(dims, dtype)
         else:
             items = list(content) if isinstance(content, Sequence) else content
-            self._facts[value] = content_fact(objects(items), dtype)
+            self._facts[value] = content_fact(dim_array(items), dtype)
 
     def infer_node(self, node: ir.Node) -> None:
         """Infer the outputs of one node anew from what is known of its inputs."""

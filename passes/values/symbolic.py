@@ -613,7 +613,7 @@ def _min0_atom(x: Dim) -> Dim:
 
 def _broadcast(a: Dim, b: Dim) -> Dim:
     # Both are sizes of tensors of the run, so neither is negative.
-    a, b = settled(a, (b,)), settled(b, (a,))
+    a, b = simplify_given(a, (b,)), simplify_given(b, (a,))
     if a == b or b == 1:
         return a
     if a == 1 or b.never_one:
@@ -649,7 +649,7 @@ def _is_least_of(least: Dim, dim: Dim) -> bool:
     return False
 
 
-def is_capped(capped: Dim, dim: Dim) -> int | None:
+def cap_of(capped: Dim, dim: Dim) -> int | None:
     """The constant c >= 2 when `capped` is min(dim, c), else None.
 
     min(dim, c) broadcasts with dim only in runs where dim <= c. In other runs c meets a larger size, and neither of
@@ -663,7 +663,7 @@ def is_capped(capped: Dim, dim: Dim) -> int | None:
     return None
 
 
-def settled(size: Dim, known: Iterable[Dim]) -> Dim:
+def simplify_given(size: Dim, known: Iterable[Dim]) -> Dim:
     """The size in runs in which none of `known` is negative. In such runs min(x, 0) may be known to be 0 or x."""
     known = tuple(known)
     for atom in size.atoms:

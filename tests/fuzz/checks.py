@@ -55,7 +55,7 @@ from tests.fuzz.kind import Kind, chosen, load
 from tests.fuzz.worker import checked
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("backward", "emission", "layout", "masks", "matching", "ready_made", "sparse", "values")
+FOLDERS = ("attention_ops", "backward", "layout", "masks", "matching", "rewrite", "sparse", "values")
 CASES = {"compose": 5000, "ready_made": 1500, "mutate": 1400, "gradients": 500, "tested": 3600}
 """How many of each kind tell what becomes of the cases."""
 NO_DECLINE = ("NotImplementedError", "ValueError", "AssertionError", "KeyError", "InternalError")

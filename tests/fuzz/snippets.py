@@ -33,7 +33,7 @@ import harness  # noqa: E402 - found by the line above
 PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "MatMulInteger", "QLinearMatMul")
 FAR = ("LayerNormalization", "SimplifiedLayerNormalization", "ReduceMean", "Erf", "Gelu", "Tanh", "BatchNormalization")
 """What belongs to the layers between attentions."""
-READY_MADE = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "FlexAttention")
+ATTENTION_OPS = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "FlexAttention")
 LAYOUT = ("Transpose", "Reshape", "Cast", "Div", "Mul", "Squeeze", "Unsqueeze", "Identity")
 MOST_NODES = 200
 """Constants not counted."""
@@ -83,7 +83,7 @@ def _made(name: str) -> list[Snippet]:
 
 
 def _anchors(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    return [node for node in model.graph.node if node.op_type in ("Softmax", "LogSoftmax", *READY_MADE)]
+    return [node for node in model.graph.node if node.op_type in ("Softmax", "LogSoftmax", *ATTENTION_OPS)]
 
 
 def _cut(model: onnx.ModelProto, anchor: onnx.NodeProto) -> onnx.ModelProto | None:
@@ -112,7 +112,7 @@ def _cut(model: onnx.ModelProto, anchor: onnx.NodeProto) -> onnx.ModelProto | No
             follow(each, products - (node.op_type in PRODUCTS))
 
     chosen.add(maker[anchor.output[0]])
-    ready = anchor.op_type in READY_MADE
+    ready = anchor.op_type in ATTENTION_OPS
     for value in anchor.input:
         follow(value, 0 if ready else 1)
     last, product = anchor.output[0], ready

@@ -15,8 +15,8 @@ from onnx import helper
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import DOMAIN, verify
 from fa_compiler.passes import Block, Options, Report, analyse, fuse
-from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.options import Target
+from fa_compiler.passes.rewrite.node_view import node_view
 
 Array = npt.NDArray[np.generic]
 Feeds = Mapping[str, Array]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.layout.layout import COPY_COST, LAYOUTS, Expand, Reshape, Transpose, Units, cost, moves
+from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, Expand, Reshape, Transpose, Units, cost, moves
 from fa_compiler.passes.nodes import permutation
 from fa_compiler.passes.values.symbolic import Dim, product
 

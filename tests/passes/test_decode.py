@@ -15,8 +15,8 @@ from fa_compiler import reference
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import verify
 from fa_compiler.passes import Options, analyse, fuse
-from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.options import Target
+from fa_compiler.passes.rewrite.node_view import node_view
 
 from . import running
 from .operators import Operator
@@ -275,7 +275,7 @@ OPERATORS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_ready_made_attention_decodes(name: str) -> None:
+def test_an_attention_op_decodes(name: str) -> None:
     """For Ascend, and the presents stay what they were."""
     features, mask = OPERATORS[name]
     operator = attention(**features)
@@ -287,7 +287,7 @@ def test_ready_made_attention_decodes(name: str) -> None:
         running.assert_same(got, wanted, 4e-3)
 
 
-def test_ready_made_attention_reads_int8_caches() -> None:
+def test_an_attention_op_reads_int8_caches() -> None:
     body = DEQUANTIZE + "y = Attention<scale=0.3>(q, k, v, , , , len)"
     inputs = "float[B,4,1,8] q, int8[B,4,T,8] k8, int8[B,4,T,8] v8, int64[B] len"
     model = parse(body, inputs=inputs, outputs="float[B,4,1,8] y", initializers=SCALES, opset=24)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent / "passes"
-ORDER = ("values", "layout", "masks", "matching", "emission")
+ORDER = ("values", "layout", "masks", "matching", "rewrite")
 """From the ground up. What stands beside them in passes/ itself, and the packages that fuse more than the forward part
 of plain attention, are bound by the second test alone."""
 FILES = sorted(ROOT.rglob("*.py"))
@@ -37,7 +37,7 @@ def imports(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("layer", ORDER)
 def test_a_layer_knows_those_below_only(layer: str) -> None:
-    above = ORDER[ORDER.index(layer) + 1 :] + ("ready_made", "sparse", "backward", "in_place", "fusion")
+    above = ORDER[ORDER.index(layer) + 1 :] + ("attention_ops", "sparse", "backward", "in_place", "fusion")
     for file in (ROOT / layer).rglob("*.py"):
         for name in imports(file):
             assert name.split(".")[0] not in above, f"{file.relative_to(ROOT)} imports {name}"

@@ -376,7 +376,7 @@ def test_other_roundings_stay_behind_the_attention(name: str) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_ready_made_attention_reads_pages(pool: str) -> None:
+def test_an_attention_op_reads_pages(pool: str) -> None:
     """ai.onnx Attention with nonpad_kv_seqlen: an entry without keys gives 0 there, too."""
     case = Paged(pool, "flattened")
     caches = case.body.split("kt = ")[0]

@@ -17,12 +17,12 @@ from fa_compiler.passes.masks.structure import _intersection
 from fa_compiler.passes.values.formula import (
     Affine,
     All,
-    Always,
     AtLeastZero,
-    Below,
-    Entries,
+    BooleanLiteral,
+    BooleanTensor,
+    ElementComparison,
     Formula,
-    Given,
+    IndexLessThanElement,
     Some,
 )
 from fa_compiler.passes.values.positions import Positions
@@ -127,17 +127,17 @@ def holds(formula: Formula, index: tuple[int, int], sizes: dict[str, int], run: 
         return int(run[value.name or ""][tuple(place(each, index, sizes) for each in places)])
 
     match formula:
-        case Always(value):
+        case BooleanLiteral(value):
             return value
         case AtLeastZero(affine):
             return place(affine, index, sizes) >= 0
-        case Given(value, axes, when):
+        case BooleanTensor(value, axes, when):
             own = tuple(0 if axis is None else index[axis] for axis in axes)
             return bool(run[value.name or ""][own]) == when
-        case Entries(value, one, other, relation, when):
+        case ElementComparison(value, one, other, relation, when):
             left, right = element(value, one), element(value, other)
             return (left == right if relation == "Equal" else left <= right) == when
-        case Below(affine, value, at, when):
+        case IndexLessThanElement(affine, value, at, when):
             return (place(affine, index, sizes) < element(value, at)) == when
         case All(parts):
             return all(holds(part, index, sizes, run) for part in parts)
@@ -156,8 +156,8 @@ def test_a_formula_is_true_where_the_mask_is(seed: int) -> None:
         values = {value.name or "": value for node in model.graph for value in node.outputs}
         mask = values[proto.graph.node[-1].output[0]]
         positions = Positions(info, (S, T))
-        formula = positions.truth(mask, positions.every)
-        if formula is None or isinstance(formula, Given):
+        formula = positions.truth(mask, positions.identity_index)
+        if formula is None or isinstance(formula, BooleanTensor):
             continue
         read += 1
         options = ort.SessionOptions()

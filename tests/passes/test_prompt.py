@@ -15,9 +15,9 @@ from fa_compiler.op_registry import verify
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission import prompt
-from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.nodes import remember_versions
+from fa_compiler.passes.rewrite import prompt
+from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.reference import evaluator
 

@@ -9,7 +9,7 @@ import pytest
 
 from fa_compiler.passes import Block
 from fa_compiler.passes.options import Target
-from fa_compiler.passes.values.patterns import even_steps
+from fa_compiler.passes.values.constant_patterns import even_steps
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
 SELF = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"

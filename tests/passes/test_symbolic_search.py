@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fa_compiler.passes.values.symbolic import Dim, is_capped, settled
+from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
 from tests.passes.strategies import examples
 
 Tree = int | str | tuple[str, "Tree", "Tree"]
@@ -139,7 +139,7 @@ def test_every_claim_of_two_expressions_holds_at_all_small_sizes() -> None:
     for one, other in itertools.pairwise(trees):
         for left, right in ((one, other), (("*", one, other), other), (("min", one, capacity(one)), one)):
             a, b = dim(left), dim(right)
-            quotient, cap, kept = a.exact_div(b), is_capped(a, b), settled(a, (b,))
+            quotient, cap, kept = a.exact_div(b), cap_of(a, b), simplify_given(a, (b,))
             exact += quotient is not None
             for sizes in BINDINGS:
                 try:

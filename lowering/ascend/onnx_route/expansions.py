@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.rotary import turned
+from fa_compiler.passes.rotary import rotate_heads
 
 
 def gelu(rewrite: Rewrite) -> None:
@@ -98,7 +98,7 @@ def rotary_embedding(rewrite: Rewrite) -> None:
     x = rewrite.op("Reshape", [data, builder.ints([0, 0, heads, size])], data) if flat else data
     cos, sin = (_cache(rewrite, rewrite.needed(index), 2 if flat else 1) for index in (1, 2))
     interleaved = int_attr(rewrite.node, "interleaved", 0) == 1
-    result = turned(builder, x, cos, sin, size, rotated, interleaved)
+    result = rotate_heads(builder, x, cos, sin, size, rotated, interleaved)
     rewrite.replace(rewrite.op("Reshape", [result, builder.ints([0, 0, width])], data) if flat else result)
 
 

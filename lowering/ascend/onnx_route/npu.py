@@ -26,11 +26,11 @@ from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, Unsu
 from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, verify
 from fa_compiler.passes.build import PREFIX, Builder, Names
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission import prompt
-from fa_compiler.passes.emission.node_view import node_view
-from fa_compiler.passes.emission.prompt import PromptCall
 from fa_compiler.passes.nodes import FOLD_LIMIT, all_graphs, remember_versions, text_attr
 from fa_compiler.passes.options import EMPTY_BIAS, Options
+from fa_compiler.passes.rewrite import prompt
+from fa_compiler.passes.rewrite.node_view import node_view
+from fa_compiler.passes.rewrite.prompt import PromptCall
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.values.shapes import analyse
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.values.symbolic import Dim, integer, is_capped
+from fa_compiler.passes.values.symbolic import Dim, cap_of, integer
 
 Shape: TypeAlias = tuple[Dim, ...]
 Content: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -151,7 +151,7 @@ def fresh(count: int) -> Shape:
     return tuple(Dim.fresh() for _ in range(count))
 
 
-def size(dim: Dim) -> Dim:
+def as_axis_size(dim: Dim) -> Dim:
     """`dim` as an axis length: kept if it cannot be negative, else unknown."""
     return dim if dim.is_at_least(0) else Dim.fresh()
 
@@ -174,7 +174,7 @@ def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:
     return sorted(known) if len(known) == len(found) else None
 
 
-def objects(value: object) -> Content:
+def dim_array(value: object) -> Content:
     """`value` (a Dim, an int or nested lists of them) as an object array of Dim."""
     array = np.asarray(value, dtype=object)
     return np.asarray(_AS_DIM(array), dtype=object)
@@ -206,7 +206,7 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
         for index, dim in enumerate(narrow):
             left = wide[offset + index]
             for dims in ((left, dim), (dim, left)):
-                cap = is_capped(*dims)
+                cap = cap_of(*dims)
                 if cap is not None:
                     caps.append((dims[1], cap))
             wide[offset + index] = Dim.broadcast(left, dim)

@@ -86,5 +86,5 @@ def _npu(ctx: Context) -> Fact:
     query, key, value = (ctx.shape(index) for index in range(3))
     if query is None or not key or not value or key[-1] != value[-1]:
         return Fact(None, ctx.dtype(0))
-    turned = ctx.attr("input_layout") == "BNSD_BSND" and len(query) == 4
-    return Fact((query[0], query[2], query[1], query[3]) if turned else query, ctx.dtype(0))
+    transposed = ctx.attr("input_layout") == "BNSD_BSND" and len(query) == 4
+    return Fact((query[0], query[2], query[1], query[3]) if transposed else query, ctx.dtype(0))

@@ -16,7 +16,7 @@ from fa_compiler.passes.values.shape_rules.context import (
     Fact,
     broadcast,
     content_fact,
-    objects,
+    dim_array,
     rule,
 )
 from fa_compiler.passes.values.symbolic import Dim
@@ -35,7 +35,7 @@ INTEGER_RANGES = {
 """The integers that a type holds; a boolean counts as 0 or 1."""
 
 
-def fits(content: Content, dtype: ir.DataType | None) -> bool:
+def does_not_overflow(content: Content, dtype: ir.DataType | None) -> bool:
     """Whether the integers stay inside the dtype, so that arithmetic on them does not wrap around.
 
     Sizes and products of sizes are taken to fit 32 bits, because ONNX Runtime's own shape arithmetic breaks beyond
@@ -162,7 +162,7 @@ def fold(op: str, *operands: Content | None) -> Content | None:
             return None
         with np.errstate(all="ignore"):
             result = np.asarray(function(*known))
-        return objects(result.astype(np.int64)) if result.dtype == np.bool_ else result
+        return dim_array(result.astype(np.int64)) if result.dtype == np.bool_ else result
     if any(is_float(operand) for operand in known) or op not in _INT:
         return None
     function = np.frompyfunc(_INT[op], len(known), 1)
@@ -186,7 +186,7 @@ def _result(ctx: Context, op: str, count: int, dtype: ir.DataType | None) -> Fac
         for index in range(1, count):
             content = fold(op, content, ctx.content(index))
         content = content if count > 1 else None
-    if content is not None and (is_float(content) or fits(content, dtype)):
+    if content is not None and (is_float(content) or does_not_overflow(content, dtype)):
         return content_fact(content, dtype)
     return Fact(broadcast(*(ctx.shape(index) for index in range(count))), dtype)
 
@@ -302,7 +302,7 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
         return None
     if to == ir.DataType.BOOL:
         if is_float(content):
-            return objects((content != 0).astype(np.int64))
+            return dim_array((content != 0).astype(np.int64))
         return np.asarray(np.frompyfunc(lambda dim: truth(_bool(dim)), 1, 1)(content), dtype=object)
     if is_float(content):
         with np.errstate(all="ignore"):
@@ -312,10 +312,10 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
                 wide = np.asarray(np.trunc(content.astype(np.float64)))
                 if not (np.isfinite(wide).all() and (wide >= low).all() and (wide < high).all()):
                     return None
-                return objects(wide)
+                return dim_array(wide)
             return content.astype(to.numpy()) if to.is_floating_point() else None
     if to in INTEGER_RANGES:
-        return content if fits(content, to) else None
+        return content if does_not_overflow(content, to) else None
     return _floats(content, to.numpy()) if to.is_floating_point() else None
 
 

@@ -15,8 +15,8 @@ from fa_compiler.passes.values.shape_rules.context import (
     Context,
     Fact,
     content_fact,
+    dim_array,
     fresh,
-    objects,
     rule,
 )
 from fa_compiler.passes.values.symbolic import Dim, integer, product
@@ -63,8 +63,8 @@ def _read(tensor: ir.TensorProtocol, dtype: ir.DataType) -> Content | None:
 def _constant(ctx: Context) -> Fact:
     for name, make in (
         ("value", tensor_fact),
-        ("value_int", lambda value: content_fact(objects(value), ir.DataType.INT64)),
-        ("value_ints", lambda value: content_fact(objects(list(value)), ir.DataType.INT64)),
+        ("value_int", lambda value: content_fact(dim_array(value), ir.DataType.INT64)),
+        ("value_ints", lambda value: content_fact(dim_array(list(value)), ir.DataType.INT64)),
         ("value_float", lambda value: content_fact(np.array(value, np.float32), ir.DataType.FLOAT)),
         ("value_floats", lambda value: content_fact(np.array(value, np.float32), ir.DataType.FLOAT)),
     ):
@@ -94,7 +94,7 @@ def _vector(dims: list[Dim]) -> Content:
 @rule("Size")
 def _size(ctx: Context) -> Fact:
     shape = ctx.shape(0)
-    return content_fact(objects(Dim.fresh() if shape is None else product(shape)), ir.DataType.INT64)
+    return content_fact(dim_array(Dim.fresh() if shape is None else product(shape)), ir.DataType.INT64)
 
 
 @rule("ConstantOfShape")

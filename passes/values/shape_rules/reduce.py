@@ -10,11 +10,11 @@ from fa_compiler.passes.values.shape_rules.context import (
     axes_in,
     axis_in,
     content_fact,
+    dim_array,
     fresh,
-    objects,
     rule,
 )
-from fa_compiler.passes.values.shape_rules.elementwise import fits
+from fa_compiler.passes.values.shape_rules.elementwise import does_not_overflow
 from fa_compiler.passes.values.symbolic import Dim, product
 
 _AXES_AS_INPUT = {"ReduceSum": 13}
@@ -47,8 +47,8 @@ def _reduce(ctx: Context) -> Fact:
     if content is not None and content.dtype == object and len(gone) == len(shape) and content.size:
         total = _total(op, list(content.reshape(-1)))
         if total is not None:
-            folded = objects(total).reshape([1] * len(result))
-            if fits(folded, dtype):
+            folded = dim_array(total).reshape([1] * len(result))
+            if does_not_overflow(folded, dtype):
                 return content_fact(folded, dtype)
     return Fact(result, dtype)
 

@@ -24,7 +24,7 @@ from fa_compiler.passes.values.symbolic import Dim, product
 ONE = Dim(1)
 
 
-def moved(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
+def with_shape(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
     """The fact of `content` in a new shape. The order of the elements stays."""
     if content is not None and shape is not None:
         sizes = [dim.const for dim in shape]
@@ -38,14 +38,14 @@ def moved(content: Content | None, shape: Shape | None, dtype: ir.DataType | Non
 def _reshape(ctx: Context) -> Fact:
     if ctx.opset < 5:
         target = [Dim(item) for item in ctx.ints_attr("shape") or []]
-        return moved(ctx.content(0), reshaped(ctx.shape(0), target, False), ctx.dtype(0))
+        return with_shape(ctx.content(0), reshaped(ctx.shape(0), target, False), ctx.dtype(0))
     target_dims = ctx.vector(1)
     shape = ctx.shape(1)
     if target_dims is None:
         rank = shape[0].const if shape is not None and len(shape) == 1 else None
         return Fact(None if rank is None or rank > LIMIT else fresh(rank), ctx.dtype(0))
     allow_zero = ctx.opset >= 14 and ctx.int_attr("allowzero", 0) == 1
-    return moved(ctx.content(0), reshaped(ctx.shape(0), target_dims, allow_zero), ctx.dtype(0))
+    return with_shape(ctx.content(0), reshaped(ctx.shape(0), target_dims, allow_zero), ctx.dtype(0))
 
 
 def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
@@ -91,7 +91,7 @@ def _flatten(ctx: Context) -> Fact:
         return Fact(fresh(2), ctx.dtype(0))
     axis = ctx.int_attr("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
-    return moved(ctx.content(0), (product(shape[:axis]), product(shape[axis:])), ctx.dtype(0))
+    return with_shape(ctx.content(0), (product(shape[:axis]), product(shape[axis:])), ctx.dtype(0))
 
 
 @rule("Squeeze")
@@ -109,7 +109,7 @@ def _squeeze(ctx: Context) -> Fact:
     if gone is None:
         return Fact(None, ctx.dtype(0))
     kept = tuple(dim for index, dim in enumerate(shape) if index not in gone)
-    return moved(ctx.content(0), kept, ctx.dtype(0))
+    return with_shape(ctx.content(0), kept, ctx.dtype(0))
 
 
 @rule("Unsqueeze")
@@ -123,7 +123,7 @@ def _unsqueeze(ctx: Context) -> Fact:
         return Fact(None, ctx.dtype(0))
     rest = iter(shape)
     result = tuple(ONE if index in places else next(rest) for index in range(len(shape) + len(places)))
-    return moved(ctx.content(0), result, ctx.dtype(0))
+    return with_shape(ctx.content(0), result, ctx.dtype(0))
 
 
 @rule("Transpose")

@@ -11,12 +11,12 @@ from fa_compiler.passes.values.shape_rules.context import (
     LIMIT,
     Context,
     Fact,
+    as_axis_size,
     axis_in,
     broadcast,
     content_fact,
     fresh,
     rule,
-    size,
 )
 from fa_compiler.passes.values.symbolic import Dim, product
 
@@ -217,7 +217,7 @@ def _tile(ctx: Context) -> Fact:
     if ctx.opset < 6 or shape is None or repeats is None or len(repeats) != len(shape):
         rank = len(shape) if shape is not None else (None if repeats is None else len(repeats))
         return Fact(None if rank is None or ctx.opset < 6 else fresh(rank), dtype)
-    result = tuple(dim * size(times) for dim, times in zip(shape, repeats, strict=True))
+    result = tuple(dim * as_axis_size(times) for dim, times in zip(shape, repeats, strict=True))
     content = ctx.content(0)
     times = ctx.ints(1)
     known = times is not None and min(times, default=0) >= 1
@@ -232,7 +232,7 @@ def _expand(ctx: Context) -> Fact:
     target = ctx.vector(1)
     if target is None:
         return Fact(None, dtype)
-    shape = broadcast(ctx.shape(0), tuple(size(dim) for dim in target))
+    shape = broadcast(ctx.shape(0), tuple(as_axis_size(dim) for dim in target))
     if shape is None:
         # The input may have a higher rank than the target asks for.
         return Fact(None, dtype)

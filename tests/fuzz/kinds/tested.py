@@ -15,7 +15,7 @@ from tests.fuzz.snippets import case_of
 SHARED = "shared-caches"
 """Is about runs in which an output lies in the memory of an input; here none does."""
 GRADIENTS = ("test_backward", "test_index_loss")
-READY_MADE = ("test_ready_made", "test_group_cache")
+ATTENTION_OPS = ("test_attention_ops", "test_group_cache")
 
 
 class Tested(GraphKind):
@@ -34,5 +34,5 @@ class Tested(GraphKind):
         changes = 0 if number < len(self.models) else None
         made = judged(case, rng, seed, gradient=test.startswith(GRADIENTS), changes=changes)
         if made is not None:
-            made.hides_nan = test.startswith(READY_MADE)
+            made.hides_nan = test.startswith(ATTENTION_OPS)
         return made

@@ -19,7 +19,7 @@ from fa_compiler.lowering.ascend.graph import Model, Op
 from fa_compiler.lowering.ascend.single_op import check_text, from_json, to_json
 from fa_compiler.op_registry import DOMAIN, NodeView, dtypes, full_attrs, get, infer, place_inputs, verify
 from fa_compiler.passes import Options, analyse, fuse
-from fa_compiler.passes.emission.node_view import node_view
+from fa_compiler.passes.rewrite.node_view import node_view
 from tests.op_registry import sparse_nodes
 from tests.passes.running import run
 

@@ -11,7 +11,7 @@ from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, names
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import can_infer, infer
 from fa_compiler.op_registry.node import TensorInfo, bind_inputs
-from fa_compiler.passes.emission.node_view import node_view
+from fa_compiler.passes.rewrite.node_view import node_view
 
 
 def _fused(call: OnnxCall) -> Sequence[Tensor]:

@@ -1,0 +1,62 @@
+"""Converts the attention operators of ONNX, ONNX Runtime and ATC's parser that a model holds to FlashAttentionScore.
+
+Each family of operators has a file, which begins with the grammar of what it accepts. An operator that is not converted
+stays as it is, and the report says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fa_compiler.op_registry import DOMAIN
+from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
+from fa_compiler.passes.report import Code
+
+__all__ = ["ATTENTION_OPS", "ConvertedOp", "OpConverter", "convert", "is_attention_op"]
+
+FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
+    ("", "Attention"): onnx.convert,
+    ("ai.onnx", "Attention"): onnx.convert,
+    ("ai.onnx.preview", "FlexAttention"): flex.convert,
+    ("com.microsoft", "Attention"): projected_attention.convert,
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): multi_head.convert_decoder,
+    ("com.microsoft", "GroupQueryAttention"): group_query.convert,
+    ("com.microsoft", "MultiHeadAttention"): multi_head.convert,
+    **{
+        (domain, name): family
+        for domain in ("npu", "", "ai.onnx")
+        for name, family in (
+            ("NPUFlashAttention", npu.flash),
+            ("NPUPromptFlashAttention", npu.prompt),
+            ("NPUIncreFlashAttention", npu.incremental),
+        )
+    },
+}
+PACKED = "its sequences lie end to end without padding, and where each begins is data"
+REASONS = {
+    "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",
+    "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
+    "PackedAttention": PACKED,
+    "PackedMultiHeadAttention": PACKED,
+    "PagedAttention": "its keys lie in the pages of a cache, which is written in place",
+    "SparseAttention": "its keys are chosen by blocks, and its cache is written in place",
+    "QAttention": "its operands are quantised",
+    "QOrderedAttention": "its operands are quantised",
+    "QOrderedLongformerAttention": "its operands are quantised",
+    "LongformerAttention": "its rows attend a window and global tokens, by projections of their own",
+}
+"""Why operators of com.microsoft have no conversion."""
+
+
+def convert(call: OpConverter) -> ConvertedOp:
+    """The conversion of an attention operator. Raises Decline."""
+    node = call.node
+    family = FAMILIES.get((node.domain, node.op_type))
+    if family is not None:
+        return family(call)
+    if node.domain == DOMAIN:
+        raise call.decline(Code.READY_MADE, f"{node.op_type} is the operator already", "")
+    reason = REASONS.get(node.op_type, "there is no conversion for it")
+    raise call.decline(Code.READY_MADE, f"{node.op_type} is left as it is: {reason}")

@@ -1,0 +1,292 @@
+"""The conversion of one attention operator: its operands as named axes, and the AttentionMatch that is made of them.
+
+Every family reads the inputs and attributes of its operators and passes on the same things: the batch, head, row and
+depth axes of query, key and value (`Operand`), what is added to the scores or excluded from them (`MaskPlan`), the
+scale, and the values that replace the other outputs. `record` makes an AttentionMatch of them. Layouts, destinations
+and the registry's checks are then those of every other attention.
+
+Refused here, for all families: a head size or a number of heads that is not known before the run, types the operator
+does not take, and sizes that contradict each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.build import Builder
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.layout.plan import LAYOUTS
+from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
+from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.probability_path import FLOATS
+from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE, Roles, shared_heads
+from fa_compiler.passes.matching.sinks import Sink
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, BiasOperand
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Dim
+
+ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
+"""Values of softmax_precision that round float32 scores."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Query, key or value: a view, and its axes by what they mean."""
+
+    view: View
+    batch: Axes
+    heads: Axes
+    seq: Axes
+    head_dim: Axes
+
+
+@dataclass(frozen=True)
+class ConvertedOp:
+    """The record of the attention, and pairs of a further output of the operator and the value that replaces it."""
+
+    match: AttentionMatch
+    outputs: tuple[tuple[ir.Value, ir.Value], ...] = ()
+
+
+@dataclass(frozen=True)
+class OpConverter:
+    """An attention operator, and what its conversion needs."""
+
+    node: ir.Node
+    facts: Facts
+    builder: Builder
+    viewer: Viewer
+
+    @staticmethod
+    def of(node: ir.Node, facts: Facts, builder: Builder) -> OpConverter:
+        """The conversion of a node, with an axis space of its own."""
+        return OpConverter(node, facts, builder, Viewer(facts, AxisSpace()))
+
+    @property
+    def info(self) -> ShapeInfo:
+        """The shapes and types of values."""
+        return self.facts.info
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+        return self.facts.options
+
+    # -- what the node says -----------------------------------------------------------------------------
+
+    def input(self, index: int) -> ir.Value | None:
+        """An optional input; None where it is absent."""
+        return input_of(self.node, index)
+
+    def required_input(self, index: int) -> ir.Value:
+        """A required input. Raises Decline where it is absent."""
+        value = self.input(index)
+        if value is None:
+            raise self.decline(Code.SHAPE, f"input {index} of {self.node.op_type} is missing")
+        return value
+
+    def used_output(self, index: int) -> ir.Value | None:
+        """An output; None where nothing reads it."""
+        value = self.node.outputs[index] if index < len(self.node.outputs) else None
+        return value if value is not None and (value.uses() or value.is_graph_output()) else None
+
+    def number(self, name: str, default: float) -> float:
+        """A float attribute or its default."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_float()
+
+    def decline(self, code: Code, reason: str, hint: str | None = None) -> Decline:
+        """A Decline of this operator, to be raised."""
+        return Decline(code, reason, self.node, hint)
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...]:
+        """The shape of a value. Raises Decline where its rank is unknown."""
+        shape = self.info.shape(value)
+        if shape is None:
+            raise self.decline(Code.RANK, f"the rank of {value.name!r} is unknown")
+        return shape
+
+    def dim(self, value: ir.Value, axis: int) -> Dim:
+        """One dimension of a value. Raises Decline where the value does not have it."""
+        shape = self.shape(value)
+        if not -len(shape) <= axis < len(shape):
+            raise self.decline(Code.RANK, f"{value.name!r} has {len(shape)} dimensions")
+        return shape[axis]
+
+    def size(self, value: ir.Value, axis: int) -> int | None:
+        """One dimension; None where it may differ between runs."""
+        return self.dim(value, axis).const
+
+    # -- operands ---------------------------------------------------------------------------------------
+
+    def operand(self, value: ir.Value, layout: str, heads: int = 0) -> Operand:
+        """An operand in one of the operator's layouts; `heads` is the number of heads in the H of BSH and SBH."""
+        shape = self.shape(value)
+        if len(shape) != len(layout):
+            raise self.decline(Code.RANK, f"{value.name!r} does not have the {len(layout)} dimensions of {layout}")
+        if layout in ("BNSD", "BSND"):
+            view, dims = self._arranged(value, shape)
+        else:
+            if heads <= 0:
+                raise self.decline(Code.SHAPE, "the number of heads is not given")
+            head_dim = shape[2].exact_div(heads)
+            if head_dim is None:
+                raise self.decline(Code.SHAPE, f"the width of {value.name!r} is not proven to be {heads} heads")
+            view, dims = self._arranged(value, (*shape[:2], Dim(heads), head_dim))
+        axes = dict(zip(layout.replace("H", "ND"), dims, strict=True))
+        return Operand(view, axes["B"], axes["N"], axes["S"], axes["D"])
+
+    def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
+        """A key or value [batch, seq, heads * head_dim] as [batch, heads, seq, head_dim]; rank 4 is kept."""
+        if len(self.shape(value)) == 4:
+            return value
+        if heads <= 0:
+            raise self.decline(Code.SHAPE, "the number of heads is not given")
+        dtype, width = self.info.dtype(value), self.dim(value, 2)
+        head_dim = width.exact_div(heads)
+        if head_dim is None and width.is_const:
+            raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")
+        # A known size is written out, because Reshape refuses -1 in a run in which another size is 0.
+        size = -1 if head_dim is None or head_dim.const is None else head_dim.const
+        apart = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, size])], dtype)
+        return self.builder.op("Transpose", [apart], dtype, {"perm": (0, 2, 1, 3)})
+
+    def _arranged(self, value: ir.Value, target: tuple[Dim, ...]) -> tuple[View, Arrangement]:
+        """The furthest view of a value that can be arranged in dimensions of the target's sizes, and its axes there."""
+        for shallow in (False, True):
+            view = self.viewer.view(value, factors=False, shallow=shallow)
+            if view is None:
+                continue
+            same = len(view.dims) == len(target)
+            dims = view.dims if same else self.viewer.space.reshape(view.dims, target)
+            if dims is not None:
+                return view, dims
+        raise self.decline(Code.SHAPE, f"{value.name!r} could not be taken apart into heads")
+
+    def together(self, one: Axes, other: Axes, what: str) -> Axes:
+        """Unify two dimensions that the operator walks together, and return their axes.
+
+        One of the two may be known to be 1. Raises Decline where they differ.
+        """
+        space = self.viewer.space
+        one, other = space.resolve(one), space.resolve(other)
+        if one and other and not space.unify(one, other):
+            raise self.decline(Code.SHAPE, f"the operands differ in their {what}")
+        return space.resolve(one or other)
+
+    def aligned(self, value: ir.Value, scores: Arrangement) -> View:
+        """The furthest view of a value that broadcasts to the scores, along the axes of the scores."""
+        return self.along(value, self.viewer.alignment(value, scores, self.node))
+
+    def adding(self, value: ir.Value, scores: Arrangement) -> Add[BiasOperand]:
+        """The step of a bias that adds a value which broadcasts to the scores."""
+        return Add(self.node, BiasOperand(self.aligned(value, scores)))
+
+    def along(self, value: ir.Value, dims: Arrangement) -> View:
+        """The furthest view of a value whose dimensions run along these axes of the scores.
+
+        The view stops at an Expand that may be what makes the scores larger.
+        """
+        sizes, size = self.info.shape(value) or (), self.viewer.space.size
+        fits = all(own.const == 1 or own == size(dim) for own, dim in zip(sizes, dims, strict=True))
+        for shallow in (False, True) if fits else (True,):
+            view = self.viewer.view(value, factors=False, shallow=shallow)
+            pairs = [] if view is None else list(zip(view.dims, dims, strict=True))
+            if view is not None and all(not own or self.viewer.space.unify(own, wanted) for own, wanted in pairs):
+                return view
+        raise self.decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores")
+
+    # -- the record -------------------------------------------------------------------------------------
+
+    def scores(self, query: Operand, key: Operand, value: Operand) -> Arrangement:
+        """Unify the operands' axes, and return those of the scores as [batch, heads, q_seq, kv_seq].
+
+        Query head n reads key head n // group.
+        """
+        space = self.viewer.space
+        batch = self.together(self.together(query.batch, key.batch, "batch"), value.batch, "batch")
+        self.together(key.heads, value.heads, "number of heads")
+        wide, narrow = space.size(query.heads).const, space.size(key.heads).const
+        if wide is None or narrow is None:
+            raise self.decline(Code.SHAPE, "the number of heads is not known before the model runs")
+        if wide % narrow:
+            raise self.decline(Code.SHAPE, f"{wide} query heads are no multiple of {narrow} key heads")
+        if query.heads:
+            self.together(query.heads, (*key.heads, *space.new(Dim(wide // narrow))), "number of heads")
+        self._same(query.head_dim, key.head_dim, "head size")
+        kv_seq = self._same(key.seq, value.seq, "sequence length")
+        return batch, space.resolve(query.heads), space.resolve(query.seq), kv_seq
+
+    def _same(self, one: Axes, other: Axes, what: str) -> Axes:
+        """As `together`, for dimensions that the operator does not broadcast."""
+        if bool(self.viewer.space.resolve(one)) != bool(self.viewer.space.resolve(other)):
+            raise self.decline(Code.SHAPE, f"the operands were not proven to have the same {what}")
+        return self.together(one, other, what)
+
+    def record(
+        self,
+        query: Operand,
+        key: Operand,
+        value: Operand,
+        scores: Arrangement,
+        plan: MaskPlan,
+        scale: float | None,
+        layout: str,
+        sink: Sink | None = None,
+    ) -> AttentionMatch:
+        """The record of the attention, whose result is the operator's first output in the given layout.
+
+        A scale of None stands for 1 / sqrt(head size). Raises Decline.
+        """
+        space = self.viewer.space
+        batch, heads, q_seq, kv_seq = map(space.resolve, scores)
+        head_dim, width = space.resolve(query.head_dim), space.resolve(value.head_dim)
+        size = space.size(head_dim).const
+        if size is None or not space.size(width).is_const:
+            raise self.decline(Code.SHAPE, "the head size is not known before the model runs")
+        if size > MAX_HEAD_SIZE:
+            raise self.decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}")
+        groups = (batch, heads, q_seq, kv_seq, head_dim, width)
+        if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
+            raise self.decline(Code.SHAPE, "one axis would have to play two roles")
+        scale = float(np.float32(1.0 / math.sqrt(size))) if scale is None else scale
+        if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
+            raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes")
+        kv_heads = shared_heads(key.view, value.view, heads, space)
+        output = self.node.outputs[0]
+        match = AttentionMatch(
+            SoftmaxAnchor(output, output, (), (self.node,)),
+            space,
+            query.view,
+            key.view,
+            value.view,
+            Roles(batch, heads, kv_heads, q_seq, kv_seq, head_dim, width),
+            scale,
+            plan,
+            self._type(query, key, value),
+            output,
+            LAYOUTS[layout](batch, heads, q_seq, width),
+            sink,
+        )
+        return match.within(space.branch())
+
+    def _type(self, query: Operand, key: Operand, value: Operand) -> ir.DataType:
+        """The type to compute in: that of the result, or float32 where an operand has another type."""
+        wanted = self.info.dtype(self.node.outputs[0])
+        types = {self.info.dtype(operand.view.base) for operand in (query, key, value)}
+        if wanted not in FLOATS or not types <= set(FLOATS):
+            raise self.decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16")
+        assert wanted is not None
+        return wanted if types == {wanted} else ir.DataType.FLOAT

@@ -1,0 +1,134 @@
+"""ai.onnx.preview FlexAttention: its definition is written out in plain operators and matched like any other attention.
+
+    scores = scale * query key'       [B, N, S, D]; key heads repeated for their groups
+    scores = score_mod(scores)        in softmax_precision, float32 unless given
+    probabilities = prob_mod(softmax(scores)), then the product with the values
+
+The nodes of the definition are added beside the operator, and removed again when the match is refused. What the graphs
+score_mod and prob_mod may hold follows from scores.py, mask.py and probability_path.py. Refused before the match:
+graphs that make random numbers or hold further graphs or nodes of several outputs, and groups of heads beside such a
+graph.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter
+from fa_compiler.passes.build import AttrValue
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.matching.attention import Matcher
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.nodes import STANDARD, int_attr
+from fa_compiler.passes.report import Code
+
+RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+    "Dropout",
+)
+TERMS = {
+    Code.NO_SCORES_MATMUL: Code.SCORE_TERM,
+    Code.NO_VALUE_MATMUL: Code.PROBABILITY_TERM,
+    Code.NOT_ATTENTION: Code.PROBABILITY_TERM,
+}
+"""The code to report instead of one that says a product is missing.
+
+The definition has both products, so the search stopped at a node in the graph of score_mod or prob_mod.
+"""
+PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
+
+
+def convert(call: OpConverter) -> ConvertedOp:
+    """The record of a FlexAttention node."""
+    node = call.node
+    wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
+    if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
+        raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
+    if {"score_mod", "prob_mod"}.intersection(node.attributes):
+        return _written_out(call)
+    query, key, value = (call.operand(call.required_input(index), "BNSD") for index in range(3))
+    scores = call.scores(query, key, value)
+    return ConvertedOp(call.record(query, key, value, scores, MaskPlan(), _scale(call), "BNSD"))
+
+
+def _scale(call: OpConverter) -> float | None:
+    attr = call.node.attributes.get("scale")
+    return None if attr is None else attr.as_float()
+
+
+def _written_out(call: OpConverter) -> ConvertedOp:
+    """The match of the definition, with the operator's output as its result."""
+    anchor = _definition(call)
+    try:
+        match = Matcher(call.facts).match(anchor)
+    except Decline as decline:
+        raise call.decline(TERMS.get(decline.code, decline.code), decline.reason, decline.hint) from decline
+    named = replace(anchor, nodes=(call.node,))
+    return ConvertedOp(replace(match, anchor=named, output=call.node.outputs[0]))
+
+
+def _definition(call: OpConverter) -> SoftmaxAnchor:
+    node, builder, info = call.node, call.builder, call.info
+    query, key, value = (call.required_input(index) for index in range(3))
+    dtype, size, heads = info.dtype(query), call.size(query, 3), call.size(query, 1)
+    if heads is None or heads != call.size(key, 1):
+        raise call.decline(Code.SCORE_TERM, "groups of heads beside a graph on the scores")
+    scale = _scale(call)
+    if scale is None and size is None:
+        raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
+    precision = ir.DataType(int_attr(node, "softmax_precision", int(ir.DataType.FLOAT)))
+    transposed = builder.op("Transpose", [key], dtype, {"perm": (0, 1, 3, 2)})
+    scores = builder.cast(builder.op("MatMul", [query, transposed], dtype), precision)
+    factor = 1.0 / math.sqrt(size or 1) if scale is None else scale
+    number = builder.constant(np.array(factor, dtype=precision.numpy()), "number")
+    scores = builder.op("Mul", [scores, number], precision)
+    scores = _inlined(call, "score_mod", scores)
+    softmax = builder.op("Softmax", [scores], precision, {"axis": -1})
+    weights = builder.cast(_inlined(call, "prob_mod", softmax), dtype or precision)
+    builder.op("MatMul", [weights, value], dtype)
+    maker = softmax.producer()
+    assert maker is not None
+    return SoftmaxAnchor(scores, softmax, (3,), (maker,))
+
+
+def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:
+    """The result of the graph `name` (score_mod or prob_mod) on a value; the value itself without such a graph."""
+    attr = call.node.attributes.get(name)
+    if attr is None:
+        return value
+    graph, builder = attr.as_graph(), call.builder
+    if len(graph.inputs) != 1 or len(graph.outputs) != 1:
+        raise call.decline(Code.SCORE_TERM, f"{name} is no graph of one input and one output")
+    known: dict[ir.Value, ir.Value] = {graph.inputs[0]: value}
+    for each in graph.initializers.values():
+        if each.const_value is not None:
+            known[each] = builder.constant(each.const_value.numpy(), "const")
+    for node in graph:
+        attrs = node.attributes.values()
+        odd = node.domain not in STANDARD or node.op_type in RANDOM or len(node.outputs) != 1
+        if odd or (node.op_type != "Constant" and any(each.type not in PLAIN for each in attrs)):
+            raise call.decline(Code.SCORE_TERM, f"{node.op_type} in {name} is not taken out of its graph")
+        if node.op_type == "Constant":
+            known[node.outputs[0]] = builder.constant(_content(call, node), "const")
+            continue
+        values: dict[str, AttrValue] = {each.name: each.value for each in attrs}
+        inputs = [None if each is None else known.get(each, each) for each in node.inputs]
+        known[node.outputs[0]] = builder.op(node.op_type, inputs, node.outputs[0].dtype, values)
+    return known.get(graph.outputs[0], graph.outputs[0])
+
+
+def _content(call: OpConverter, node: ir.Node) -> np.ndarray:
+    attr = node.attributes.get("value")
+    if attr is None:
+        raise call.decline(Code.SCORE_TERM, "a Constant that is no tensor")
+    return attr.as_tensor().numpy()

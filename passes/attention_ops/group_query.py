@@ -1,0 +1,274 @@
+"""com.microsoft GroupQueryAttention.
+
+    query, key, value   [B, S, N * D], [B, S, K * D], [B, S, K * D], or all three side by side in query
+    past_key, past_value   the earlier keys and values, [B, K, P, D]; group_cache.py joins the new ones with them
+    seqlens_k           the keys behind the last one of a batch entry are excluded; still every query row is computed
+    causal              1 by default: key j is attended when j <= before + i, where `before` is the number of keys that
+                        are taken from past
+    local_window_size   w keys at most: before + i - w < j
+    attention_bias      added; it is as wide as total_sequence_length. Where present is wider the bias is padded: the
+                        keys there are behind every row's last key
+    head_sink, smooth_softmax
+                        one more score in every row, the sink of FlashAttentionScore; for smooth_softmax it is 0
+    do_rotary           query and key are rotated before the attention (rotary.py)
+    k_scale, v_scale    the scales of int8 caches (group_int8.py)
+    present_key, present_value   all keys and values, [B, K, T, D]
+
+Without a past ONNX Runtime requires as many keys as rows, and total_sequence_length to be their number. With a past it
+takes prompts, several rows of one batch entry, or one row of each batch entry.
+
+It has two kernels. The streaming one runs for float32, several keys, causal attention, present outputs and no sink. It
+gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a key there
+(key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch for a key
+in every row.
+The other kernel computes a row without a key like any other row. For the rows of a prompt that lie behind the last key
+of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
+with a past.
+
+Refused besides: softcap; sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes
+from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
+from fa_compiler.passes.attention_ops.multi_head import part_of
+from fa_compiler.passes.attention_ops.rotary import Rotary
+from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.masks.band import Band
+from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
+from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.matching.sinks import Sink
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
+from fa_compiler.passes.values.symbolic import Dim
+
+PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
+NORMS = (14, 15)
+
+
+def convert(call: OpConverter) -> ConvertedOp:
+    """The record of a GroupQueryAttention node."""
+    _check(call)
+    heads, kv_heads = _heads(call)
+    query, key, value = _operands(call, heads, kv_heads)
+    past, rotated = call.input(PAST[0]), int_attr(call.node, "do_rotary", 0) == 1
+    if past is None and not rotated:
+        return _convert_prompt(call, query, key, value)
+    sizes = RunSizes.of(call, query, call.required_input(LENGTHS), call.required_input(TOTAL))
+    caches = (
+        None
+        if past is None
+        else Caches.of(call, query, sizes, [call.required_input(index) for index in PAST], kv_heads)
+    )
+    if rotated:
+        rotary = Rotary.of(call, sizes)
+        query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)
+    return (
+        _convert_prompt(call, query, key, value)
+        if caches is None
+        else _convert_with_past(call, query, key, value, caches)
+    )
+
+
+def _convert_with_past(
+    call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value, caches: Caches
+) -> ConvertedOp:
+    """The record of a call with a past."""
+    heads, kv_heads = _heads(call)
+    if call.dim(key, 1) != call.dim(query, 1):
+        raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
+    olds = [call.required_input(index) for index in PAST]
+    new = [call.split_heads(each, kv_heads) for each in (key, value)]
+    scales = Scale.of(call, kv_heads, call.size(olds[0], 3))
+    if scales is None:
+        presents = read = [caches.present(old, rows) for old, rows in zip(olds, new, strict=True)]
+    else:
+        _check_quantised(call)
+        parts = list(zip(scales, olds, new, strict=True))
+        presents = [caches.present(old, scale.packed(rows)) for scale, old, rows in parts]
+        read = [scale.unpacked(present) for scale, present in zip(scales, presents, strict=True)]
+    q = call.operand(query, "BSH", heads)
+    k, v = (call.operand(each, "BNSD") for each in read)
+    scores = call.scores(q, k, v)
+    key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(presents[0], 2), DimRef(query, 0))
+    plan = _plan_with_past(call, key_masks, scores, caches.sizes)
+    plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
+    match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
+    pairs = zip((call.used_output(1), call.used_output(2)), presents, strict=True)
+    return ConvertedOp(match, tuple((old, made) for old, made in pairs if old is not None))
+
+
+def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value) -> ConvertedOp:
+    """The record of a call without a past."""
+    heads, kv_heads = _heads(call)
+    q, k, v = (call.operand(each, "BSH", count) for each, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
+    scores = call.scores(q, k, v)
+    key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(key, 1), DimRef(query, 0))
+    lengths = key_masks.add_const(call.builder.cast(call.required_input(LENGTHS), ir.DataType.INT64), 1)
+    added = AttentionBias.of(call, key_masks, scores)
+    masked = [ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores)), *added.masked]
+    plan = replace(key_masks.plan(scores, masked, added.bias, _window(call)), assumed=added.assumed)
+    match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
+    pairs = ((call.used_output(1), key), (call.used_output(2), value))
+    return ConvertedOp(match, tuple((old, call.split_heads(new, kv_heads)) for old, new in pairs if old is not None))
+
+
+@dataclass(frozen=True)
+class AttentionBias:
+    """What attention_bias excludes and adds, and what the user vouches for."""
+
+    masked: tuple[ExcludedPositions, ...] = ()
+    bias: tuple[BiasOp, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement) -> AttentionBias:
+        """The attention_bias of a call; empty where there is none. Raises Decline."""
+        addend = call.input(ADDEND)
+        if addend is None:
+            return AttentionBias()
+        columns = call.viewer.space.size(scores[3])
+        full = addend if call.dim(addend, -1) == columns else key_masks.filled_up(addend, 0.0)
+        if not _streamed(call, behind=call.input(PAST[0]) is not None):
+            return AttentionBias(bias=(call.adding(full, scores),))
+        masked, bias = key_masks.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
+        if not masked or call.shape(call.required_input(0))[1].is_at_least(2):
+            return AttentionBias(tuple(masked), bias)
+        if NO_EMPTY_ROWS not in call.options.assume:
+            reason = "a masked row gives 0, but not where it has one key, and how many there are is not known"
+            hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+            raise call.decline(Code.EMPTY_ROWS, reason, hint)
+        return AttentionBias(tuple(masked), bias, (NO_EMPTY_ROWS,))
+
+
+def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, sizes: RunSizes) -> MaskPlan:
+    """The plan of a call with a past. Every row sees its own key, unless it lies behind the end of its batch entry."""
+    width = int_attr(call.node, "local_window_size", -1)
+    alone = _single(call)
+    if not int_attr(call.node, "causal", 1):
+        excluded = [key_masks.mask_from(sizes.lengths)]
+    elif alone:
+        end = sizes.after(call)
+        excluded = [key_masks.mask_from(end)]
+        if width > 0:
+            excluded.append(key_masks.mask_before(key_masks.add_const(end, -width)))
+    else:
+        high = key_masks.by_batch(sizes.before)
+        low = key_masks.add_const(high, 1 - width) if width > 0 else None
+        excluded = [key_masks.mask_from(sizes.lengths), key_masks.mask_outside_band(low, high)]
+    added = AttentionBias.of(call, key_masks, scores)
+    masked = [ExcludedPositions(call.aligned(each, scores)) for each in excluded]
+    plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None)
+    empty = plan.empty_rows if (width > 0 and not alone) or (added.masked and not added.assumed) else ""
+    assumed = (DECODE,) if alone and call.size(call.required_input(0), 1) is None else ()
+    return replace(plan, empty_rows=empty, assumed=(*assumed, *added.assumed))
+
+
+def _single(call: OpConverter) -> bool:
+    """Is there a single row, proven or vouched for?"""
+    rows = call.size(call.required_input(0), 1)
+    return rows == 1 or (rows is None and DECODE in call.options.assume)
+
+
+def _heads(call: OpConverter) -> tuple[int, int]:
+    """The number of query heads, and that of key and value heads."""
+    return int_attr(call.node, "num_heads", 0), int_attr(call.node, "kv_num_heads", 0)
+
+
+def _check(call: OpConverter) -> None:
+    node = call.node
+    if call.used_output(3) is not None:
+        late = int_attr(node, "qk_output", 0) == 2
+        code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
+        raise call.decline(code, f"output_qk, the {'probabilities' if late else 'scores'}, is read")
+    if call.number("softcap", 0.0) != 0.0:
+        raise call.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
+    past = any(call.input(index) is not None for index in PAST)
+    if any(call.input(index) is not None for index in NORMS):
+        raise call.decline(Code.READY_MADE, "norms inside the operator are not taken apart")
+    if not past and any(call.input(index) is not None for index in SCALES):
+        raise call.decline(Code.READY_MADE, "the keys of a prompt are quantised, and no past says how")
+    if int_attr(node, "sliding_window_cache", 0):
+        reason = "the cache holds a window, whose keys the operator moves when it is full, and unspecified rows behind"
+        raise call.decline(Code.READY_MADE, reason)
+    if int_attr(node, "local_window_size", -1) == 0:
+        raise call.decline(Code.READY_MADE, "a window of no keys")
+    if int_attr(node, "local_window_size", -1) > 0 and not (_streamed(call) or (past and _single(call))):
+        reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
+        raise call.decline(Code.READY_MADE, reason)
+
+
+def _check_quantised(call: OpConverter) -> None:
+    """Decline int8 caches, unless an IncreFlashAttention would read them or there are several rows."""
+    query = call.required_input(0)
+    rows = call.size(query, 1)
+    if rows is not None and rows > 1:
+        return
+    if not _single(call):
+        hint = f"--assume {DECODE} if every run decodes one token"
+        raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which takes one row", hint)
+    windowed = int_attr(call.node, "local_window_size", -1) > 0 and call.size(query, 0) != 1
+    if windowed or _has_sink(call) or call.input(ADDEND) is not None:
+        what = "windows of several batch entries" if windowed else "sinks and biases"
+        reason = f"int8 caches are read by IncreFlashAttention, which has no {what}: each step would copy the caches"
+        raise call.decline(Code.READY_MADE, reason)
+
+
+def _streamed(call: OpConverter, behind: bool = False) -> bool:
+    """Does ONNX Runtime run its streaming kernel: float32, causal, with present outputs, without a sink, several keys?
+
+    There are several keys where there are several rows; a single row may have several behind a past, if `behind`. A row
+    that has its own key gives the same in both kernels.
+    """
+    node = call.node
+    if not int_attr(node, "causal", 1) or (call.size(call.required_input(0), 1) == 1 and not behind):
+        return False
+    cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
+    return cached and not _has_sink(call) and call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
+
+
+def _has_sink(call: OpConverter) -> bool:
+    return call.input(SINK) is not None or int_attr(call.node, "smooth_softmax", 0) == 1
+
+
+def _operands(call: OpConverter, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
+    query, key, value = call.required_input(0), call.input(1), call.input(2)
+    if key is not None and value is not None:
+        return query, key, value
+    width = call.size(query, -1)
+    parts = heads + 2 * kv_heads
+    if width is None or not parts or width % parts:
+        raise call.decline(Code.SHAPE, "the width of query, key and value together is not known before the model runs")
+    size = width // parts
+    first, second = heads * size, (heads + kv_heads) * size
+    cuts = ((0, first), (first, second), (second, width))
+    query, key, value = (part_of(call, query, start, end, axis=2) for start, end in cuts)
+    return query, key, value
+
+
+def _window(call: OpConverter) -> Window | None:
+    if not int_attr(call.node, "causal", 1):
+        return None
+    before = int_attr(call.node, "local_window_size", -1)
+    low = None if before < 0 else 1 - before
+    return Window(Band(None if low is None else Dim(low), Dim(0)), low, 0)
+
+
+def _sink(call: OpConverter, heads: Axes) -> Sink | None:
+    value = call.input(SINK)
+    if value is not None:
+        view = call.viewer.view(value, factors=False)
+        if view is None or len(view.dims) != 1:
+            raise call.decline(Code.RANK, f"{value.name!r} is not one number for each head")
+        call.together(heads, view.dims[0], "number of heads")
+        return Sink(view)
+    return Sink() if int_attr(call.node, "smooth_softmax", 0) == 1 else None

@@ -1,0 +1,244 @@
+"""The keys that each row may see, as boolean tensors computed from positions: True where a key is excluded.
+
+They are used where no sparse_mode says the same: for bounds that differ between batch entries, and for sequences of
+several lengths. i is the index of the row and j that of the key, both from 0:
+
+    beyond(lengths)      j >= length                        [B, 1, 1, T]
+    before(starts)       j < start                          [B, 1, 1, T]
+    outside(low, high)   j - i < low or j - i > high        [S, T], or [B, 1, S, T] when a bound is [B, 1, 1, 1]
+
+In ai.onnx Attention and GroupQueryAttention a row whose keys are all excluded by a float mask gives 0. The plan of a
+float mask is therefore
+
+    float mask                                            plan
+    ----------------------------------------------------  ----------------------------------------------
+    proven to hold 0 and excluding numbers only           atten_mask where it is not 0
+    proven to hold no excluding number                    real_shift
+    anything else                                         real_shift, and atten_mask where it excludes
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.layout.axes import Arrangement
+from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
+from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.packing import ContiguousLabels
+from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.masks.structure import Grid, Structure, structure
+from fa_compiler.passes.nodes import FOLD_LIMIT
+from fa_compiler.passes.options import UNBROKEN
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, BiasOperand, ExcludedPositions, Select
+
+INT64 = ir.DataType.INT64
+RANGE_SINCE = 11
+Bound = ir.Value | int | None
+
+
+@dataclass(frozen=True)
+class DimRef:
+    """A length, given as one dimension of a value."""
+
+    value: ir.Value
+    axis: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A band, and its bounds as they are computed in the graph.
+
+    `low` or `high` is None where the band has no such bound, or one that cannot be computed.
+    """
+
+    band: Band
+    low: Bound
+    high: Bound
+
+
+@dataclass(frozen=True)
+class KeyMaskBuilder:
+    """Builds masks over the rows and keys of one call."""
+
+    call: OpConverter
+    q_seq: DimRef
+    kv_seq: DimRef
+    batch: DimRef
+
+    def mask_from(self, lengths: ir.Value) -> ir.Value:
+        """The keys from a length on; `lengths` are [B]."""
+        return self._op("Not", self._op("Less", self._range(self.kv_seq), self.by_batch(lengths)))
+
+    def mask_before(self, starts: ir.Value) -> ir.Value:
+        """The keys before a start; `starts` are [B]."""
+        return self._op("Less", self._range(self.kv_seq), self.by_batch(starts))
+
+    def mask_outside_band(self, low: Bound, high: Bound) -> ir.Value:
+        """The keys outside a band; at least one bound is given."""
+        rows = self.call.builder.units("Unsqueeze", self._range(self.q_seq), (1,))
+        keys = self._range(self.kv_seq)
+        parts: list[ir.Value] = []
+        if high is not None:
+            parts.append(self._op("Less", self._shifted(rows, high), keys))
+        if low is not None:
+            parts.append(self._op("Less", keys, self._shifted(rows, low)))
+        return parts[0] if len(parts) == 1 else self._op("Or", *parts)
+
+    def plan(
+        self,
+        scores: Arrangement,
+        masked: list[ExcludedPositions],
+        bias: tuple[BiasOp, ...],
+        window: Window | None,
+        mode: SparseMode | None = None,
+    ) -> MaskPlan:
+        """The plan of these parts, in which a row without a key gives 0. There is no window beside a mode.
+
+        The window becomes a sparse_mode where one says the same in every run and no mask depends on the row; for Ascend
+        only where there is no mask.
+        """
+        space = self.call.viewer.space
+        rows, columns = space.size(scores[2]), space.size(scores[3])
+        if window is not None:
+            own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
+            plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
+            mode = sparse_mode(window.band, rows, columns) if plain else None
+            if mode is None:
+                self._check_computable(window)
+                excluded = self.mask_outside_band(window.low, window.high)
+                masked = [*masked, ExcludedPositions(self.call.aligned(excluded, scores))]
+        never = not masked and (mode is None if window is None else window.band.never_empty(rows, columns))
+        empty = "" if never else "zero"
+        return MaskPlan(masked=tuple(masked), bias=bias, mode=mode, empty_rows=empty)
+
+    def excluded(
+        self, mask: ir.Value, when: bool, scores: Arrangement, band: bool
+    ) -> tuple[list[ExcludedPositions], SparseMode | None]:
+        """The exclusions of a mask that excludes keys where its truth value is `when`.
+
+        A mask with a structure (structure.py) becomes its padding and, if `band` allows it, a sparse_mode.
+        """
+        call = self.call
+        grid = Grid.of(scores[2], scores[3], call.viewer.space)
+        placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
+        term = Select(call.node, placed, not when, -math.inf)
+        found = structure([term], grid, call.viewer)
+        if found is None or (found.mode is not None and not (band and self._has_room(found))):
+            return [ExcludedPositions(call.along(mask, placed.dims), when)], None
+        return [
+            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in found.padding
+        ], found.mode
+
+    def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
+        """The plan of an addend alone, as for an Add of the same numbers to the scores (mask.py)."""
+        call = self.call
+        values = TermValues(call.viewer)
+        grid = Grid.of(scores[2], scores[3], call.viewer.space)
+        planner = MaskPlanner(values, grid)
+        term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
+        return planner.plan((term,), RowGuard.NONE)
+
+    def packed(self, mask: ir.Value, when: bool, scores: Arrangement, fallback: MaskPlan) -> MaskPlan:
+        """The plan with packed sequences where the mask says nothing else (packing.py), else `fallback`.
+
+        `fallback` is the plan whose only part is this mask.
+        """
+        call = self.call
+        grid = Grid.of(scores[2], scores[3], call.viewer.space)
+        placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
+        contiguity = ContiguousLabels(call.facts)
+        found = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity)
+        packing = None if found is None else found.packing
+        if found is None or packing is None or call.options.target != "ort":
+            return fallback
+        if not packing.in_runs and UNBROKEN not in call.options.assume:
+            return replace(fallback, note=packing.note)
+        assumed = () if packing.in_runs else (UNBROKEN,)
+        view = call.along(packing.labels, packing.dims)
+        return MaskPlan(mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
+
+    def _has_room(self, found: Structure) -> bool:
+        """Can the padding stand beside the band? Only the CPU kernel takes a mask beside a band."""
+        return self.call.options.target == "ort" or not found.padding
+
+    def _check_computable(self, window: Window) -> None:
+        bounds = ((window.band.lower, window.low), (window.band.upper, window.high))
+        if any(bound is not None and value is None for bound, value in bounds):
+            raise self.call.decline(Code.SHAPE, "the bounds of its band are not known before the model runs")
+
+    def added(
+        self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float, filler: float = -math.inf
+    ) -> tuple[list[ExcludedPositions], tuple[BiasOp, ...]]:
+        """What a float mask excludes and what it adds. Numbers up to `lowest` exclude a key.
+
+        `full` is the mask, padded with `filler` to the number of keys.
+        """
+        call, builder = self.call, self.call.builder
+        view, whole = call.aligned(full, scores), full is mask or filler > lowest
+        values, bounds = call.facts.sets.of(mask), call.facts.bounds.of(mask)
+        excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
+        if self.only_excludes(mask, lowest):
+            return ([ExcludedPositions(view)] if excluding or not whole else []), ()
+        bias: tuple[BiasOp, ...] = (Add(call.node, BiasOperand(view)),)
+        harmless = (values is not None and not excluding) or (bounds is not None and bounds[0] > lowest)
+        if harmless and whole:
+            return [], bias
+        limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
+        excluded = builder.op("LessOrEqual", [builder.cast(full, ir.DataType.FLOAT), limit], ir.DataType.BOOL)
+        return [ExcludedPositions(call.aligned(excluded, scores))], bias
+
+    def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
+        """A mask, its last dimension padded with `filler` to the number of keys. Raises Decline."""
+        builder, dtype, shape = self.call.builder, self.call.info.dtype(mask), self.call.shape(mask)
+        exact = dtype is not None and (dtype == ir.DataType.BOOL or (dtype.is_integer() and math.isfinite(filler)))
+        if dtype is None or not (exact or dtype.is_floating_point()):
+            raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown, or none of a mask")
+        short = self.subtract(self.length(self.kv_seq), self.length(DimRef(mask, len(shape) - 1)))
+        pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], INT64, {"axis": 0})
+        filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")], dtype)
+        columns = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
+        self.call.info.set(filled, (*shape[:-1], columns), dtype)
+        return filled
+
+    def only_excludes(self, mask: ir.Value, lowest: float) -> bool:
+        """Is a float mask proven to hold nothing but 0 and excluding numbers?"""
+        values = self.call.facts.sets.of(mask)
+        return values is not None and all(x == 0.0 or x <= lowest for x in values)
+
+    def length(self, dim: DimRef) -> ir.Value:
+        """The length, int64 [1]."""
+        return self.call.builder.length(dim.value, dim.axis)
+
+    def _range(self, dim: DimRef) -> ir.Value:
+        builder = self.call.builder
+        const = self.call.size(dim.value, dim.axis)
+        if const is not None and const <= FOLD_LIMIT:
+            return builder.constant(np.arange(const, dtype=np.int64), "positions")
+        if builder.opset < RANGE_SINCE:
+            raise self.call.decline(Code.READY_MADE, f"its mask cannot be computed in opset {builder.opset}")
+        return builder.range(self.length(dim))
+
+    def by_batch(self, vector: ir.Value) -> ir.Value:
+        """One number for each batch entry, [B], as int64 [B, 1, 1, 1]."""
+        return self.call.builder.units("Unsqueeze", self.call.builder.cast(vector, INT64), (1, 2, 3))
+
+    def add_const(self, number: ir.Value, by: int) -> ir.Value:
+        """The sum of a computed number and a constant."""
+        return number if by == 0 else self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
+
+    def subtract(self, number: ir.Value, by: ir.Value) -> ir.Value:
+        """The difference of two computed numbers."""
+        return self.call.builder.op("Sub", [number, by], INT64)
+
+    def _shifted(self, rows: ir.Value, by: ir.Value | int) -> ir.Value:
+        return self.add_const(rows, by) if isinstance(by, int) else self.call.builder.op("Add", [rows, by], INT64)
+
+    def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
+        return self.call.builder.op(op_type, list(inputs), ir.DataType.BOOL)

@@ -1,0 +1,216 @@
+"""The attention operators of ATC's ONNX parser: NPUFlashAttention, NPUPromptFlashAttention, NPUIncreFlashAttention.
+
+                    NPUFlashAttention          NPUPromptFlashAttention      NPUIncreFlashAttention
+    layouts         BSH, SBH                   BSH, BSND, BNSD, BNSD_BSND   BSH, BSND, BNSD; one row
+    key heads       width / head size          num_key_value_heads or all   all
+    scores          scale * (q k' + bias)      scale * q k' + bias          scale * q k' + bias
+    mask            True excludes; sparse_mode 0 to 4 for the first two, see below; by key alone for the third
+    lengths         none                       of the keys                  of the keys
+    input numbers   0..8                       0..4, 6                      0..5: one key and one value tensor
+
+    sparse_mode without a mask                 no mask at all
+    0                                          the mask, and -pre <= j - i <= next; from 2^20 on pre or next is no limit
+    1                                          the mask
+    2, 3, 4 with the constant triangle         the bands of FlashAttentionScore; 3 and 4 only without lengths
+
+Refused: dropout, prefixes, lengths of the queries (the rows behind them are not specified), compressed biases,
+quantisation, a triangle that is not a constant, floats as masks, and lists of key and value tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
+from fa_compiler.passes.layout.axes import Arrangement
+from fa_compiler.passes.masks.band import Band
+from fa_compiler.passes.nodes import constant, int_attr, text_attr
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions, Scale
+from fa_compiler.passes.values.symbolic import Dim
+
+UNLIMITED = 1 << 20
+"""No sequence is longer, so that a pre or next of this size or more is no limit."""
+COMPRESSED_ROWS = 1024
+TRIANGLE = 2048
+MASKS = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8)
+INCREMENTAL_FILL = -1e12
+
+
+@dataclass(frozen=True)
+class NpuCall:
+    """The inputs and attributes of any of the three operators, as FlashAttentionScore names them."""
+
+    layout: str
+    output_layout: str
+    heads: int
+    kv_heads: int
+    scale: float
+    bias: ir.Value | None
+    scaled_bias: bool
+    mask: ir.Value | None
+    lengths: ir.Value | None
+    mode: int = 1
+    before: int = UNLIMITED
+    after: int = UNLIMITED
+
+
+def flash(call: OpConverter) -> ConvertedOp:
+    """The record of an NPUFlashAttention node."""
+    layout, heads = _text(call, "input_layout"), int_attr(call.node, "head_num", 0)
+    if layout not in ("BSH", "SBH"):
+        raise call.decline(Code.READY_MADE, f"its parser does not know the layout {layout!r}")
+    if call.number("keep_prob", 1.0) != 1.0:
+        raise call.decline(Code.READY_MADE, "dropout, whose mask is made up where the operator is parsed")
+    _refuse(call, {6: "a prefix", 7: "lengths of the queries", 8: "lengths of the keys"})
+    width, kv_width = call.size(call.required_input(0), 2), call.size(call.required_input(1), 2)
+    if width is None or kv_width is None or heads <= 0 or kv_width * heads % width:
+        raise call.decline(Code.SHAPE, "the number of heads is not known before the model runs")
+    return _converted(
+        call,
+        NpuCall(
+            layout,
+            layout,
+            heads,
+            kv_width * heads // width,
+            call.number("scale", 1.0),
+            _given(call, 3),
+            scaled_bias=True,
+            mask=_given(call, 5),
+            lengths=None,
+            mode=int_attr(call.node, "sparse_mode", 0),
+            before=int_attr(call.node, "pre_tockens", 0),
+            after=int_attr(call.node, "next_tockens", 0),
+        ),
+    )
+
+
+def prompt(call: OpConverter) -> ConvertedOp:
+    """The record of an NPUPromptFlashAttention node."""
+    layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
+    if layout not in ("BSH", "BSND", "BNSD", "BNSD_BSND"):
+        raise call.decline(Code.READY_MADE, f"the layout {layout!r} is none of FlashAttentionScore's")
+    _refuse(call, {5: "lengths of the queries", **dict.fromkeys(range(7, 12), "quantisation")})
+    return _converted(
+        call,
+        NpuCall(
+            layout.split("_")[0],
+            layout.split("_")[-1],
+            heads,
+            int_attr(call.node, "num_key_value_heads", 0) or heads,
+            call.number("scale_value", 1.0),
+            _given(call, 3),
+            scaled_bias=False,
+            mask=_given(call, 4),
+            lengths=_given(call, 6),
+            mode=int_attr(call.node, "sparse_mode", 0),
+            before=int_attr(call.node, "pre_tokens", 0),
+            after=int_attr(call.node, "next_tokens", 0),
+        ),
+    )
+
+
+def incremental(call: OpConverter) -> ConvertedOp:
+    """The record of an NPUIncreFlashAttention node."""
+    layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
+    if layout not in ("BSH", "BSND", "BNSD"):
+        raise call.decline(Code.READY_MADE, f"the layout {layout!r} is none of FlashAttentionScore's")
+    if len(call.node.inputs) != 6:
+        raise call.decline(Code.READY_MADE, "lists of key and value tensors")
+    if call.size(call.required_input(0), layout.index("S")) != 1:
+        raise call.decline(Code.SHAPE, "the query is not proven to be a single row")
+    scale = call.number("scale_value", 1.0)
+    lengths = _given(call, 5)
+    return _converted(
+        call,
+        NpuCall(layout, layout, heads, heads, scale, _given(call, 3), False, _given(call, 4), lengths),
+        by_key=True,
+    )
+
+
+def _converted(call: OpConverter, given: NpuCall, by_key: bool = False) -> ConvertedOp:
+    counts = (given.heads, given.kv_heads, given.kv_heads)
+    q, k, v = (call.operand(call.required_input(index), given.layout, count) for index, count in enumerate(counts))
+    scores = call.scores(q, k, v)
+    batch, rows = (DimRef(call.required_input(0), given.layout.index(letter)) for letter in "BS")
+    key_masks = KeyMaskBuilder(call, rows, DimRef(call.required_input(1), given.layout.index("S")), batch)
+    masked: list[ExcludedPositions] = []
+    bias = _bias(call, given, scores)
+    if by_key and given.mask is not None:
+        mask = ExcludedPositions(call.aligned(_by_row(call, given.mask, (1, 2)), scores))
+        bias = (mask.filled(call.node, INCREMENTAL_FILL), *bias)
+    window = None if by_key or given.mask is None else _masked(call, given, scores, masked)
+    if given.lengths is not None:
+        masked.append(ExcludedPositions(call.aligned(key_masks.mask_from(given.lengths), scores)))
+    plan = key_masks.plan(scores, masked, bias, window)
+    return ConvertedOp(call.record(q, k, v, scores, plan, given.scale, given.output_layout))
+
+
+def _bias(call: OpConverter, given: NpuCall, scores: Arrangement) -> tuple[BiasOp, ...]:
+    if given.bias is None:
+        return ()
+    if call.size(given.bias, -2) == COMPRESSED_ROWS != call.viewer.space.size(scores[2]).const:
+        raise call.decline(Code.READY_MADE, "a bias of 1024 rows is a compressed one for more")
+    add = call.adding(given.bias, scores)
+    return (add, Scale(call.node, given.scale)) if given.scaled_bias else (add,)
+
+
+def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list[ExcludedPositions]) -> Window | None:
+    """The window of the sparse_mode, if it has one. A mask that is needed besides is added to `masked`."""
+    assert given.mask is not None
+    if given.mode in (0, 1):
+        masked.append(ExcludedPositions(call.aligned(_by_row(call, given.mask, (1,)), scores)))
+        if given.mode == 1 or min(given.before, given.after) >= UNLIMITED:
+            return None
+        low = None if given.before >= UNLIMITED else -given.before
+        high = None if given.after >= UNLIMITED else given.after
+        return Window(Band(*(None if bound is None else Dim(bound) for bound in (low, high))), low, high)
+    content = constant(given.mask)
+    if given.mode > 4 or given.mode < 0:
+        raise call.decline(Code.READY_MADE, f"sparse_mode {given.mode} needs what the operator has no input for")
+    if content is None or content.shape[-2:] != (TRIANGLE, TRIANGLE) or content.size != TRIANGLE**2:
+        raise call.decline(Code.READY_MADE, f"the mask of sparse_mode {given.mode} is not the constant triangle")
+    if not np.array_equal(content.reshape(TRIANGLE, TRIANGLE) != 0, np.triu(np.ones((TRIANGLE, TRIANGLE), bool), 1)):
+        raise call.decline(Code.READY_MADE, f"the mask of sparse_mode {given.mode} is not the constant triangle")
+    if given.mode == 2:
+        return Window(Band(None, Dim(0)), None, 0)
+    if given.lengths is not None:
+        raise call.decline(Code.READY_MADE, "the band's corner lies at another length in each batch")
+    space = call.viewer.space
+    corner = space.size(scores[3]) - space.size(scores[2])
+    if given.mode == 3:
+        return Window(Band(None, corner), None, corner.const)
+    lower = None if given.before >= UNLIMITED else corner - given.before
+    upper = None if given.after >= UNLIMITED else corner + given.after
+    return Window(Band(lower, upper), None if lower is None else lower.const, None if upper is None else upper.const)
+
+
+def _by_row(call: OpConverter, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
+    """A mask as bool; where its rank is below 4, the `missing` dimensions of heads and rows are put in."""
+    if call.info.dtype(mask) not in MASKS:
+        raise call.decline(Code.DTYPE, "the mask is neither boolean nor of 8 bits")
+    rank = len(call.shape(mask))
+    mask = call.builder.cast(mask, ir.DataType.BOOL)
+    if missing == (1, 2):
+        return call.builder.units("Unsqueeze", mask, missing if rank == 2 else (1,) if rank == 3 else ())
+    return call.builder.units("Unsqueeze", mask, missing if rank == 3 else ())
+
+
+def _text(call: OpConverter, name: str) -> str:
+    return text_attr(call.node, name, "")
+
+
+def _given(call: OpConverter, index: int) -> ir.Value | None:
+    """An input; None where it is absent or has no elements, which means the same."""
+    value = call.input(index)
+    return None if value is None or any(size == 0 for size in call.shape(value)) else value
+
+
+def _refuse(call: OpConverter, inputs: dict[int, str]) -> None:
+    for index, what in inputs.items():
+        if _given(call, index) is not None:
+            raise call.decline(Code.READY_MADE, f"{what} has no counterpart here")

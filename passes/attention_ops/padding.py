@@ -1,0 +1,275 @@
+"""What com.microsoft's operators add to the scores in ONNX Runtime's CPU kernels: padding, causality and bias.
+
+    scores = (scale * q k' + attention_bias) + M
+    M      = lowest              at causal positions: j > past + i, in every row but the last
+           = mask_filter_value   at padded positions
+           = 0                   elsewhere
+
+`lowest` is the lowest float32; a position that is causal and padded gets it instead of mask_filter_value. The last row
+is never causal. That makes a difference only where there are more new keys than rows, which is refused. A padding mask
+holds integers and has one of these forms:
+
+    [B]         lengths: keys from a length on are padded
+    [2 * B]     all ends, then all starts: keys from an end on are padded, and keys before a start
+    [3 * B + 2] the lengths first, then numbers that only other kernels read
+    [B, T]      keys are padded where the mask is not positive. ONNX Runtime ignores [B, 1] beside more keys, and
+                refuses it beside a cache with room
+    [B, S, T]   the same for each row
+
+    what                                        plan
+    ------------------------------------------  ------------------------------------------------------------
+    padding alone, bias alone                   as for an Add of the same numbers (mask.py)
+    causal alone                                sparse_mode
+    causal and padding by `lowest`              sparse_mode and atten_mask; a row whose visible keys are all padded
+                                                gives the mean of all values, for all scores are `lowest`
+    causal and padding by another number,       sparse_mode and real_shift: beside any visible key a key with the score
+      not below -3e38, bias above -1e38           `lowest` has no weight
+    anything else with causality                real_shift: the sum as it is written above
+    padding and bias                            real_shift, likewise
+    keys behind the last new one                atten_mask for these keys, real_shift for padding and bias. Every row
+                                                  sees its own key, so that the keys behind have no weight in any row
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
+from fa_compiler.passes.build import INT64
+from fa_compiler.passes.layout.axes import Arrangement
+from fa_compiler.passes.masks.band import Band
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX, MAX_FINE, SMALL_SHARE
+from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
+from fa_compiler.passes.values.symbolic import Dim
+
+FILTER_FLOOR = -3e38
+BIAS_FLOOR = -1e38
+"""Sums above these are so far above `lowest` that a key with the score `lowest` has the probability 0."""
+
+
+@dataclass(frozen=True)
+class PreallocatedCache:
+    """A cache with room for more keys: it holds `before` keys and, behind them, `rows` new ones, int64 [1] each."""
+
+    before: ir.Value
+    rows: ir.Value
+
+
+@dataclass(frozen=True)
+class ScoreBias:
+    """The additions to the scores of one call.
+
+    `mask` and `bias` are inputs of the call, and `new` is the number of new keys. `past` is the tensor of the older
+    keys, or the cache with room that holds them and the new ones.
+    """
+
+    call: OpConverter
+    key_masks: KeyMaskBuilder
+    scores: Arrangement
+    mask: ir.Value | None
+    bias: ir.Value | None
+    past: ir.Value | PreallocatedCache | None
+    new: Dim
+
+    def plan(self) -> MaskPlan:
+        """The plan; see the table above."""
+        padded = None if self.mask is None else self._padded(self.mask)
+        band = self._causal()
+        assumed = self._check_order(padded is not None, band is not None)
+        plan = self._ordered(padded, band)
+        return replace(plan, assumed=tuple(sorted({*plan.assumed, *assumed})))
+
+    def _ordered(self, padded: ir.Value | None, band: Window | None) -> MaskPlan:
+        """The plan where the order of the sums does not matter."""
+        if isinstance(self.past, PreallocatedCache):
+            return self._plan_for_preallocated(self.past, padded, band)
+        if band is None:
+            return self._bidirectional(padded)
+        if padded is None and self.bias is None:
+            return self.key_masks.plan(self.scores, [], (), band)
+        if self.bias is None and self.filter == -FLOAT32_MAX:
+            return self._filled_with_lowest(padded, band)
+        if self._stays_above():
+            return self.key_masks.plan(self.scores, [], self._sum(padded, None), band)
+        if NO_EMPTY_ROWS in self.call.options.assume:
+            plan = self.key_masks.plan(self.scores, [], self._sum(padded, None), band)
+            return replace(plan, assumed=(NO_EMPTY_ROWS,))
+        return MaskPlan(bias=self._sum(padded, self.key_masks.mask_outside_band(band.low, band.high)))
+
+    def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
+        """What the user vouches for so that the bias may be added to M instead of to the scores. Raises Decline."""
+        numbers = [self.filter] if padded else []
+        numbers += [-FLOAT32_MAX] if causal else []
+        numbers = [number for number in numbers if number not in (0.0, -math.inf)]
+        ends = None if self.bias is None else self._finite_ends(self.bias)
+        if ends is None or not numbers:
+            return ()
+        low, high = ends
+        cancels = any(number <= -MAX_FINE and high > -number * SMALL_SHARE for number in numbers)
+        rounds = any(number > DOMINATING and max(abs(number), -low, high) >= MAX_FINE for number in numbers)
+        wanted = [word for word, needed in ((MASKS_DOMINATE, cancels), (NO_EMPTY_ROWS, rounds)) if needed]
+        if set(wanted) <= self.call.options.assume:
+            return tuple(wanted)
+        reasons = {
+            MASKS_DOMINATE: "a bias as large as the number of masked keys would cancel it, and its size is not known",
+            NO_EMPTY_ROWS: f"ONNX Runtime adds {self.filter:g} to the sum of scores and bias, which rounds a row that "
+            "is padded everywhere as no sum of the two masks does",
+        }
+        conditions = {
+            MASKS_DOMINATE: "no number of the bias comes near the mask's",
+            NO_EMPTY_ROWS: "no query row is masked everywhere",
+        }
+        reason = "; ".join(reasons[word] for word in wanted)
+        condition = " and ".join(conditions[word] for word in wanted)
+        raise self.call.decline(Code.MASK_VALUE, reason, f"--assume {','.join(wanted)} if {condition}")
+
+    def _finite_ends(self, bias: ir.Value) -> tuple[float, float] | None:
+        """The smallest and the largest finite number a bias may hold; None where it holds 0 and infinities only."""
+        values, bounds = self.call.facts.sets.of(bias), self.call.facts.bounds.of(bias)
+        if values is None:
+            return bounds or (-math.inf, math.inf)
+        finite = [x for x in values if x != 0.0 and math.isfinite(x)]
+        return (min(finite), max(finite)) if finite else None
+
+    @property
+    def filter(self) -> float:
+        """The number at padded positions."""
+        return self.call.number("mask_filter_value", -10000.0)
+
+    def _plan_for_preallocated(self, past: PreallocatedCache, padded: ir.Value | None, band: Window | None) -> MaskPlan:
+        """The plan for a cache with room, in which only the first keys count."""
+        end = self.call.builder.op("Add", [past.before, past.rows], INT64)
+        behind = ExcludedPositions(self.call.aligned(self.key_masks.mask_from(end), self.scores))
+        above = self._stays_above() or (padded is None and self.bias is None)
+        causal = None if band is None or above else self.key_masks.mask_outside_band(band.low, band.high)
+        plan = self.key_masks.plan(self.scores, [behind], self._sum(padded, causal), band if above else None)
+        return replace(plan, empty_rows="")
+
+    def _bidirectional(self, padded: ir.Value | None) -> MaskPlan:
+        builder = self.call.builder
+        if padded is not None and self.bias is not None:
+            return MaskPlan(bias=self._sum(padded, None))
+        addend = self.bias
+        if padded is not None:
+            numbers = [builder.constant(np.array(x, dtype=np.float32), "number") for x in (self.filter, 0.0)]
+            addend = builder.op("Where", [padded, *numbers], ir.DataType.FLOAT)
+        if addend is None:
+            return MaskPlan()
+        return self.key_masks.plain(addend, self.scores)
+
+    def _filled_with_lowest(self, padded: ir.Value | None, band: Window) -> MaskPlan:
+        assert padded is not None
+        assume, target = self.call.options.assume, self.call.options.target
+        if target != "ort" and NO_EMPTY_ROWS not in assume:
+            raise self.call.decline(
+                Code.EMPTY_ROWS,
+                "a row whose visible keys are all padded gives the mean of all values, which the product does not",
+                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+            )
+        plan = self.key_masks.plan(self.scores, [ExcludedPositions(self.call.aligned(padded, self.scores))], (), band)
+        if NO_EMPTY_ROWS in assume:
+            return replace(plan, empty_rows="", assumed=(NO_EMPTY_ROWS,))
+        return replace(plan, empty_rows="mean")
+
+    def _stays_above(self) -> bool:
+        """Is the sum at every visible key so far above `lowest` that causal positions have no weight beside it?"""
+        if self.mask is not None and self.filter < FILTER_FLOOR:
+            return False
+        if self.bias is None:
+            return True
+        values, bounds = self.call.facts.sets.of(self.bias), self.call.facts.bounds.of(self.bias)
+        floor = BIAS_FLOOR if self.mask is None or self.filter > BIAS_FLOOR else 0.0
+        low = min(values) if values else None if bounds is None else bounds[0]
+        return low is not None and low >= floor
+
+    def _sum(self, padded: ir.Value | None, causal: ir.Value | None) -> tuple[BiasOp, ...]:
+        """The bias that puts in the numbers of the given masks and then adds the call's own bias."""
+        operations: list[BiasOp] = []
+        for mask, fill in ((padded, self.filter), (causal, -FLOAT32_MAX)):
+            if mask is not None:
+                operations.append(ExcludedPositions(self.call.aligned(mask, self.scores)).filled(self.call.node, fill))
+        if self.bias is not None:
+            operations.append(self.call.adding(self._filled_up(self.bias, 0), self.scores))
+        return tuple(operations)
+
+    def _filled_up(self, value: ir.Value, filler: int) -> ir.Value:
+        """A mask or bias, padded with `filler` where a cache has room for more keys than it has columns."""
+        columns = self.call.viewer.space.size(self.scores[3])
+        room = isinstance(self.past, PreallocatedCache) and self.call.dim(value, -1) != columns
+        return self.key_masks.filled_up(value, filler) if room else value
+
+    def _causal(self) -> Window | None:
+        """The band of a unidirectional call; None where it excludes nothing. Raises Decline."""
+        if int_attr(self.call.node, "unidirectional", 0) != 1:
+            return None
+        rows = self.call.viewer.space.size(self.scores[2])
+        if rows.const == 1:
+            return None
+        if not (rows - self.new).is_at_least(0):
+            reason = "the last row of a unidirectional call sees all keys, and there may be more new keys than rows"
+            raise self.call.decline(Code.READY_MADE, reason)
+        if self.past is None:
+            return Window(Band(None, Dim(0)), None, 0)
+        if isinstance(self.past, PreallocatedCache):
+            return Window(Band(None, Dim.fresh()), None, self.past.before)
+        return Window(Band(None, self.call.dim(self.past, 2)), None, self.key_masks.length(DimRef(self.past, 2)))
+
+    # -- padding masks ----------------------------------------------------------------------------------
+
+    def _padded(self, mask: ir.Value) -> ir.Value | None:
+        """True where a key is padded, in a shape that broadcasts to the scores; None where the mask is ignored."""
+        call, builder = self.call, self.call.builder
+        shape = call.shape(mask)
+        columns = call.viewer.space.size(self.scores[3])
+        if len(shape) == 1:
+            return self._by_lengths(mask, shape[0])
+        if len(shape) > 3:
+            raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
+        room = isinstance(self.past, PreallocatedCache)
+        # The softmax over a single key is 1, whatever finite number is added to its score.
+        unseen = columns.never_one or (self.bias is None and self.filter > FILTER_FLOOR and columns.const != 1)
+        if call.dim(mask, -1).const == 1 and unseen and not room:
+            return None
+        zero = builder.constant(np.array(0, dtype=np.int32), "number")
+        whole = self._filled_up(builder.cast(mask, ir.DataType.INT32), 1)
+        padded = builder.op("Not", [builder.op("Greater", [whole, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
+        padded = builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
+        if len(shape) == 2 and not room and not self._is_as_long(shape[1], columns):
+            length = self.key_masks.length(self.key_masks.kv_seq)
+            counts = builder.op("Equal", [builder.length(mask, 1), length], ir.DataType.BOOL)
+            padded = builder.op("And", [padded, counts], ir.DataType.BOOL)
+        return padded
+
+    @staticmethod
+    def _is_as_long(size: Dim, columns: Dim) -> bool:
+        """Is a mask as wide as the keys in every run? ONNX Runtime accepts no other width, except 1."""
+        return size == columns or size.never_one
+
+    def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:
+        call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)
+        batch = call.shape(call.required_input(0))[0]
+        if count == batch:
+            return self.key_masks.mask_from(mask)
+        if count == batch * 2:
+            pairs = builder.op("Reshape", [mask, builder.ints([2, -1])], dtype)
+            ends, starts = (
+                builder.op("Gather", [pairs, builder.constant(np.array(side, dtype=np.int64), "number")], dtype)
+                for side in (0, 1)
+            )
+            return builder.op(
+                "Or", [self.key_masks.mask_from(ends), self.key_masks.mask_before(starts)], ir.DataType.BOOL
+            )
+        if count == batch * 3 + 2:
+            end = self.key_masks.length(self.key_masks.batch)
+            lengths = builder.op("Slice", [mask, builder.ints([0]), end, builder.ints([0])], dtype)
+            return self.key_masks.mask_from(lengths)
+        raise call.decline(Code.SHAPE, f"the length of {mask.name!r} is not proven to be a multiple of the batch")

@@ -1,0 +1,75 @@
+"""com.microsoft Attention: the projection of query, key and value included.
+
+    query | key | value = input [B, S, I] x weights [I, N * D + N * D + N * E] + bias
+                          cut as qkv_hidden_sizes says, else into three equal parts
+    mask_index, attention_bias, unidirectional, mask_filter_value
+                          padding.py
+    past [2, B, N, P, D]  keys and values, concatenated in front of the new ones; present likewise
+
+past_sequence_length matters only where past and present share a buffer.
+
+Refused: do_rotary, and a shared buffer, which ONNX Runtime's CPU kernel does not take either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.multi_head import MultiHeadInputs, part_of
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.report import Code
+
+WEIGHTS, BIAS, MASK, PAST, ADDEND = range(1, 6)
+
+
+def convert(call: OpConverter) -> ConvertedOp:
+    """The record of an Attention node of com.microsoft."""
+    node, builder = call.node, call.builder
+    if int_attr(node, "do_rotary", 0):
+        raise call.decline(Code.READY_MADE, "do_rotary: rotary positions inside the operator are not taken apart")
+    if int_attr(node, "past_present_share_buffer", 0):
+        reason = "past and present share a buffer, which ONNX Runtime's CPU kernel does not take"
+        raise call.decline(Code.READY_MADE, reason)
+    widths = _widths(call)
+    past, present = call.input(PAST), call.used_output(1)
+    if widths[2] != widths[0] and (past is not None or present is not None):
+        raise call.decline(Code.SHAPE, "past and present hold keys and values of different widths")
+    query, key, value = _projected(call, widths)
+    halves = None if past is None else (_half(call, past, 0), _half(call, past, 1))
+    heads = int_attr(node, "num_heads", 0)
+    projected = MultiHeadInputs(call, heads, query, key, value, halves, call.input(MASK), call.input(ADDEND))
+    match, key_masks, values = projected.match(presents=present is not None)
+    if present is None:
+        return ConvertedOp(match)
+    dtype = call.info.dtype(key_masks)
+    parts = [builder.units("Unsqueeze", part, (0,)) for part in (key_masks, values)]
+    return ConvertedOp(match, ((present, builder.op("Concat", parts, dtype, {"axis": 0})),))
+
+
+def _widths(call: OpConverter) -> list[int]:
+    """The widths of query, key and value."""
+    attr = call.node.attributes.get("qkv_hidden_sizes")
+    if attr is not None and any(attr.as_ints()):
+        return list(attr.as_ints())
+    total = call.size(call.required_input(WEIGHTS), -1)
+    if total is None or total % 3:
+        raise call.decline(Code.SHAPE, "the width of the projection is not known before the model runs")
+    return [total // 3] * 3
+
+
+def _projected(call: OpConverter, widths: list[int]) -> list[ir.Value]:
+    """Query, key and value, [B, S, width] each."""
+    builder, source, bias = call.builder, call.required_input(0), call.input(BIAS)
+    dtype = call.info.dtype(source)
+    made = builder.op("MatMul", [source, call.required_input(WEIGHTS)], dtype)
+    if bias is not None:
+        made = builder.op("Add", [made, bias], dtype)
+    ends = np.cumsum([0, *widths])
+    return [part_of(call, made, int(ends[index]), int(ends[index + 1]), axis=2) for index in range(3)]
+
+
+def _half(call: OpConverter, past: ir.Value, index: int) -> ir.Value:
+    number = call.builder.constant(np.array(index, dtype=np.int64), "number")
+    return call.builder.op("Gather", [past, number], call.info.dtype(past), {"axis": 0})

@@ -1,0 +1,77 @@
+"""What lies behind a gradient: the values of the original graph that an operator's result can take the place of.
+
+    behind := gradient
+            | Transpose | Reshape | ... of it (views.py), a factor, a cast between float types      not Expand, Tile
+            | ReduceSum over axes that may be summed over, with keepdims or without
+
+each value read by nothing but the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.backward.tracing import Tracer, left_by
+from fa_compiler.passes.layout.axes import Arrangement, Axis
+from fa_compiler.passes.layout.plan import COPY_COST
+from fa_compiler.passes.nodes import is_op, only_reader, reduced_axes
+
+MAX_TAIL = 32
+"""More operators than this are not looked at for a better target."""
+
+
+@dataclass(frozen=True)
+class GradientTarget:
+    """A value that is `factor` times the operator's output.
+
+    `saved` is the number of copies that need not be made when this value is replaced.
+    """
+
+    value: ir.Value
+    dims: Arrangement
+    factor: float
+    saved: int = 0
+
+
+def targets_behind(start: GradientTarget, summable: Collection[Axis], tracer: Tracer) -> tuple[GradientTarget, ...]:
+    """The target itself and those behind it; sums may run over the `summable` axes."""
+    targets = [start]
+    while len(targets) < MAX_TAIL and (node := only_reader(targets[-1].value)) is not None:
+        last = targets[-1]
+        moved = _moved(node, last, summable, tracer)
+        if moved is None:
+            break
+        work = COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
+        targets.append(GradientTarget(node.outputs[0], *moved, last.saved + work))
+    return tuple(targets)
+
+
+def _moved(
+    node: ir.Node, target: GradientTarget, summable: Collection[Axis], tracer: Tracer
+) -> tuple[Arrangement, float] | None:
+    """The arrangement and factor behind one operator."""
+    if is_op(node, "ReduceSum"):
+        summed = _without_summed(node, target.dims, summable, tracer)
+        return None if summed is None else (summed, target.factor)
+    step = tracer.look_through(node)
+    if step is None or step[0] is not target.value or is_op(node, "Expand", "Tile"):
+        return None
+    if tracer.viewer.factor(node) is not None:
+        return target.dims, target.factor * step[1]
+    moved = tracer.viewer.rearranged(node, target.dims)
+    return None if moved is None else (moved, target.factor)
+
+
+def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:
+    """What a sum over such axes leaves."""
+    axes = reduced_axes(node)
+    if not axes:
+        return None
+    space = tracer.viewer.space
+    chosen = {axis % len(dims) for axis in axes}
+    if not {each for axis in chosen for each in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
+        return None
+    return left_by(node, dims, chosen)

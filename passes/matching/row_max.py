@@ -1,0 +1,36 @@
+"""The maximum of a row as it is subtracted before exponentials: kept from being infinite, in TensorFlow's logarithms.
+
+    row_max :=
+      1     x
+      2   | Where(finite, x, 0)
+      3   | Add(Mul(x, b), t)                        b the boolean `finite` as 0 and 1, t = 0 * (not finite)
+    finite :=
+      4     Not(IsInf(x)) | Not(Or(IsInf(x), IsNaN(x)))
+
+Where x is infinite or NaN, so is the softmax, whatever is subtracted: its row is NaN throughout, or that of the product
+with the values is.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, match
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+X = Bind("x")
+IS_INF, IS_NAN = Op("IsInf", X, plain=True), Op("IsNaN", X, plain=True)
+FINITE = Op("Not", OneOf((IS_INF, Op("Or", IS_INF, IS_NAN))), name="finite")  # 4
+OPPOSITE = Op("Not", Bind("finite"))
+ROW_MAX = OneOf(
+    (
+        Op("Where", FINITE, X, Number(0.0)),  # 2
+        Op("Add", Op("Mul", X, Op("Cast", FINITE)), Op("Mul", Number(0.0), Op("Cast", OPPOSITE))),  # 3
+    )
+)
+
+
+def finite_row_max(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """The x of a row_max, and the nodes that keep it finite, in order; the value itself where nothing does (1)."""
+    found = match(ROW_MAX, value, info)
+    return (value, ()) if found is None else (found["x"], found.nodes)

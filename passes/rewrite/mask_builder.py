@@ -1,0 +1,268 @@
+"""Builds the tensors atten_mask and real_shift of a mask plan, in the shapes the target takes.
+
+The CPU kernel takes masks that broadcast. For Ascend they are expanded along the dimensions it requires in full, and
+the report says how many bytes that adds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry.constraints.training import compressed_mask
+from fa_compiler.passes.build import Builder, LayoutEmitter
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.plan import plan_moves
+from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
+from fa_compiler.passes.masks.mask_terms import UNROUNDED
+from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.movers import MOVES
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
+from fa_compiler.passes.values.bounds import LIMITS
+from fa_compiler.passes.values.symbolic import product
+
+LARGEST = {
+    ir.DataType.FLOAT: FLOAT32_MAX,
+    ir.DataType.FLOAT16: FLOAT16_MAX,
+    ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
+}
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class MaskBuilder:
+    """Builds atten_mask and real_shift of one match."""
+
+    match: AttentionMatch
+    builder: Builder
+    emitter: LayoutEmitter
+    options: Options
+    notes: list[str]
+
+    @property
+    def _groups(self) -> tuple[Axes, ...]:
+        roles = self.match.roles
+        return roles.batch, roles.heads, roles.q_seq, roles.kv_seq
+
+    def atten_mask(self) -> ir.Value | None:
+        """The atten_mask, true where a position is excluded; None where the plan has no mask."""
+        parts = self.match.mask.masked
+        if not parts:
+            mode = self.match.mask.mode
+            return None if mode is None else self.builder.constant(compressed_mask(mode.sparse_mode), "triangle")
+        wanted = self._full_groups([part.view for part in parts], rows=True, heads=False)
+        values = [self._excluded(part, wanted) for part in parts]
+        mask = values[0]
+        for value in values[1:]:
+            mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
+        return mask
+
+    def sequence_ends(self) -> ir.Value | None:
+        """The ends of the packed sequences, counted in tokens over all batches.
+
+        A sequence ends behind a token whose label differs from that of the next token, and behind the last token of a
+        batch.
+        """
+        view, builder = self.match.mask.packed, self.builder
+        if view is None:
+            return None
+        if builder.opset < 11:
+            raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit)
+        batch, _, rows, _ = self._groups
+        view = self._unshortened(view)
+        plan = plan_moves(view.base_dims, (batch, rows))
+        if plan is None:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
+        # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
+        labels = self.emitter.repeated(self.emitter.apply(view.base, view.base_dims, plan), (batch, rows))
+        dtype, one = builder.info.dtype(labels), builder.ints([1])
+        earlier, later, last = (
+            builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
+            for start, end in ((0, -1), (1, INT64_MAX), (-1, INT64_MAX))
+        )
+        same = builder.op("Equal", [earlier, later], ir.DataType.BOOL)
+        differs = builder.op("Not", [same], ir.DataType.BOOL)
+        # True for the last token; empty where there are no tokens.
+        always = builder.op("Equal", [last, last], ir.DataType.BOOL)
+        ending = builder.op("Concat", [differs, always], ir.DataType.BOOL, {"axis": 1})
+        places = builder.op("NonZero", [self._flat(ending)], ir.DataType.INT64)
+        return builder.op("Add", [self._flat(places), one], ir.DataType.INT64)
+
+    def _flat(self, value: ir.Value) -> ir.Value:
+        return self.builder.op("Reshape", [value, self.builder.ints([-1])], self.builder.info.dtype(value))
+
+    def real_shift(self) -> ir.Value | None:
+        """The bias, its steps computed in order; None where it has no steps. Raises Decline."""
+        steps = self.match.mask.bias
+        if not steps:
+            return None
+        views = [step.operand.view for step in steps if isinstance(step, Add | Select)]
+        wanted = self._full_groups(views, rows=False, heads=True)
+        dtype = self._shift_type(steps)
+        total: ir.Value | None = None
+        for step in steps:
+            match step:
+                case Add(_, operand, sign):
+                    view = self._unshortened(operand.view)
+                    source = self._unrounded(view.base) if self._stays_float32(operand, view.base) else view.base
+                    value = self._arranged(self._signed(source, sign, dtype), view, wanted)
+                    total = value if total is None else self.builder.op("Add", [total, value], dtype)
+                case Select(_, operand, keep, fill):
+                    view = self._unshortened(operand.view)
+                    condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted)
+                    total = self._selected(condition, keep, fill, total, dtype)
+                case Scale(_, factor):
+                    assert total is not None
+                    total = self.builder.op("Mul", [total, self._number(factor, dtype)], dtype)
+                case Floor(_, floor):
+                    assert total is not None
+                    total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
+        return total
+
+    def _stays_float32(self, operand: BiasOperand, value: ir.Value) -> bool:
+        """Does ONNX Runtime compute this 16-bit operand in float32 and add it to the scores without rounding it?"""
+        maker, info = value.producer(), self.builder.info
+        if not operand.unrounded or maker is None or info.dtype(value) == ir.DataType.FLOAT:
+            return False
+        if is_op(maker, "Cast") and maker.inputs[0] is not None:
+            return info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        if is_op(maker, *MOVES):
+            return operand.moved and value is operand.view.base
+        return is_op(maker, *UNROUNDED)
+
+    def _unrounded(self, value: ir.Value) -> ir.Value:
+        """The unrounded form of an operand for which `_stays_float32` is true.
+
+        ONNX Runtime leaves out a Cast that narrows such an operand, so the Cast's input is read.
+        """
+        maker, builder, dtype = value.producer(), self.builder, self.builder.info.dtype(value)
+        assert maker is not None
+        if is_op(maker, "Cast") and maker.inputs[0] is not None:
+            return maker.inputs[0]
+        # ONNX Runtime has 16-bit kernels for these operators. It uses them in front of a Cast, but not between
+        # operators that it computes in float32. Here they are computed in float32, too.
+        if is_op(maker, *MOVES) or (is_op(maker, *LIMITS) and not maker.attributes):
+            operands = [
+                each if each is None or builder.info.dtype(each) != dtype else builder.cast(each, ir.DataType.FLOAT)
+                for each in maker.inputs
+            ]
+            attrs = {name: attr.value for name, attr in maker.attributes.items()}
+            return builder.op(maker.op_type, operands, ir.DataType.FLOAT, attrs)
+        return value
+
+    def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:
+        value = self.builder.cast(value, dtype)
+        return value if sign > 0 else self.builder.op("Neg", [value], dtype)
+
+    def _selected(
+        self, condition: ir.Value, keep: bool, fill: float, total: ir.Value | None, dtype: ir.DataType
+    ) -> ir.Value:
+        if math.isfinite(fill) and abs(fill) > LARGEST[dtype] and NO_EMPTY_ROWS not in self.options.assume:
+            raise Decline(
+                Code.EMPTY_ROWS,
+                f"{dtype.name} does not hold {fill:g}; with less, a row that is masked everywhere gives no mean",
+                self._culprit,
+                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+            )
+        pair = [self._number(fill, dtype), self._number(0.0, dtype) if total is None else total]
+        return self.builder.op("Where", [condition, *(reversed(pair) if keep else pair)], dtype)
+
+    def _number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        """A number as a constant of a type. A finite number is clamped so that it stays finite."""
+        if math.isfinite(value):
+            value = min(max(value, -LARGEST[dtype]), LARGEST[dtype])
+        return self.builder.constant(np.array(value, dtype=dtype.numpy()), "number")
+
+    def _shift_type(self, steps: tuple[BiasOp, ...]) -> ir.DataType:
+        """The type of the bias: the query's for a single bias of that type, else float32, in which no sum overflows.
+
+        A 16-bit bias that ONNX Runtime adds to the scores unrounded becomes float32 (mask_terms.py). Raises Decline.
+        """
+        query = self.match.dtype
+        only = steps[0] if len(steps) == 1 else None
+        plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.operand.view.base) == query
+        if isinstance(only, Add) and self._stays_float32(only.operand, self._unshortened(only.operand.view).base):
+            return ir.DataType.FLOAT
+        if isinstance(only, Select) and self.options.target == "ascend":
+            return query
+        if self.options.target == "ascend" and not plain and query != ir.DataType.FLOAT:
+            raise Decline(Code.ILLEGAL, "the product takes a bias of the query's type only", self._culprit)
+        return query if plain else ir.DataType.FLOAT
+
+    @property
+    def _culprit(self) -> ir.Node:
+        return self.match.node
+
+    def _full_groups(self, views: list[View], rows: bool, heads: bool) -> frozenset[int]:
+        """The indices of the groups batch, heads, rows, columns that the target requires in full."""
+        if self.options.target != "ascend":
+            return frozenset()
+        wanted = {3}
+        if heads:
+            wanted.add(1)
+        if rows:
+            wanted.add(2)
+            if any(self._owns(view, self._groups[1]) for view in views):
+                wanted.update((0, 1))
+        return frozenset(wanted)
+
+    def _owns(self, view: View, group: Axes) -> bool:
+        own = {axis for dim in view.base_dims for axis in dim}
+        return any(axis in own for axis in group)
+
+    def _excluded(self, part: ExcludedPositions, full: frozenset[int]) -> ir.Value:
+        builder, view = self.builder, self._unshortened(part.view)
+        value = builder.cast(view.base, ir.DataType.BOOL)
+        if not part.when:
+            value = builder.op("Not", [value], ir.DataType.BOOL)
+        return self._arranged(value, view, full)
+
+    def _unshortened(self, view: View) -> View:
+        """The view, read from the first of its stops that has all its axes in every run, if there is one."""
+        space, info = self.match.space, self.builder.info
+        for value, dims in view.equivalent_values:
+            if not space.short_dims(dims, info.shape(value)):
+                return replace(view, base=value, base_dims=dims)
+        return view
+
+    def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
+        """The value as [B|1, N|1, S1|1, S2|1], expanded along the groups in `full` and those it has an axis of."""
+        space = self.match.space
+        own_dims = view.base_dims
+        rows = self.match.roles.q_seq
+        for axis, dim in enumerate(own_dims):
+            # A mask may have more rows than the query: then each of its rows is a row of the result.
+            narrow = dim == rows and not space.may_broadcast(rows)
+            if narrow and is_constant_along(value, axis, self.builder.info):
+                value = narrowed(value, axis, self.builder)
+                own_dims = (*own_dims[:axis], (), *own_dims[axis + 1 :])
+        own = {axis for dim in own_dims for axis in dim}
+        target = tuple(
+            group if index in full or any(axis in own for axis in group) else ()
+            for index, group in enumerate(self._groups)
+        )
+        if not own <= {axis for group in target for axis in group}:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} runs along an axis the scores do not have", self._culprit)
+        plan = plan_moves(own_dims, target)
+        if plan is None:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
+        result = self.emitter.apply(value, own_dims, plan)
+        if any(not own.issuperset(self._groups[index]) for index in full):
+            self._note_expanded(value, result, own_dims, target)
+        return result
+
+    def _note_expanded(self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement) -> None:
+        space = self.match.space
+        dtype = self.builder.info.dtype(result)
+        size = 1 if dtype is None else int(dtype.itemsize)
+        added = product(map(space.size, target)) - product(map(space.size, source))
+        self.notes.append(f"{value.name}: expanded for the product, {added * size} bytes added")

@@ -1,0 +1,461 @@
+"""Builds the fused node that replaces an AttentionMatch.
+
+The node is an IncreFlashAttention where decode.py allows it, a PromptFlashAttention for products without a
+FlashAttentionScore (prompt.py), and a FlashAttentionScore otherwise. The layout is chosen last, by cost alone
+(layout_plan.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import get, verify
+from fa_compiler.passes.build import Builder, LayoutEmitter
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.plan import LAYOUTS, PACKED, arrangement, plan_moves
+from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.matching.dropout import drop_bits
+from fa_compiler.passes.matching.factors import multiplied, scaled
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.nodes import dead_nodes
+from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite import prompt
+from fa_compiler.passes.rewrite.decode import IncreFlashMatcher
+from fa_compiler.passes.rewrite.incre_call import IncreCall
+from fa_compiler.passes.rewrite.layout_plan import (
+    Destination,
+    LayoutPlan,
+    OutputCandidate,
+    layout_plan,
+    output_candidates,
+)
+from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
+from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.rewrite.paging import Pages, find_pages
+from fa_compiler.passes.rewrite.quantization import match_quantize
+from fa_compiler.passes.score_ops import Add, Select
+from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, sweep
+from fa_compiler.passes.values.symbolic import Dim
+
+OP = "FlashAttentionScore"
+"""The operator that an attention becomes, unless decode.py or prompt.py choose another one."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What the report says of a fused attention."""
+
+    node: ir.Node
+    layout: str
+    heads: tuple[int, int]
+    mask: MaskPlan
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+    mask_label: str
+    """The report's word for the inputs that mask or bias the scores, such as "atten_mask+real_shift"."""
+
+
+class Companion(Protocol):
+    """Nodes that are emitted together with an attention because they read its results."""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The views of the companion's own operands."""
+
+    def adapted(self, match: AttentionMatch) -> AttentionMatch:
+        """The match with roles that serve both the attention and the companion."""
+
+
+class DenseCompanion(Companion, Protocol):
+    """A companion of a FlashAttentionScore: its gradient (backward/dense_gradient.py)."""
+
+    def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
+        """The companion's cost in one layout; None when it is impossible there."""
+
+    def build(
+        self,
+        node: ir.Node,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        inputs: Mapping[str, ir.Value | None],
+        emitter: LayoutEmitter,
+    ) -> Callable[[], None]:
+        """Add the companion's nodes and return a function that puts their results in place. Raises Decline."""
+
+
+@dataclass(frozen=True)
+class Rewriter:
+    """Builds fused nodes in one graph."""
+
+    builder: Builder
+    facts: Facts
+    replaced: list[ir.Node] = field(default_factory=list)
+    made: list[ir.Node] = field(default_factory=list)
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+        return self.facts.options
+
+    def emit(self, match: AttentionMatch, companion: DenseCompanion | None = None) -> Fused:
+        """Add the fused node, and the companion if there is one, and replace the matched results by theirs.
+
+        A Decline is raised before any use of a value is changed.
+        """
+        try:
+            return self._emit(match, companion)
+        except Decline:
+            if match.mask.fallback is None:
+                raise
+            return self._emit(replace(match, mask=match.mask.fallback), companion)
+
+    def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
+        match, candidates = output_candidates(match, self.facts)
+        notes: list[str] = []
+        if companion is not None:
+            match = companion.adapted(match)
+        elif self.options.decoding:
+            try:
+                if (found := find_pages(match, self.facts)) is not None:
+                    paged, pages = found
+                    return self._emit_at(paged, paged.space.settle(candidates), None, notes, pages)
+            except Decline as decline:
+                hint = f" ({decline.hint})" if decline.hint else ""
+                name = label(decline.culprit or match.node)
+                notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
+        try:
+            return self._emit_at(match, candidates, companion, notes)
+        except Decline:
+            # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
+            return self._emit_at(match, candidates[:1], companion, notes)
+
+    def _emit_at(
+        self,
+        match: AttentionMatch,
+        candidates: Sequence[OutputCandidate],
+        companion: DenseCompanion | None,
+        remarks: list[str],
+        pages: Pages | None = None,
+    ) -> Fused:
+        """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
+        plan = self._best_layout(match, candidates, companion, pages)
+        builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
+        emitter = LayoutEmitter(builder, match.space, [stop for view in views for stop in view.equivalent_values])
+        query, key, value, *ropes = (
+            emitter.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
+        )
+        query = multiplied(query, plan.query, match.query_factors, builder, emitter)
+        inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
+        if match.rope is not None:
+            inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
+        notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
+        substitutes = self.substitutes(match, emitter)
+        node, plan, call = self._try_incre_flash(match, plan, inputs, emitter, notes, pages, companion is None)
+        if node is None:
+            inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, notes), emitter)
+            if match.mask.packed is not None:
+                if match.rope is not None:
+                    raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
+                self._check_tokens(match, (query, key, value))
+            node = self._node(match, plan, inputs, statistics=companion is not None)
+            if prompt.is_wanted(self.options):
+                node = self._as_prompt_flash(node, match, companion)
+        self.check(node, match)
+        out = node.outputs[-1] if call is None else call.result(node.outputs[-1], builder)
+        result = self.result(match, out, plan.output, plan.destination, emitter)
+        place_beside = None if companion is None else companion.build(node, match, plan, inputs, emitter)
+        self.substitute(substitutes)
+        self.replace_destination(plan.destination, result)
+        if place_beside is not None:
+            place_beside()
+        heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
+        cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
+        vouched, mask_label = ((), match.mask.mask_label) if call is None else (call.assumed, call.mask_label)
+        assumed = tuple(dict.fromkeys((*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)))
+        return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes), mask_label)
+
+    def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:
+        """Decline packed operands that are not proven to have the same number of tokens in every run.
+
+        The packed layout does not repeat an operand whose batch is 1.
+        """
+        counts = [self.builder.info.shape(operand) for operand in operands]
+        if None in counts or len({shape[0] for shape in counts if shape is not None}) > 1:
+            reason = "query, key and value are not proven to have as many tokens in every run"
+            raise Decline(Code.SHAPE, reason, match.node)
+
+    def finish(self) -> None:
+        """Remove the nodes that fusion made superfluous, with the dead nodes that read them, and restore a topological
+        order."""
+        if not self.made and not self.builder.nodes:
+            return
+        graph = self.builder.graph
+        roots = [*self.replaced, *self.made, *self.builder.nodes]
+        sweep(graph, [*roots, *dead_readers(roots, dead_nodes(graph))])
+        self.builder.drop_unused_constants()
+        restore_order(self.builder.graph)
+
+    def _size(self, match: AttentionMatch, axes: Axes) -> int:
+        size = match.space.size(axes).const
+        assert size is not None
+        return size
+
+    def _best_layout(
+        self,
+        match: AttentionMatch,
+        candidates: Sequence[OutputCandidate],
+        companion: DenseCompanion | None,
+        pages: Pages | None,
+    ) -> LayoutPlan:
+        names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
+        if prompt.is_wanted(self.options):
+            names = tuple(name for name in names if name in prompt.LAYOUTS)
+        if pages is not None:
+            names = pages.layouts
+        plans = [plan for name in names if (plan := layout_plan(match, name, candidates, self.builder.info))]
+        plans = [replace(plan, paged=pages is not None) for plan in plans]
+        costs = [(plan.cost, plan) for plan in plans]
+        if companion is not None:
+            extra = [(companion.cost(match, plan), plan) for plan in plans]
+            costs = [(plan.cost + more, plan) for more, plan in extra if more is not None]
+        if not costs:
+            raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
+        return min(costs, key=lambda pair: pair[0])[1]
+
+    def _node(
+        self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None], statistics: bool
+    ) -> ir.Node:
+        spec = get(OP, self.options.cann)
+        attrs: dict[str, int | float | str] = {
+            "scale_value": float(np.float32(match.scale)),
+            "head_num": self._size(match, match.roles.heads),
+            "input_layout": plan.name,
+        }
+        if inputs.get("real_shift") is not None:
+            # Type 0 adds the bias after the scale. The default, type 1, scales the bias, too.
+            if all(attr.name != "pse_type" for attr in spec.attrs):
+                raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no pse_type", match.node)
+            attrs["pse_type"] = 0
+        if match.mask.mode is not None:
+            attrs.update(match.mask.mode.attrs)
+        if match.dropout is not None:
+            attrs["keep_prob"] = match.dropout.keep
+        attrs.update(self._row_attrs(match))
+        node = registry_node(spec, inputs, attrs, self.builder)
+        for declared, output in zip(spec.outputs, node.outputs, strict=True):
+            output.name = self._output_name(node.name or "", declared.name, statistics)
+            output.dtype = ir.DataType.FLOAT
+        node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
+        self._declare_shapes(match, plan, node)
+        self.builder.graph.append(node)
+        self.made.append(node)
+        return node
+
+    def _as_prompt_flash(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
+        """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
+        if companion is not None:
+            raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)
+        try:
+            call = prompt.as_prompt(node, self.builder.info)
+            made = prompt.build(call, match.node, node.outputs[-1], self.builder, self.options)
+        except Decline as decline:
+            raise Decline(decline.code, decline.reason, match.node, decline.hint) from None
+        self.made.append(made)
+        return made
+
+    def _terms(self, match: AttentionMatch, masks: MaskBuilder, emitter: LayoutEmitter) -> dict[str, ir.Value | None]:
+        """The inputs of a FlashAttentionScore beside query, key and value."""
+        inputs: dict[str, ir.Value | None] = {"real_shift": masks.real_shift(), "atten_mask": masks.atten_mask()}
+        if match.mask.packed is not None:
+            inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.sequence_ends()
+        inputs["sink"] = self._sink(match, emitter)
+        if match.dropout is not None:
+            roles = match.roles
+            groups = roles.batch, roles.heads, roles.q_seq, roles.kv_seq
+            inputs["drop_mask"] = drop_bits(match.dropout, groups, self.builder, emitter)
+        return inputs
+
+    def _try_incre_flash(
+        self,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        inputs: Mapping[str, ir.Value | None],
+        emitter: LayoutEmitter,
+        notes: list[str],
+        pages: Pages | None,
+        alone: bool,
+    ) -> tuple[ir.Node | None, LayoutPlan, IncreCall | None]:
+        """The IncreFlashAttention, its layout plan and its call, where the target can run the attention as one.
+
+        Elsewhere None, `plan` and None; but with `pages` a Decline is raised. `alone` says that the attention has no
+        companion.
+        """
+        roles = match.roles
+        key, value = (
+            arrangement(plan.name, roles.batch, roles.kv_heads, roles.kv_seq, depth)
+            for depth in (roles.head_dim, roles.value_head_dim)
+        )
+
+        def masks(mask: MaskPlan) -> MaskBuilder:
+            return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, notes)
+
+        try:
+            if not alone or not self.options.decoding:
+                return None, plan, None
+            matcher = IncreFlashMatcher(
+                match, plan.name, (key, value), inputs, self.builder, emitter, self.options, masks, pages
+            )
+            call = matcher.incre_call()
+            call, plan = self._with_quantized_output(call, match, plan, notes)
+            node = call.node(match, plan.output, self.builder, self.options)
+            self.check(node, match)
+        except Decline as decline:
+            if pages is not None:
+                raise
+            single = match.space.size(roles.q_seq).const == 1 or DECODE in self.options.assume
+            if self.options.target == "ascend" and single:
+                hint = f" ({decline.hint})" if decline.hint else ""
+                notes.append(f"{label(match.node)}: stays a FlashAttentionScore: {decline.reason}{hint}")
+            return None, plan, None
+        self.builder.graph.append(node)
+        self.made.append(node)
+        return node, plan, call
+
+    def _with_quantized_output(
+        self, call: IncreCall, match: AttentionMatch, plan: LayoutPlan, notes: list[str]
+    ) -> tuple[IncreCall, LayoutPlan]:
+        """The call with the QuantizeLinear behind the attention fused, and the plan with its output as the destination.
+
+        Both are unchanged where no QuantizeLinear can be fused.
+        """
+        try:
+            found = match_quantize(plan.destination.value, self.options, self.builder.info)
+        except Decline as decline:
+            notes.append(f"{label(decline.culprit)}: stays behind the attention: {decline.reason}")
+            return call, plan
+        if found is None or match.output_factors or call.undefined is not None:
+            return call, plan
+        scale = self.builder.constant(np.array([found.scale], dtype=np.float32), "quant_scale")
+        destination = replace(plan.destination, value=found.node.outputs[0])
+        return replace(call, inputs={**call.inputs, "quant_scale2": scale}), replace(plan, destination=destination)
+
+    def _sink(self, match: AttentionMatch, emitter: LayoutEmitter) -> ir.Value | None:
+        """The sink as one float32 number for each head; None where there is no sink."""
+        sink, heads = match.sink, match.roles.heads
+        if sink is None:
+            return None
+        if all(each.name != "sink" for each in get(OP, self.options.cann).inputs):
+            raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no sink", match.node)
+        if sink.view is None:
+            numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
+            return self.builder.constant(numbers, "sink")
+        plan = plan_moves(sink.view.base_dims, (heads,))
+        if plan is None:
+            raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
+        return emitter.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), sink.view.base_dims, plan)
+
+    def check(self, node: ir.Node, match: AttentionMatch) -> None:
+        """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""
+        target = self.options.platform
+        for violation in verify(node_view(node, self.builder.info), target, self.options.cann):
+            if target != "ort" or violation.extension is None:
+                raise Decline(Code.ILLEGAL, f"{target}: {violation}", match.node)
+
+    def _output_name(self, node: str, output: str, statistics: bool) -> str:
+        """The name of an output; empty where it is not used and the target need not compute it.
+
+        With `statistics` a gradient uses softmax_max and softmax_sum.
+        """
+        used = output == "attention_out" or (statistics and output in ("softmax_max", "softmax_sum"))
+        if used or self.options.target == "ascend":
+            return self.builder.names.new(f"{node}_{output}")
+        return ""
+
+    def _row_attrs(self, match: AttentionMatch) -> dict[str, int | float | str]:
+        mask = match.mask
+        if self.options.target == "ascend":
+            # inner_precise 2 asks the device to give 0 for a fully masked row.
+            return {"inner_precise": 2} if mask.empty_rows == "zero" else {}
+        attrs: dict[str, int | float | str] = {}
+        if mask.empty_rows:
+            attrs["cpu_empty_rows"] = mask.empty_rows
+        if mask.nan_rows:
+            attrs["cpu_nan_rows"] = mask.nan_rows
+        if mask.masked_score is not None and math.isfinite(mask.masked_score):
+            attrs["cpu_mask_value"] = mask.masked_score
+        if mask.adds_bias_to_masked and mask.bias:
+            attrs["cpu_masked_bias"] = "added"
+        if mask.drops_masked_values:
+            attrs["cpu_masked_values"] = "zero"
+        return attrs
+
+    def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
+        """Declare the shapes of all outputs, for tools that do not have the operator's schema to infer them."""
+        roles, space = match.roles, match.space
+        groups = [roles.batch, roles.heads, roles.q_seq]
+        groups = [roles.batch + roles.q_seq, roles.heads] if plan.name == PACKED else groups
+        stats = [*(space.size(axes) for axes in groups), Dim(8)]
+        shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in plan.output])
+        for output, shape in zip(node.outputs, shapes, strict=True):
+            if output.name:
+                self.builder.info.set(output, shape, output.dtype)
+                output.shape = ir.Shape([size.const for size in shape])
+
+    def substitutes(self, match: AttentionMatch, emitter: LayoutEmitter) -> list[tuple[ir.Node, ir.Value]]:
+        """The nodes that read only the shape or type of an inner value, each with its result computed without that
+        value."""
+        views = [part.view for part in match.mask.masked]
+        views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
+        terms = [view.base for view in views]
+        found = []
+        for reader, dims in match.shapes:
+            read = reader.inputs[0]
+            maker = None if read is None else read.producer()
+            assert maker is not None
+            # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
+            parts = [each for each in terms if not depends(each, maker)]
+            found.append((reader, emitter.shape_vector(dims, reader, parts)))
+        for reader, dtype in match.types:
+            converted = reader.inputs[0]
+            assert converted is not None
+            found.append((reader, self.builder.cast(converted, dtype)))
+        return found
+
+    def substitute(self, substitutes: list[tuple[ir.Node, ir.Value]]) -> None:
+        """Replace the result of each node by the value beside it."""
+        for reader, value in substitutes:
+            old = reader.outputs[0]
+            named = old.is_graph_output()
+            replace_value(old, self.builder.alias(value) if named else value, rename=named)
+            self.replaced.append(reader)
+
+    def result(
+        self,
+        match: AttentionMatch,
+        value: ir.Value,
+        dims: Arrangement,
+        destination: Destination,
+        emitter: LayoutEmitter,
+    ) -> ir.Value:
+        """The operator's result, arranged as `dims`, brought to the arrangement and type of the destination."""
+        value = multiplied(value, dims, match.output_factors, self.builder, emitter)
+        value = emitter.apply(value, dims, destination.plan)
+        wanted = self.builder.info.dtype(destination.value)
+        return value if wanted is None else self.builder.cast(value, wanted)
+
+    def replace_destination(self, destination: Destination, result: ir.Value) -> None:
+        """Replace the destination's value by a result."""
+        maker = destination.value.producer()
+        assert maker is not None
+        self.replaced.append(maker)
+        replace_value(destination.value, result)

@@ -1,0 +1,178 @@
+"""Builds a SparseFlashAttention: its operands in BSND, its node, and its result, which replaces the attention's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import onnx_ir as ir
+
+from fa_compiler.passes.build import Builder, LayoutEmitter
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.matching.factors import multiplied, scaled
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, best_destination, cheapest_source
+from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
+from fa_compiler.passes.rewrite.rewriter import Companion, Fused, Rewriter
+from fa_compiler.passes.sparse.emit import EmptyRowPolicy, attention
+from fa_compiler.passes.sparse.gathers import GatheredOperand
+from fa_compiler.passes.sparse.selection import Selection
+
+
+def is_plain(match: AttentionMatch) -> bool:
+    """Does the attention use nothing that the sparse operator does not have?"""
+    mask = match.mask
+    if match.sink is not None or match.dropout is not None or mask.packed is not None or mask.mode is not None:
+        return False
+    return not mask.bias and mask.masked_score is None and mask.nan_rows in ("", "zero")
+
+
+class SparseCompanion(Companion, Protocol):
+    """A companion of a SparseFlashAttention: its gradient (backward/sparse_gradient.py)."""
+
+    every_row: bool
+    """Must every row be proven to have a key?"""
+
+    def gathered(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
+        """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
+
+        In the match, key and value are the gathered tensors. Axes may be split, in a branch of the match's space.
+        """
+
+    def takes(self, match: AttentionMatch, full: bool) -> bool:
+        """Can the operator give what rows without a key or a defined softmax give? `full`: every row has a key."""
+
+    def build(
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, found: Selection | None
+    ) -> Callable[[], None] | None:
+        """Add the companion's nodes and return a function that puts their results in place.
+
+        `found` is the selection in the mask, or None where keys are gathered. Returns None where the target forbids the
+        companion. Raises Decline.
+        """
+
+
+def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
+    """The match as the companion takes it; None where the companion cannot express what rows without a key give.
+
+    Where every row is proven to have a key, the match need not say what other rows give.
+    """
+    full = companion.every_row and in_every_row()
+    if not companion.takes(match, full):
+        return None
+    return replace(match, mask=replace(match.mask, empty_rows="")) if full else match
+
+
+@dataclass(frozen=True)
+class SparseFlashBuilder:
+    """One SparseFlashAttention that is being built. The match has the roles of the operator.
+
+    `sources` are key, value and, if there is a second product, its key, each with all keys on the axes `tokens`.
+    """
+
+    match: AttentionMatch
+    sources: tuple[View, ...]
+    tokens: Axes
+    rewriter: Rewriter
+    emitter: LayoutEmitter
+
+    @staticmethod
+    def of(
+        match: AttentionMatch,
+        sources: tuple[View, ...],
+        tokens: Axes,
+        rewriter: Rewriter,
+        others: tuple[View, ...] = (),
+    ) -> SparseFlashBuilder:
+        """A builder that takes its sizes at run time from its operands and the `others`."""
+        size_sources = [stop for view in (*match.views, *sources, *others) for stop in view.equivalent_values]
+        return SparseFlashBuilder(
+            match, sources, tokens, rewriter, LayoutEmitter(rewriter.builder, match.space, size_sources)
+        )
+
+    @property
+    def builder(self) -> Builder:
+        """The builder of the graph."""
+        return self.rewriter.builder
+
+    def inputs(self) -> dict[str, ir.Value]:
+        """All inputs except the list. Raises Decline."""
+        match, roles, rope = self.match, self.match.roles, self.match.rope
+        query = self._of_rows(match.query, roles.head_dim)
+        whole = (roles.batch, roles.q_seq, roles.heads, roles.head_dim)
+        inputs = {
+            "query": multiplied(query, whole, match.query_factors, self.builder, self.emitter),
+            "key": self._of_tokens(0, roles.head_dim),
+            "value": self._of_tokens(1, roles.value_head_dim),
+        }
+        if rope is not None:
+            inputs["query_rope"] = scaled(self._of_rows(rope.query, rope.head_dim), rope.ratio, self.builder)
+            inputs["key_rope"] = self._of_tokens(2, rope.head_dim)
+        return inputs
+
+    def moved(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
+        """The viewed value, arranged as `dims` and of type `dtype`, if one is given. Raises Decline."""
+        source = cheapest_source(view, dims, self.emitter.space, self.builder.info)
+        if source is None:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged for the operator")
+        value = source.value if dtype is None else self.builder.cast(source.value, dtype)
+        return self.emitter.apply(value, source.dims, source.plan)
+
+    def mask(self, match: AttentionMatch) -> ir.Value | None:
+        """The atten_mask of a match, true where a key or slot is excluded; its dimensions may be 1. Raises Decline."""
+        return MaskBuilder(match, self.builder, self.emitter, Options(), []).atten_mask()
+
+    def emit(
+        self,
+        inputs: dict[str, ir.Value],
+        candidates: Sequence[OutputCandidate],
+        mask_label: str,
+        mode: int = 0,
+        block: int = 1,
+        beside: tuple[SparseCompanion, Selection | None] | None = None,
+    ) -> Fused | None:
+        """Build the node, and the companion if there is one, and replace the attention's results by theirs.
+
+        `mask_label` is the report's word for what excludes keys, `mode` the sparse_mode, `block` the sparse_block_size,
+        and `beside` the companion with the selection in the mask. Returns None where the target forbids the node, or
+        where a batch or row might be broadcast in some run. Raises Decline before any use of a value is changed.
+        """
+        match, roles, space = self.match, self.match.roles, self.match.space
+        shapes = {name: self.builder.info.shape(value) for name, value in inputs.items()}
+        batches = {None if shape is None else shape[0] for shape in shapes.values()}
+        of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name]) is not None}
+        output = (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim)
+        destination = best_destination(output, candidates)
+        if destination is None or len(batches) > 1 or len(of_rows) > 1:
+            return None
+        rows = EmptyRowPolicy(match.mask.empty_rows, match.mask.nan_rows == "zero")
+        made = attention(
+            inputs, match.scale, mode, rows, self.builder, self.rewriter.options, block, beside is not None
+        )
+        if made is None:
+            return None
+        node, result = made
+        self.rewriter.made.append(node)
+        result = self.rewriter.result(match, result, output, destination, self.emitter)
+        place_beside = None if beside is None else beside[0].build(node, inputs, self, beside[1])
+        if beside is not None and place_beside is None:
+            return None
+        self.rewriter.substitute(self.rewriter.substitutes(match, self.emitter))
+        self.rewriter.replace_destination(destination, result)
+        if place_beside is not None:
+            place_beside()
+        heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
+        return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), mask_label)
+
+    def _of_rows(self, view: View, depth: Axes) -> ir.Value:
+        roles = self.match.roles
+        return self.moved(view, (roles.batch, roles.q_seq, roles.heads, depth), self.match.dtype)
+
+    def _of_tokens(self, place: int, depth: Axes) -> ir.Value:
+        roles = self.match.roles
+        return self.moved(self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype)

@@ -1,0 +1,289 @@
+"""Attention to gathered keys: it becomes SparseFlashAttention on the tensors they are gathered from, with the list.
+
+A slot is one position of the list.
+
+    accepted    an attention whose keys and values are gathered (gathers.py) by one list [.., K] from the same number of
+                tokens; boolean masks of the slots that are the same for all heads; factors on query and result; scores
+                that are the sum of two products, if the keys of both are gathered by the list
+    emitted     SparseFlashAttention in BSND. A masked slot gets an index beyond all tokens. Of two products the second
+                becomes query_rope and key_rope. The gradient, if there is one, is emitted with it
+                (backward/sparse_gradient.py).
+                With `--assume close-ranks` a LightningIndexer makes the list, where the mask of the slots excludes the
+                same keys as the mask under which they are ranked (slots.py, index_scores.py)
+    left        (the attention is then fused on the gathered keys)
+                a bias on the slots, a sink, dropout, masked slots with a score of their own; a mask whose empty rows
+                give the mean of the gathered values, which the operator cannot give: `--assume no-empty-rows`; a list
+                that may have more entries than there are tokens, some of which the operator would leave out; what the
+                target forbids
+
+The role of an axis of the query follows from whether the source and the list have it:
+
+    source  list
+    yes     yes     batch; or a key head, where the matcher has it as a head
+    yes     no      a key head
+    no      yes     a row
+    no      no      one of the query heads that share a key head
+
+Sound because the operator itself gathers and multiplies, slot by slot. An entry that is listed twice counts twice in
+both. A negative entry counts from the end in ONNX, but ends the list in the operator. So negative entries are made
+positive, unless the list comes from a TopK, which gives none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.roles import Roles
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
+from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
+from fa_compiler.passes.rewrite.rewriter import Rewriter
+from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, taken
+from fa_compiler.passes.sparse.emit import Sizes
+from fa_compiler.passes.sparse.gathers import GatheredOperand, gathered
+from fa_compiler.passes.sparse.key_mask import KeyMask
+from fa_compiler.passes.sparse.masked_selection import Selected
+from fa_compiler.passes.sparse.selection import Selection
+from fa_compiler.passes.sparse.slots import slot_key_mask
+from fa_compiler.passes.sparse.sparse_indices import BEYOND, SparseIndices, ranks_causally
+
+INT32 = ir.DataType.INT32
+EMPTY_ROWS = ("", "zero", "nan")
+
+
+@dataclass(frozen=True)
+class GatheredMatch:
+    """A match with the roles of the sparse operator, whose columns are the slots.
+
+    `read` says how key, value and, if there is a second product, its key are gathered. `tokens` are the axes of the
+    tokens they are gathered from.
+    """
+
+    match: AttentionMatch
+    read: tuple[GatheredOperand, ...]
+    tokens: Axes
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        """The views of the tensors that are gathered from."""
+        return tuple(each.source for each in self.read)
+
+    @property
+    def indices(self) -> View:
+        """The view of the list."""
+        return self.read[0].indices
+
+    @property
+    def top(self) -> ir.Node | None:
+        """The TopK that makes the list, if one does."""
+        return self.read[0].top
+
+    @property
+    def wraps(self) -> bool:
+        """May entries be negative?"""
+        return self.top is None
+
+    def within(self, space: AxisSpace) -> GatheredMatch:
+        """The same in a branch of its space, where axes may have been split further."""
+        return GatheredMatch(self.match.within(space), space.settle(self.read), space.resolve(self.tokens))
+
+    @property
+    def lists(self) -> Arrangement:
+        """The arrangement of sparse_indices, [B,S1,N2 or 1,K]."""
+        roles = self.match.roles
+        own = {axis for dim in self.indices.base_dims for axis in dim}
+        heads = roles.kv_heads if own.intersection(roles.kv_heads) else ()
+        return roles.batch, roles.q_seq, heads, roles.kv_seq
+
+
+def fuse_gathered_keys(
+    match: AttentionMatch, rewriter: Rewriter, notes: list[str], companion: SparseCompanion | None = None
+) -> Selected | None:
+    """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion if there is one.
+
+    Returns None where the attention is not accepted (see above); nothing is replaced then. A line on what the user
+    could vouch for is added to `notes`, unless there is a companion, which does that itself.
+    """
+    if not is_plain(match):
+        return None
+    match, candidates = output_candidates(match, rewriter.facts)
+    listed = _listed(match, rewriter)
+    if listed is None:
+        return None
+    if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
+        reason = "stays on gathered keys, for what a row gives whose slots are all masked has no name in the operator"
+        notes.append(f"{label(match.node)}: {reason}; --assume {NO_EMPTY_ROWS} if there is no such row")
+        return None
+    try:
+        return _emit(listed, candidates, rewriter, companion)
+    except Decline:
+        return None
+
+
+def _listed(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:
+    space, rope, builder = match.space.branch(), match.rope, rewriter.builder
+    viewer = Viewer(rewriter.facts, space)
+    views = (match.key, match.value, *(() if rope is None else (rope.key,)))
+    depths = (match.roles.head_dim, match.roles.value_head_dim, *(() if rope is None else (rope.head_dim,)))
+    found: list[GatheredOperand] = []
+    for view in views:
+        read = gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
+        if read is None:
+            return None
+        found.append(read)
+    key = found[0]
+    for other in found[1:]:
+        same = key.indices.base is other.indices.base and key.top is other.top
+        if not same or space.size(key.tokens) != space.size(other.tokens):
+            return None
+        if not space.unify(key.tokens, other.tokens):
+            return None
+    match, known = match.within(space).with_heads(), space.settle(tuple(found))
+    columns, tokens = match.roles.kv_seq, known[0].tokens
+    indices = [_axes(each.indices) for each in known]
+    if any(each != indices[0] for each in indices) or not _fits(known[0], columns, space):
+        return None
+    shared = [
+        tuple(axis for axis in _axes(each.source) if axis not in tokens and axis not in space.resolve(depth))
+        for each, depth in zip(known, depths, strict=True)
+    ]
+    if any(set(each) != set(shared[0]) for each in shared):
+        return None
+    roles = _roles(match, shared[0], tuple(axis for axis in indices[0] if axis not in columns))
+    if roles is None:
+        return None
+    return GatheredMatch(replace(match, roles=roles), known, tokens)
+
+
+def _axes(view: View) -> Axes:
+    return tuple(axis for dim in view.base_dims for axis in dim)
+
+
+def _fits(key: GatheredOperand, columns: Axes, space: AxisSpace) -> bool:
+    """Is the list proven to have at most as many entries as there are tokens? A TopK lists no key twice."""
+    if key.top is not None:
+        return key.indices.base_dims[int_attr(key.top, "axis", -1)] == columns
+    count, tokens = space.size(columns).const, space.size(key.tokens).const
+    return count is not None and tokens is not None and count <= tokens
+
+
+def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
+    """The roles of the query's axes, by the table above; None where an axis has none.
+
+    `shared` are the axes of the sources without tokens and head size, `listed` those of the list without its slots.
+    """
+    roles, space = match.roles, match.space
+    outer = (*roles.batch, *roles.heads, *roles.q_seq)
+    if not {*shared, *listed} <= set(outer):
+        return None
+    kv_heads = tuple(axis for axis in shared if axis not in listed or axis in roles.heads)
+    heads = kv_heads + tuple(axis for axis in outer if axis not in shared and axis not in listed)
+    if space.size(heads).const is None:
+        return None
+    return replace(
+        roles,
+        batch=tuple(axis for axis in shared if axis not in kv_heads),
+        heads=heads,
+        kv_heads=kv_heads,
+        q_seq=tuple(axis for axis in listed if axis not in shared),
+    )
+
+
+def _emit(
+    listed: GatheredMatch, candidates: Sequence[OutputCandidate], rewriter: Rewriter, companion: SparseCompanion | None
+) -> Selected | None:
+    whole = None
+    if listed.top is not None and (companion is not None or CLOSE_RANKS in rewriter.options.assume):
+        space = listed.match.space.branch()
+        size = space.size(listed.tokens)
+        whole = slot_key_mask(listed.match, listed.indices, size, Viewer(rewriter.facts, space))
+        listed = listed.within(space)  # reading the slots may have found axes to be the same
+    others: tuple[View, ...] = (listed.indices,)
+    if companion is not None:
+        slots = listed
+        match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, rewriter.facts))
+        if match is None or not companion.gathered(match, slots.read, space := match.space.branch()):
+            return None
+        listed = replace(listed, match=match).within(space)
+        others = (*others, *companion.views)
+    beside = None if companion is None else (companion, None)
+    sparse = SparseFlashBuilder.of(listed.match, listed.sources, listed.tokens, rewriter, others)
+    candidates = listed.match.space.settle(candidates)
+    inputs = sparse.inputs()
+    close = CLOSE_RANKS in rewriter.options.assume
+    ranked = _ranked(listed, whole, sparse, inputs) if whole is not None and close else None
+    if ranked is not None:
+        inputs["sparse_indices"] = ranked.indices
+        fused = sparse.emit(inputs, candidates, "gathered", ranked.mode, beside=beside)
+        if fused is not None and ranked.indexer is not None:
+            rewriter.made.append(ranked.indexer)
+        return None if fused is None else Selected(fused, ranked.indexer)
+    inputs["sparse_indices"] = _entries(listed, sparse, inputs["key"])
+    fused = sparse.emit(inputs, candidates, "gathered", beside=beside)
+    return None if fused is None else Selected(fused, None)
+
+
+def _in_every_row(listed: GatheredMatch, whole: KeyMask | None, facts: Facts) -> bool:
+    """Is every row proven to have a slot that nothing masks?
+
+    It is so without masks, and where they are the causal mask under which the keys are ranked (sparse_indices.py).
+    `whole` is what the masks leave visible of the keys.
+    """
+    match, space = listed.match, listed.match.space
+    if not space.size(match.roles.kv_seq).is_at_least(1):
+        return False
+    if not match.mask.masked:
+        return True
+    roles, top = match.roles, listed.top
+    if top is None or whole != KeyMask(causal=True):
+        return False
+    wanted = (roles.batch, roles.q_seq, roles.kv_seq)
+    sizes = Sizes(*map(space.size, (roles.batch, roles.q_seq, listed.tokens)))
+    return listed.indices.base_dims == wanted and ranks_causally(top, sizes, facts)
+
+
+def _ranked(
+    listed: GatheredMatch, whole: KeyMask, sparse: SparseFlashBuilder, inputs: dict[str, ir.Value]
+) -> SparseIndices | None:
+    """The list made by a LightningIndexer under the mask `whole`; None where it is not known to be the model's."""
+    builder, roles, facts = sparse.builder, listed.match.roles, sparse.rewriter.facts
+    wanted = (roles.batch, roles.q_seq, roles.kv_seq)
+    if listed.top is None or listed.indices.base_dims != wanted:
+        return None
+    query, key = builder.info.shape(inputs["query"]), builder.info.shape(inputs["key"])
+    if query is None or key is None:
+        return None
+    selection = Selection(listed.top, listed.indices.base, listed.indices.base, ())
+    sizes = Sizes(query[0], query[1], key[1])
+    return SparseIndices.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, facts)
+
+
+def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -> ir.Value:
+    """sparse_indices: the list, with an index beyond all tokens in masked slots."""
+    match, builder, lists = listed.match, sparse.builder, listed.lists
+    indices = sparse.moved(listed.indices, lists)
+    if listed.wraps:
+        dtype = builder.info.dtype(indices)
+        assert dtype is not None
+        tokens = (builder.info.shape(key) or ())[1].const
+        assert tokens is not None
+        zero, length = (builder.constant(np.array(number, dtype.numpy()), "number") for number in (0, tokens))
+        negative = builder.op("Less", [indices, zero], ir.DataType.BOOL)
+        indices = builder.op("Where", [negative, builder.op("Add", [indices, length], dtype), indices], dtype)
+    indices = builder.cast(indices, INT32)
+    # The mask may run along those heads only that have lists of their own.
+    masked = sparse.mask(replace(match, roles=replace(match.roles, heads=lists[2])))
+    if masked is None:
+        return indices
+    masked = builder.op("Transpose", [masked], ir.DataType.BOOL, {"perm": (0, 2, 1, 3)})
+    beyond = builder.constant(np.array(BEYOND, np.int32), "beyond")
+    return builder.op("Where", [masked, beyond, indices], INT32)

@@ -1,0 +1,309 @@
+"""The lists of selected keys as sparse_indices, without the entries that the rest of the mask excludes.
+
+An excluded entry is replaced by an index beyond all keys, which the operator skips at any position of the list. How an
+entry is tested depends on the mask:
+
+    causal                  entry > row + keys - rows
+    hidden keys (padding)   looked up in [B,T]
+    anything else           looked up in the mask itself, [B,S,T]
+
+Where the TopK ranks the scores of a lightning indexer under the same mask, and the user assumes "close-ranks", a
+LightningIndexer makes the lists (index_scores.py says why they are the same). Then neither the scores nor a mask of
+rows times keys is computed. Hidden keys get an additional head there, which scores them by the mask's number and all
+other keys by 0, so that hidden keys rank last.
+
+A list of blocks cannot leave out a single key of a block. Only the operator's own sparse_mode can, so that a causal
+mask is the only one that may stand beside blocks. With it the operator reads no more entries than the row sees blocks.
+The list is therefore sorted: the blocks that the row sees come first, and no block is listed twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.build import INT64, Builder, LayoutEmitter
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.plan import plan_moves
+from fa_compiler.passes.nodes import FOLD_LIMIT, input_of
+from fa_compiler.passes.options import CLOSE_RANKS
+from fa_compiler.passes.sparse.emit import Sizes, domain_node
+from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
+from fa_compiler.passes.sparse.key_mask import KeyMask, PaddedKeys, hidden_keys, read_key_mask
+from fa_compiler.passes.sparse.selection import Condition, Selection
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Dim
+
+INT32, FLOAT, BOOL = ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.BOOL
+BEYOND = 2**31 - 1
+"""An index that no sequence has."""
+
+BEHIND = float(np.finfo(np.float32).min)
+"""The score of a hidden key."""
+
+OPSET = 13
+"""The first opset with batch_dims of GatherND, and with the axes of Squeeze as an input."""
+SORTS_INTEGERS = 11
+"""The first opset with a TopK of integers that gives the smallest first."""
+
+
+@dataclass(frozen=True)
+class SparseIndices:
+    """sparse_indices [B,S1,1,K], and the sparse_mode and sparse_block_size that go with them.
+
+    `indexer` is the LightningIndexer that makes them, if one does.
+    """
+
+    indices: ir.Value
+    mode: int
+    indexer: ir.Node | None = None
+    block: int = 1
+
+    @staticmethod
+    def ranked(
+        operands: tuple[ir.Value, ir.Value],
+        found: Selection,
+        sizes: Sizes,
+        whole: KeyMask,
+        builder: Builder,
+        facts: Facts,
+    ) -> SparseIndices | None:
+        """The entries made by a LightningIndexer under the mask `whole`.
+
+        None where they are not known to be the model's.
+        """
+        return SparseIndicesBuilder(operands, found, sizes, builder, facts).by_indexer(whole)
+
+    @staticmethod
+    def of(
+        operands: tuple[ir.Value, ir.Value],
+        found: Selection,
+        sizes: Sizes,
+        builder: Builder,
+        facts: Facts,
+    ) -> SparseIndices | None:
+        """The entries for a query and key in BSND; None where a condition cannot be looked up."""
+        made = SparseIndicesBuilder(operands, found, sizes, builder, facts)
+        parts = [made.key_mask(condition) for condition in found.others]
+        if found.block != 1:
+            return made.blocks(parts)
+        if CLOSE_RANKS in facts.options.assume and builder.opset >= OPSET and all(part is not None for part in parts):
+            whole = KeyMask()
+            for part in parts:
+                assert part is not None
+                whole = whole & part
+            listed = made.by_indexer(whole)
+            if listed is not None:
+                return listed
+        indices = builder.cast(found.indices, INT32)
+        for condition, part in zip(found.others, parts, strict=True):
+            if part is None or builder.opset < OPSET:
+                excluded = made.in_mask(condition)
+                if excluded is None:
+                    return None
+                indices = made.without(indices, excluded)
+                continue
+            if part.causal:
+                indices = made.without(indices, builder.op("Greater", [indices, made.last_seen()], BOOL))
+            indices = made.without_hidden(indices, builder.cast(found.indices, INT64), part)
+        return SparseIndices(builder.units("Unsqueeze", indices, [2]), mode=0)
+
+
+@dataclass(frozen=True)
+class SparseIndicesBuilder:
+    operands: tuple[ir.Value, ir.Value]
+    found: Selection
+    sizes: Sizes
+    builder: Builder
+    facts: Facts
+
+    def key_mask(self, condition: Condition) -> KeyMask | None:
+        """What a condition leaves visible; None where key_mask.py does not read it."""
+        return key_mask_of(condition, self.sizes, self.builder.info)
+
+    def blocks(self, parts: list[KeyMask | None]) -> SparseIndices | None:
+        """Entries that are blocks of keys; None where a condition is not causal."""
+        if any(part is None or part.hidden for part in parts) or self.builder.opset < SORTS_INTEGERS:
+            return None
+        indices = self.builder.cast(self.found.indices, INT32)
+        causal = any(part is not None and part.causal for part in parts)
+        if causal:
+            shape = self.builder.op("Shape", [indices], INT64)
+            count = self.builder.op("Gather", [shape, self.builder.ints([2])], INT64, {"axis": 0})
+            indices = self.builder.op("TopK", [indices, count], INT32, {"axis": 2, "largest": 0}, outputs=2)
+        return SparseIndices(
+            self.builder.units("Unsqueeze", indices, [2]), mode=3 if causal else 0, block=self.found.block
+        )
+
+    def without(self, indices: ir.Value, excluded: ir.Value) -> ir.Value:
+        """The entries, the excluded ones replaced by an index beyond all keys."""
+        beyond = self.builder.constant(np.array(BEYOND, np.int32), "beyond")
+        return self.builder.op("Where", [excluded, beyond, indices], INT32)
+
+    def without_hidden(self, indices: ir.Value, candidates: ir.Value, part: KeyMask) -> ir.Value:
+        """The entries [B,S,K] without hidden keys; `candidates` are the keys they name, as int64."""
+        builder = self.builder
+        for hidden in sorted(part.hidden, key=lambda each: str(each.value.name)):
+            keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
+            points = builder.units("Unsqueeze", candidates, [3])
+            found = builder.op("GatherND", [keys, points], BOOL, {"batch_dims": 1})
+            indices = self.without(indices, found)
+        return indices
+
+    def length(self, operand: int, axis: int) -> ir.Value:
+        """A dimension of query (0) or key (1), int64 [1]."""
+        return self.builder.dimension(self.operands[operand], axis)
+
+    def last_seen(self) -> ir.Value:
+        """The last key that each row sees under a causal mask, [1,S,1]."""
+        builder, rows, keys = self.builder, self.sizes.q_seq.const, self.sizes.kv_seq.const
+        if rows is not None and keys is not None and rows <= FOLD_LIMIT:
+            last = np.arange(keys - rows, keys, dtype=np.int32).reshape(1, rows, 1)
+            return builder.constant(last, "last_seen")
+        end = builder.units("Squeeze", self.length(1, 1), [0])
+        start = builder.op("Sub", [end, builder.units("Squeeze", self.length(0, 1), [0])], INT64)
+        step = builder.constant(np.array(1, np.int64), "one")
+        counted = builder.op("Range", [start, end, step], INT64)
+        return builder.units("Unsqueeze", builder.cast(counted, INT32), [0, 2])
+
+    def in_mask(self, condition: Condition) -> ir.Value | None:
+        """Whether a condition excludes the listed keys, [B,S1,K]; None where it cannot be looked up."""
+        builder, value, shape = self.builder, condition.value, self.builder.info.shape(condition.value)
+        if shape is None or len(shape) > (4 if condition.heads else 3):
+            return None
+        if len(shape) == 4:
+            if shape[1].const != 1:
+                return None
+            value, shape = builder.units("Squeeze", value, [1]), (shape[0], *shape[2:])
+        elif condition.heads and len(shape) == 3 and shape[0].const != 1:
+            return None
+        if len(shape) < 3:
+            value = builder.units("Unsqueeze", value, list(range(3 - len(shape))))
+            shape = (*[Dim(1)] * (3 - len(shape)), *shape)
+        whole = self.sizes.mask_shape
+        if any(own not in (size, Dim(1)) for own, size in zip(shape, whole, strict=True)):
+            return None
+        value = builder.cast(value, BOOL)
+        if shape != whole:
+            candidates = [(0, 0), (0, 1), (1, 1)]
+            target = builder.op("Concat", [self.length(*place) for place in candidates], INT64, {"axis": 0})
+            value = builder.op("Expand", [value, target], BOOL)
+        entries = builder.cast(self.found.indices, INT64)
+        value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
+        return value if condition.when else builder.op("Not", [value], BOOL)
+
+    def by_indexer(self, whole: KeyMask) -> SparseIndices | None:
+        """The entries made by a LightningIndexer; None where they are not known to be the model's."""
+        builder, info = self.builder, self.builder.info
+        ranked, listed = input_of(self.found.top, 0), info.shape(self.found.indices)
+        largest = self.found.top.attributes.get("largest")
+        count = None if listed is None else listed[2].upper
+        if ranked is None or count is None or (largest and largest.as_int() != 1):
+            return None
+        scores = index_scores(ranked, self.sizes.mask_shape, self.facts)
+        if scores is None:
+            return None
+        ranks = KeyMask()
+        if scores.mask is not None:
+            if len(info.shape(scores.mask.value) or ()) > 3:
+                return None
+            found = read_key_mask(scores.mask.value, scores.mask.when, self.sizes.q_seq, self.sizes.kv_seq, info)
+            if found is None:
+                return None
+            ranks = found
+        if ranks != whole:
+            return None
+        mode = 3 if whole.causal else 0
+        inputs = self._indexer_inputs(scores, whole)
+        attrs: dict[str, int | float | str] = {"sparse_count": count, "sparse_mode": mode}
+        node = domain_node("LightningIndexer", inputs, attrs, builder, self.facts.options)
+        if node is None:
+            return None
+        indices = node.outputs[0]
+        if whole.hidden:
+            entries = builder.units("Squeeze", indices, [2])
+            # An entry of -1 ends the list. It is looked up as the last key: if that one is hidden, the entry is
+            # skipped.
+            kept = self.without_hidden(entries, builder.cast(entries, INT64), whole)
+            indices = builder.units("Unsqueeze", kept, [2])
+        return SparseIndices(indices, mode, node)
+
+    def _indexer_inputs(self, scores: IndexScores, whole: KeyMask) -> dict[str, ir.Value]:
+        builder = self.builder
+        emitter = LayoutEmitter(
+            builder, scores.space, [stop for view in scores.views for stop in view.equivalent_values]
+        )
+        arranged: list[ir.Value] = []
+        for view, wanted in zip(scores.views, scores.wanted, strict=True):
+            plan = plan_moves(view.base_dims, wanted)
+            assert plan is not None
+            arranged.append(emitter.apply(view.base, view.base_dims, plan))
+        query, key, weights = arranged
+        if scores.factor != 1.0:
+            factor = builder.constant(np.array(scores.factor, np.float32), "factor")
+            weights = builder.op("Mul", [weights, factor], FLOAT)
+        for hidden in sorted(whole.hidden, key=lambda each: str(each.value.name)):
+            query, key, weights = self._behind(hidden, query, key, weights)
+        return {"query": query, "key": key, "weights": weights}
+
+    def _behind(
+        self, hidden: PaddedKeys, query: ir.Value, key: ir.Value, weights: ir.Value
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The operands with one more head and one more column, which score a hidden key by the mask's number.
+
+        The new head is relu(1 * hidden), and its weight is the mask's number. It adds 0 for all other keys.
+        """
+        builder = self.builder
+        keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
+        column = builder.units("Unsqueeze", builder.cast(keys, FLOAT), [2, 3])
+        key = builder.op("Concat", [key, column], FLOAT, {"axis": 3})
+        heads, width = (size.const for size in (builder.info.shape(query) or ())[2:])
+        assert heads is not None and width is not None
+        # A head and a column of zeros, and 1 where they meet.
+        grown = builder.op("Pad", [query, builder.ints([0, 0, 0, 0, 0, 0, 1, 1])], FLOAT)
+        corner = np.zeros((1, 1, heads + 1, width + 1), np.float32)
+        corner[0, 0, -1, -1] = 1
+        query = builder.op("Add", [grown, builder.constant(corner, "corner")], FLOAT)
+        weights = builder.op("Pad", [weights, builder.ints([0, 0, 0, 0, 0, 1])], FLOAT)
+        number = np.zeros(heads + 1, np.float32)
+        number[-1] = BEHIND
+        return query, key, builder.op("Add", [weights, builder.constant(number, "behind")], FLOAT)
+
+
+def selects_in_every_row(found: Selection, sizes: Sizes, facts: Facts) -> bool:
+    """Is every row proven to have a listed key that nothing excludes?
+
+    It is so without other masks. It is also so where the mask beside the selection is causal, the keys are ranked under
+    the same mask, and there are no more rows than keys: the first key of the list is then one that the row sees.
+    """
+    listed = facts.info.shape(found.indices)
+    if listed is None or not listed[2].is_at_least(1) or found.block != 1:
+        return False
+    parts = [key_mask_of(condition, sizes, facts.info) for condition in found.others]
+    causal = all(part == KeyMask(causal=True) for part in parts)
+    return not parts or (causal and ranks_causally(found.top, sizes, facts))
+
+
+def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
+    """Does a TopK rank the keys under a causal mask in which every row sees a key?"""
+    info = facts.info
+    ranked, largest = input_of(top, 0), top.attributes.get("largest")
+    enough = (sizes.kv_seq - sizes.q_seq).is_at_least(0)
+    if ranked is None or (largest and largest.as_int() != 1) or not enough or info.dtype(ranked) != FLOAT:
+        return False
+    masks = [mask for _, mask in unmasked(ranked, facts) if mask is not None]
+    return any(
+        len(info.shape(mask.value) or ()) in (2, 3)
+        and read_key_mask(mask.value, mask.when, sizes.q_seq, sizes.kv_seq, info) == KeyMask(causal=True)
+        for mask in masks
+    )
+
+
+def key_mask_of(condition: Condition, sizes: Sizes, info: ShapeInfo) -> KeyMask | None:
+    """What a condition leaves visible; None where key_mask.py does not read it."""
+    rank = len(info.shape(condition.value) or ())
+    if rank not in (2, 4 if condition.heads else 3):
+        return None
+    return read_key_mask(condition.value, condition.when, sizes.q_seq, sizes.kv_seq, info)
