@@ -11,7 +11,7 @@ import pytest
 from tests.mutants.blocks import all_blocks, blocks, sources
 from tests.mutants.mutations import Mutant, drawn, mutants, mutated
 from tests.mutants.record import Record
-from tests.mutants.trials import ordered, place
+from tests.mutants.trials import living, ordered, place
 from tests.pairs import pairwise
 
 FILE = "passes/score_ops.py"
@@ -62,7 +62,7 @@ def test_a_mutant_takes_the_place_of_its_function() -> None:
     file = "op_registry/soc.py"
     mutant: Mutant = next(each for each in mutants(file) if each.function == "soc_version" and each.kind == "return")
     try:
-        assert place(mutant)
+        assert place(mutant, living())
         assert soc.soc_version("Ascend910B2") is None
     finally:
         soc.soc_version.__code__ = before

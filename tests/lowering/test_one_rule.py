@@ -15,10 +15,11 @@ from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
 from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, asks_the_kernel, corrupted, flat
+from tests.examples import examples
 
 from .refusals import refused
 
-COUNT = 320
+COUNT = examples(120)
 OWN = (NodeError, ops.KernelError, reference.ReferenceInputError)
 
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -37,8 +38,8 @@ from tests.mutants.record import Record
 LIMIT_S = 30.0
 """Of processor time, for the tests of one mutant; one test at least is run."""
 MEMORY = 8 << 30
-WALL = 20
-"""So many times the limit may pass on the wall clock, on a machine with other work."""
+HANG_S = 1800
+"""On the wall clock, for a test that waits for ever: long enough for a machine with much other work."""
 SURVIVED, FAILED, NOT_PLACED = range(3)
 
 
@@ -91,12 +92,30 @@ def _by_name(tree: ast.Module, path: str) -> dict[tuple[str, int, int], CodeType
     return named
 
 
-def place(mutant: Mutant) -> bool:
-    """Give the functions of the mutant's file their mutated code, and forget what they have computed."""
+@dataclass(frozen=True)
+class Living:
+    """The functions of each file that are in memory, and the caches of all."""
+
+    functions: Mapping[str, Sequence[FunctionType]]
+    caches: Sequence[Any]
+
+
+def living() -> Living:
+    """What there is now."""
+    functions: dict[str, list[FunctionType]] = {}
+    caches = []
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType):
+            functions.setdefault(_file_of(each), []).append(each)
+        elif isinstance(each, functools._lru_cache_wrapper):
+            caches.append(each)
+    return Living(functions, caches)
+
+
+def place(mutant: Mutant, there: Living) -> bool:
+    """Give the functions of the mutant's file their mutated code, and forget what all functions have computed."""
     tree, _ = mutated(mutant)
-    objects = gc.get_objects()
-    functions = [each for each in objects if isinstance(each, FunctionType)]
-    ours = [each for each in functions if _file_of(each) == mutant.file]
+    ours = there.functions.get(mutant.file, ())
     if not ours:
         return False
     path = ours[0].__code__.co_filename
@@ -107,17 +126,21 @@ def place(mutant: Mutant) -> bool:
         if function.__code__ in new:
             function.__code__ = new[function.__code__]
             placed = True
-    for each in objects:
-        if isinstance(each, functools._lru_cache_wrapper):
-            each.cache_clear()
+    for cache in there.caches:
+        cache.cache_clear()
     return placed
 
 
 def _file_of(function: FunctionType) -> str:
-    path = Path(function.__code__.co_filename)
-    if not path.is_absolute() or ROOT not in path.parents:
+    return _relative(function.__code__.co_filename)
+
+
+@functools.cache
+def _relative(path: str) -> str:
+    """A path from the root, links resolved; empty for what lies elsewhere."""
+    if not Path(path).is_absolute() or ROOT not in Path(path).parents:
         return ""
-    return str(path.resolve().relative_to(ROOT))
+    return str(Path(path).resolve().relative_to(ROOT))
 
 
 # -- the processes ----------------------------------------------------------------------------------
@@ -163,6 +186,7 @@ class Trials:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.items = {item.nodeid: item for item in session.items}
+        self.living = living()
         gc.collect()
         gc.freeze()
         waiting = list(self.sample)[::-1]
@@ -173,7 +197,7 @@ class Trials:
                 running[trial.process] = trial
             time.sleep(0.02)
             for process, trial in list(running.items()):
-                if time.monotonic() - trial.started > WALL * self.limit:
+                if time.monotonic() - trial.started > HANG_S:
                     os.kill(process, signal.SIGKILL)
                 done, status = os.waitpid(process, os.WNOHANG)
                 if not done:
@@ -210,8 +234,7 @@ class Trials:
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        gc.unfreeze()
-        if trial.mutant is not None and not place(trial.mutant):
+        if trial.mutant is not None and not place(trial.mutant, self.living):
             return NOT_PLACED
         for number, test in enumerate(trial.tests):
             trial.at[:] = struct.pack("i", number)

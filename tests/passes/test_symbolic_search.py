@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fa_compiler.passes.values.symbolic import Dim, is_capped, settled
-from tests.passes.strategies import examples
+from tests.examples import examples
 
 Tree = int | str | tuple[str, "Tree", "Tree"]
 
