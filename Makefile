@@ -31,8 +31,9 @@ NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
 
+# worksteal: what lies side by side in a file shares sessions and results of the reference.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The runtime is not built with sanitizers, so theirs has to be loaded first; Python's own leaks are not ours. The random
 # problems of the tests are left to the search, which has them, too: each time the next ones.

@@ -12,7 +12,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# HYPOTHESIS_PROFILE=explore draws new examples on every run, FA_COMPILER_EXAMPLES=20 twenty times as many in the
-# random tests of passes/: for a longer search by hand.
+# HYPOTHESIS_PROFILE=explore draws new examples on every run, FA_COMPILER_EXAMPLES=20 twenty times as many
+# (examples.py): for a longer search by hand.
 settings.register_profile("explore", settings.get_profile("fa_compiler"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fa_compiler"))

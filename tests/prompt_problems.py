@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from fa_compiler.op_registry import NodeView, TensorInfo, dtypes
+from fa_compiler.op_registry.constraints.common import compressed_mask
 
 PFA, FIA = "PromptFlashAttention", "FusedInferAttentionScore"
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
+TRIANGLE = compressed_mask(3)
 PFA_LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND")
 FIA_LAYOUTS = (
     *("BSH", "BSND", "BNSD", "TND", "NTD", "NSD"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -35,29 +34,25 @@ print(library_path())
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this checkout, built with the build tools of this environment or, without, in isolation."""
+    """A wheel of this checkout, built with the build tools of this environment or, without, in isolation.
+
+    In the checkout itself: build/ has the objects of its editable installation, which take minutes to compile.
+    """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # that of the whole run: the library takes minutes to compile, so one worker does
+        folder = folder.parent  # that of the whole run: one worker makes it
     folder = folder / "wheel"
     try:
         folder.mkdir()
     except FileExistsError:
         return _made_elsewhere(folder)
     isolation = [] if importlib.util.find_spec("scikit_build_core") is None else ["--no-build-isolation"]
-    source = folder / "source"
-    shutil.copytree(
-        ROOT,
-        source,
-        symlinks=True,
-        ignore=shutil.ignore_patterns(".*", "build", "out", "tests", "examples", "bench", "docs", "__pycache__"),
-    )
     # The build tools may lie beside the interpreter without being on the path.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     made = folder / "made"
     try:
         subprocess.run(
-            [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", str(made), str(source)],
+            [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", str(made), str(ROOT)],
             check=True,
             env=environment,
         )

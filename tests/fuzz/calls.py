@@ -6,10 +6,8 @@ reference, NaN and infinities included.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from fa_compiler import ops, reference
 from fa_compiler.lowering.ort import eager
 from tests import kernel_variants, prompt_problems, sparse_problems
 from tests.lowering import decoding, gradients, problems, test_prompt, test_random, test_random_grad, test_sparse
+from tests.lowering.remembering import given, key_of
 
 VARIABLE = "FA_COMPILER_ISA"
 
@@ -45,35 +44,6 @@ def variant(name: str) -> Iterator[None]:
         os.environ.pop(VARIABLE)
         if before is not None:
             os.environ[VARIABLE] = before
-
-
-def _key(op: str, inputs: Mapping[str, Any], *more: Any) -> str:
-    return hashlib.sha256(pickle.dumps((op, sorted(inputs.items()), *more))).hexdigest()
-
-
-@contextmanager
-def remembered() -> Iterator[None]:
-    """Within it the reference computes each call once, for all instruction sets: it takes longer than the kernels."""
-    known: dict[str, Any] = {}
-    plain = reference.run
-
-    def run(op: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], *args: Any, **more: Any) -> Any:
-        key = _key(op, inputs, sorted(attrs.items()), args, more)
-        if key not in known:
-            try:
-                known[key] = plain(op, inputs, attrs, *args, **more)
-            except reference.ReferenceInputError as error:
-                known[key] = error
-        return _given(known[key])
-
-    with mock.patch.object(reference, "run", run):
-        yield
-
-
-def _given(result: Any) -> Any:
-    if isinstance(result, Exception):
-        raise result
-    return result
 
 
 def _swapped(array: Any) -> Any:
@@ -151,11 +121,11 @@ class Together:
         outputs: Sequence[str] | None = None,
         cann: str | None = None,
     ) -> Any:
-        key = _key(op, inputs, sorted(attrs.items()), outputs, cann)
+        key = key_of(op, inputs, sorted(attrs.items()), outputs, cann)
         if key not in self.known:
             self.waiting[key] = (op, formed(inputs, self.form), attrs, outputs, cann)
             raise _Waiting
-        return _given(self.known[key])
+        return given(self.known[key])
 
     def _compute(self) -> None:
         requests: dict[str, tuple[str, eager.Request]] = {}

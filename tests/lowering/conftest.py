@@ -1,19 +1,23 @@
-"""Every test that takes `isa` runs on each kernel variant the machine has, and on the scalar reference in C++."""
+"""Every kernel variant that this machine can run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests import kernel_variants
-from tests.built_library import choose_library
-
-choose_library()
+from .remembering import remembered
+from .variants import AVAILABLE
 
 
-@pytest.fixture(params=kernel_variants.compiled())
+@pytest.fixture(params=AVAILABLE)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name = str(request.param)
-    if not kernel_variants.runs(name):
-        pytest.skip(f"this machine does not run the variant {name}")
     monkeypatch.setenv("FA_COMPILER_ISA", name)
     return name
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _reference_computes_once() -> Iterator[None]:
+    with remembered():
+        yield

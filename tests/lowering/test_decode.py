@@ -19,6 +19,7 @@ from onnx import helper
 
 from fa_compiler import ops, reference
 from fa_compiler.lowering.ort import register_custom_ops
+from tests.examples import examples
 
 from .decoding import DTYPES, OP, Form, Inputs, check
 from .refusals import refused
@@ -101,7 +102,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 # The fixture only sets an environment variable, which holds for all examples of a test.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(problem=problems())
 @pytest.mark.usefixtures("isa")
 def test_random_problems(problem: Problem) -> None:

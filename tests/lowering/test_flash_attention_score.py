@@ -10,6 +10,7 @@ import pytest
 from fa_compiler import ops
 
 from .problems import DTYPES, OP, OUTPUTS, TRIANGLE, Form, check, mask
+from .variants import thinned
 
 FOUR_LAYOUTS = ("BSH", "SBH", "BSND", "BNSD")
 LARGEST = float(np.finfo(np.float32).max)
@@ -22,8 +23,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", [*FOUR_LAYOUTS, "TND"])
+@thinned(dtype=DTYPES, layout=[*FOUR_LAYOUTS, "TND"])
 def test_layouts_with_grouped_heads_and_a_value_size_of_its_own(
     layout: str, dtype: str, rng: np.random.Generator
 ) -> None:
@@ -32,11 +32,11 @@ def test_layouts_with_grouped_heads_and_a_value_size_of_its_own(
     check(form.inputs(rng), form.all_attrs)
 
 
-@pytest.mark.parametrize("layout", FOUR_LAYOUTS)
-@pytest.mark.parametrize(
-    "ones", [("query",), ("key",), ("value",), ("key", "value"), ("query", "key"), ("query", "value")]
+@thinned(
+    layout=FOUR_LAYOUTS,
+    ones=[("query",), ("key",), ("value",), ("key", "value"), ("query", "key"), ("query", "value")],
+    mask_batch=[None, 1, 3],
 )
-@pytest.mark.parametrize("mask_batch", [None, 1, 3])
 def test_a_batch_of_one_is_repeated(
     layout: str, ones: tuple[str, ...], mask_batch: int | None, rng: np.random.Generator
 ) -> None:
@@ -108,17 +108,15 @@ def test_value_sizes(value_size: int, rng: np.random.Generator) -> None:
     check(form.inputs(rng), form.all_attrs)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
-@pytest.mark.parametrize("queries", [1, 3, 40, 130])
+@thinned(kv_heads=[1, 2, 4, 8], queries=[1, 3, 40, 130])
 def test_query_heads_share_key_heads(kv_heads: int, queries: int, rng: np.random.Generator) -> None:
     form = Form(heads=8, kv_heads=kv_heads, queries=queries)
     check(form.inputs(rng), form.all_attrs)
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
-@pytest.mark.parametrize(
-    "shape",
-    [
+@thinned(
+    dtype=[np.bool_, np.uint8],
+    shape=[
         (2, 2, 50, 290),
         (2, 1, 50, 290),
         (1, 1, 50, 290),
@@ -139,15 +137,15 @@ def test_mask_shapes(shape: tuple[int, ...], dtype: type, rng: np.random.Generat
     check(inputs, form.all_attrs)
 
 
-@pytest.mark.parametrize("layout", FOUR_LAYOUTS)
-@pytest.mark.parametrize(
-    ("mode", "pre", "following"),
-    [(2, 0, 0), (3, 0, 0), (4, 7, 3), (4, 300, -2), (4, -3, 10), (4, 0, 0), (0, 20, 0), (0, 3, 5), (1, 0, 0)],
+@thinned(
+    layout=FOUR_LAYOUTS,
+    band=[(2, 0, 0), (3, 0, 0), (4, 7, 3), (4, 300, -2), (4, -3, 10), (4, 0, 0), (0, 20, 0), (0, 3, 5), (1, 0, 0)],
+    lengths=[(40, 40), (33, 300), (120, 50)],
 )
-@pytest.mark.parametrize(("queries", "keys"), [(40, 40), (33, 300), (120, 50)])
 def test_sparse_modes(
-    layout: str, mode: int, pre: int, following: int, queries: int, keys: int, rng: np.random.Generator
+    layout: str, band: tuple[int, int, int], lengths: tuple[int, int], rng: np.random.Generator
 ) -> None:
+    (mode, pre, following), (queries, keys) = band, lengths
     attrs = {"sparse_mode": mode, "pre_tockens": pre, "next_tockens": following}
     form = Form(layout, batch=1, queries=queries, keys=keys, attrs=attrs)
     array = TRIANGLE if mode >= 2 else mask(rng, (queries, keys))
@@ -173,8 +171,7 @@ def test_whole_blocks_are_masked_open_and_mixed(rng: np.random.Generator) -> Non
     check(form.inputs(rng) | {"atten_mask": array}, form.all_attrs)
 
 
-@pytest.mark.parametrize("mode", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("order", ["", "same_as_input"])
+@thinned(mode=[0, 1, 2, 3, 4], order=["", "same_as_input"])
 def test_packed_sequences(mode: int, order: str, rng: np.random.Generator) -> None:
     attrs = {"sparse_mode": mode, "pre_tockens": 30, "next_tockens": 2, "softmax_out_layout": order}
     form = Form("TND", heads=4, kv_heads=2, queries=(3, 0, 17, 1), keys=(5, 2, 17, 40), attrs=attrs)
@@ -191,9 +188,7 @@ def test_packed_rows_that_no_batch_owns_are_zero(rng: np.random.Generator) -> No
     assert not got["attention_out"][4:].any()
 
 
-@pytest.mark.parametrize("pse_type", [0, 1])
-@pytest.mark.parametrize("bias_dtype", ["same", "float32"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(pse_type=[0, 1], bias_dtype=["same", "float32"], dtype=DTYPES)
 def test_bias_types(dtype: str, bias_dtype: str, pse_type: int, rng: np.random.Generator) -> None:
     form = Form(dtype=dtype, attrs={"pse_type": pse_type})
     own = DTYPES[dtype if bias_dtype == "same" else bias_dtype]
@@ -201,9 +196,8 @@ def test_bias_types(dtype: str, bias_dtype: str, pse_type: int, rng: np.random.G
     check(form.inputs(rng) | {"real_shift": bias}, form.all_attrs)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
+@thinned(
+    shape=[
         (2, 3, 37, 260),
         (1, 3, 37, 260),
         (2, 3, 1, 260),
@@ -214,8 +208,8 @@ def test_bias_types(dtype: str, bias_dtype: str, pse_type: int, rng: np.random.G
         (2, 1, 37, 1),
         (1, 1, 1, 1),
     ],
+    dtype=["float32", "float16"],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_bias_shapes_with_a_mask(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> None:
     form = Form(dtype=dtype, heads=3, kv_heads=3, queries=37, keys=260, attrs={"pse_type": 0})
     inputs = form.inputs(rng) | {
@@ -256,8 +250,7 @@ def test_packed_compressed_bias(rng: np.random.Generator) -> None:
 EMPTY_RULES = ("", "zero", "mean", "unmasked", "nan")
 
 
-@pytest.mark.parametrize("rule", EMPTY_RULES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(rule=EMPTY_RULES, dtype=DTYPES)
 def test_rows_that_attend_nothing(rule: str, dtype: str, rng: np.random.Generator) -> None:
     """Left padding: the first rows see only padding, on all heads of batch 0."""
     form = Form(dtype=dtype, heads=4, kv_heads=2, queries=50, keys=300, attrs={"cpu_empty_rows": rule})
@@ -278,8 +271,7 @@ def test_rows_before_the_band(rule: str, queries: int, keys: int, rng: np.random
     check(form.inputs(rng) | {"atten_mask": TRIANGLE, "real_shift": bias}, form.all_attrs)
 
 
-@pytest.mark.parametrize("empty", EMPTY_RULES)
-@pytest.mark.parametrize("rule", ["", "zero", "infinite"])
+@thinned(empty=EMPTY_RULES, rule=["", "zero", "infinite"])
 def test_undefined_rows(rule: str, empty: str, rng: np.random.Generator) -> None:
     """All attended scores -inf, NaN scores, +inf scores, and rows that are merely mostly -inf."""
     attrs = {"cpu_empty_rows": empty, "cpu_nan_rows": rule, "pse_type": 0}
@@ -307,9 +299,7 @@ def test_undefined_rows(rule: str, empty: str, rng: np.random.Generator) -> None
     assert (others == 0).all() if rule == "zero" else np.isnan(others).all()
 
 
-@pytest.mark.parametrize("queries", [1, 12])
-@pytest.mark.parametrize("keys", [20, 700])
-@pytest.mark.parametrize("biased", [False, True])
+@thinned(queries=[1, 12], keys=[20, 700], biased=[False, True])
 def test_largest_score_beside_a_nan(queries: int, keys: int, biased: bool, rng: np.random.Generator) -> None:
     """A NaN score is the largest, also beside one of +inf: of attended keys and of masked ones with a biased score."""
     more = {"cpu_mask_value": -9.0, "cpu_masked_bias": "added"} if biased else {}
@@ -363,8 +353,7 @@ def test_values_that_are_not_attended_are_not_read(rng: np.random.Generator) -> 
         assert np.isnan(got["attention_out"][0, 0, half:]).any()
 
 
-@pytest.mark.parametrize("lowest", [-LARGEST, -1e30, -1e9, -1e4])
-@pytest.mark.parametrize("pse_type", [0, 1])
+@thinned(lowest=[-LARGEST, -1e30, -1e9, -1e4], pse_type=[0, 1])
 def test_bias_that_swallows_the_scores(lowest: float, pse_type: int, rng: np.random.Generator) -> None:
     """An additive mask: a row full of it is uniform at -FLT_MAX, and the plain softmax again at -1e4."""
     form = Form(batch=1, queries=8, keys=280, attrs={"pse_type": pse_type, "scale_value": 0.5})
@@ -385,8 +374,7 @@ def test_scores_far_apart(scale: float, rng: np.random.Generator) -> None:
     check(inputs, form.all_attrs)
 
 
-@pytest.mark.parametrize("queries", [2, 20])
-@pytest.mark.parametrize("size", [1e6, 1e15, 1e19, 3e38])
+@thinned(queries=[2, 20], size=[1e6, 1e15, 1e19, 3e38])
 def test_huge_scores(size: float, queries: int) -> None:
     """One key wins wherever the scores are finite; a product that overflows is +inf, whose softmax is NaN."""
     form = Form(batch=1, heads=1, kv_heads=1, queries=queries, keys=40, size=4)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from fa_compiler import ops, reference
+from tests.pairs import pairwise
 
 from .gradients import GRADIENTS, OP, backward, check
 from .problems import DTYPES, PREFIX_MASK, TRIANGLE, Form, Inputs, mask
+from .variants import thinned
 
 LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
 
@@ -27,8 +29,7 @@ def checked(form: Form, rng: np.random.Generator, **more: Any) -> dict[str, np.n
     return check(inputs, attrs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@thinned(dtype=DTYPES, layout=LAYOUTS)
 def test_layouts_with_grouped_heads_and_a_value_size_of_its_own(
     layout: str, dtype: str, rng: np.random.Generator
 ) -> None:
@@ -38,9 +39,10 @@ def test_layouts_with_grouped_heads_and_a_value_size_of_its_own(
 
 # Tails of every kind: fewer rows and keys than a vector, a tile (12 or 6 rows), a panel (32, 16 or 8 keys), a block
 # (192 rows, 128 keys), a wave (1152 rows), and one more than each.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("queries", [1, 2, 7, 12, 13, 192, 193, 1153])
-@pytest.mark.parametrize("keys", [1, 5, 32, 33, 128, 129])
+@pytest.mark.parametrize(
+    ("queries", "keys", "dtype"),
+    pairwise([1, 2, 7, 12, 13, 192, 193, 1153], [1, 5, 32, 33, 128, 129], ["float32", "bfloat16"]),
+)
 def test_lengths(queries: int, keys: int, dtype: str, rng: np.random.Generator) -> None:
     checked(Form(dtype=dtype, batch=1, queries=queries, keys=keys), rng)
 
@@ -53,21 +55,18 @@ def test_triangles(queries: int, keys: int, dtype: str, rng: np.random.Generator
     checked(form, rng, atten_mask=TRIANGLE)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("size", [1, 3, 16, 31, 64, 80, 128, 256, 513, 768])
+@thinned(dtype=["float32", "bfloat16"], size=[1, 3, 16, 31, 64, 80, 128, 256, 513, 768])
 def test_head_sizes(size: int, dtype: str, rng: np.random.Generator) -> None:
     checked(Form(dtype=dtype, batch=1, heads=1, kv_heads=1, queries=13, keys=40, size=size), rng)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("value_size", [1, 17, 64, 200])
+@thinned(dtype=["float32", "bfloat16"], value_size=[1, 17, 64, 200])
 def test_value_sizes(value_size: int, dtype: str, rng: np.random.Generator) -> None:
     checked(Form(dtype=dtype, batch=1, size=24, value_size=value_size), rng)
 
 
 # With many rows of a group a wave holds some heads only, or a part of one.
-@pytest.mark.parametrize("kv_heads", [1, 2, 8])
-@pytest.mark.parametrize("queries", [1, 3, 40, 400])
+@thinned(kv_heads=[1, 2, 8], queries=[1, 3, 40, 400])
 def test_query_heads_share_key_heads(kv_heads: int, queries: int, rng: np.random.Generator) -> None:
     checked(Form(heads=8, kv_heads=kv_heads, queries=queries), rng)
 
@@ -78,24 +77,24 @@ def test_many_small_sequences_run_as_one_task_each(rng: np.random.Generator) -> 
     checked(Form("TND", heads=4, kv_heads=2, queries=lengths, keys=lengths), rng)
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
-@pytest.mark.parametrize(
-    "shape", [(2, 2, 50, 290), (1, 1, 50, 290), (50, 290), (2, 1, 1, 290), (1, 2, 50, 1), (2, 2, 1, 1), (50, 1)]
+@thinned(
+    dtype=[np.bool_, np.uint8],
+    shape=[(2, 2, 50, 290), (1, 1, 50, 290), (50, 290), (2, 1, 1, 290), (1, 2, 50, 1), (2, 2, 1, 1), (50, 1)],
 )
 def test_mask_shapes(shape: tuple[int, ...], dtype: type, rng: np.random.Generator) -> None:
     array = rng.random(shape) < 0.4 if shape[-1] == 1 else mask(rng, shape)
     checked(Form(queries=50, keys=290), rng, atten_mask=array.astype(dtype) * dtype(7))
 
 
-@pytest.mark.parametrize("layout", ["BSH", "BNSD", "TND"])
-@pytest.mark.parametrize(
-    ("mode", "pre", "following"),
-    [(2, 0, 0), (3, 0, 0), (4, 7, 3), (4, 300, -2), (4, -3, 10), (0, 20, 0), (0, 3, 5), (1, 0, 0)],
+@thinned(
+    layout=["BSH", "BNSD", "TND"],
+    band=[(2, 0, 0), (3, 0, 0), (4, 7, 3), (4, 300, -2), (4, -3, 10), (0, 20, 0), (0, 3, 5), (1, 0, 0)],
+    sizes=[(33, 300), (120, 50)],
 )
-@pytest.mark.parametrize(("queries", "keys"), [(33, 300), (120, 50)])
 def test_sparse_modes(
-    layout: str, mode: int, pre: int, following: int, queries: int, keys: int, rng: np.random.Generator
+    layout: str, band: tuple[int, int, int], sizes: tuple[int, int], rng: np.random.Generator
 ) -> None:
+    (mode, pre, following), (queries, keys) = band, sizes
     attrs = {"sparse_mode": mode, "pre_tockens": pre, "next_tockens": following}
     lengths: dict[str, Any] = {"queries": queries, "keys": keys}
     if layout == "TND":
@@ -124,9 +123,7 @@ def test_a_mask_of_keys_beside_the_band(mode: int, rng: np.random.Generator) -> 
     checked(Form(queries=50, keys=290, attrs=attrs), rng, atten_mask=mask(rng, (2, 1, 1, 290)))
 
 
-@pytest.mark.parametrize("pse_type", [0, 1])
-@pytest.mark.parametrize("shape", [(2, 2, 50, 290), (1, 2, 1, 290), (2, 1, 50, 1)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(shape=[(2, 2, 50, 290), (1, 2, 1, 290), (2, 1, 50, 1)], dtype=list(DTYPES), pse_type=[0, 1])
 def test_bias(pse_type: int, shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> None:
     form = Form(dtype=dtype, queries=50, keys=290, attrs={"pse_type": pse_type})
     bias = rng.standard_normal(shape).astype(DTYPES[dtype])
@@ -134,8 +131,7 @@ def test_bias(pse_type: int, shape: tuple[int, ...], dtype: str, rng: np.random.
     np.testing.assert_array_equal(got["dpse"], np.zeros(shape))
 
 
-@pytest.mark.parametrize("pse_type", [2, 3])
-@pytest.mark.parametrize("layout", ["BSH", "TND"])
+@thinned(pse_type=[2, 3], layout=["BSH", "TND"])
 def test_slopes(pse_type: int, layout: str, rng: np.random.Generator) -> None:
     lengths: Any = (70, 20) if layout == "TND" else 70
     form = Form(layout, queries=lengths, keys=lengths, attrs={"pse_type": pse_type})
@@ -150,8 +146,7 @@ def test_a_sink_and_its_gradient(layout: str, rng: np.random.Generator) -> None:
     assert np.all(got["dsink"] != 0)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(layout=LAYOUTS, dtype=DTYPES)
 def test_rope(layout: str, dtype: str, rng: np.random.Generator) -> None:
     lengths: Any = {"queries": (70, 20), "keys": (50, 230)} if layout == "TND" else {"queries": 70, "keys": 230}
     form = Form(layout, dtype, heads=4, kv_heads=2, size=24, value_size=24, **lengths)
@@ -159,8 +154,7 @@ def test_rope(layout: str, dtype: str, rng: np.random.Generator) -> None:
     checked(form, rng, query_rope=rope["query"], key_rope=rope["key"])
 
 
-@pytest.mark.parametrize("layout", ["BSND", "TND"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@thinned(layout=["BSND", "TND"], dtype=["float32", "bfloat16"])
 def test_dropout(layout: str, dtype: str, rng: np.random.Generator) -> None:
     lengths: Any = {"queries": (70, 20), "keys": (50, 230)} if layout == "TND" else {"queries": 70, "keys": 230}
     form = Form(layout, dtype, attrs={"keep_prob": 0.7}, **lengths)
@@ -168,9 +162,7 @@ def test_dropout(layout: str, dtype: str, rng: np.random.Generator) -> None:
     checked(form, rng, drop_mask=drop)
 
 
-@pytest.mark.parametrize("rule", ["", "zero", "mean", "nan"])
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@thinned(rule=["", "zero", "mean", "nan"], dropped=[False, True], dtype=["float32", "bfloat16"])
 def test_rows_without_a_key(rule: str, dropped: bool, dtype: str, rng: np.random.Generator) -> None:
     array = mask(rng, (2, 1, 50, 290))
     array[:, :, 7] = True
@@ -183,9 +175,7 @@ def test_rows_without_a_key(rule: str, dropped: bool, dtype: str, rng: np.random
     np.testing.assert_array_equal(got["dq"][:, :, 7], 0.0)
 
 
-@pytest.mark.parametrize("mode", [1, 4])
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@thinned(mode=[1, 4], dropped=[False, True], dtype=["float32", "bfloat16"])
 def test_masked_keys_that_keep_a_score(mode: int, dropped: bool, dtype: str, rng: np.random.Generator) -> None:
     """They count in dV, also those beyond a band; what is not finite in their keys is not read."""
     attrs = {"sparse_mode": mode, "cpu_mask_value": -3.0, "pre_tockens": 30, "next_tockens": 5}
@@ -200,8 +190,7 @@ def test_masked_keys_that_keep_a_score(mode: int, dropped: bool, dtype: str, rng
     assert np.all(got["dv"] != 0)
 
 
-@pytest.mark.parametrize("rule", ["", "zero", "infinite"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@thinned(rule=["", "zero", "infinite"], dtype=["float32", "bfloat16"])
 def test_rows_whose_softmax_is_undefined(rule: str, dtype: str, rng: np.random.Generator) -> None:
     bias = rng.standard_normal((1, 2, 50, 290)).astype(np.float32)
     bias[0, 0, 3] = -np.inf
@@ -242,8 +231,7 @@ def test_gradients_that_nobody_asks_for(wanted: tuple[str, ...], rng: np.random.
     check(inputs, attrs, wanted)
 
 
-@pytest.mark.parametrize("empty", ["batch", "queries", "keys", "heads"])
-@pytest.mark.parametrize("layout", ["BSND", "BNSD", "SBH"])
+@thinned(empty=["batch", "queries", "keys", "heads"], layout=["BSND", "BNSD", "SBH"])
 def test_empty_tensors(empty: str, layout: str, rng: np.random.Generator) -> None:
     if empty == "heads":
         if layout == "SBH":

@@ -11,6 +11,7 @@ from fa_compiler import ops
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 
 from .problems import DTYPES, OP, OUTPUTS, TRIANGLE, Form, Inputs, check, mask
+from .variants import thinned
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -51,21 +52,18 @@ def extras(name: str, form: Form, rng: np.random.Generator) -> tuple[Inputs, dic
     return {}, {}
 
 
-@pytest.mark.parametrize("layout", SEQUENCE_AXIS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("queries", [1, 3, 33])
-@pytest.mark.parametrize(
-    "extra",
-    [
-        "nothing",
-        "mask with empty rows",
-        "causal from the last key",
-        "window",
-        "bias",
-        "score of masked keys",
-        "dropout",
-    ],
-)
+EXTRAS = [
+    "nothing",
+    "mask with empty rows",
+    "causal from the last key",
+    "window",
+    "bias",
+    "score of masked keys",
+    "dropout",
+]
+
+
+@thinned(layout=list(SEQUENCE_AXIS), dtype=list(DTYPES), queries=[1, 3, 33], extra=EXTRAS)
 def test_rows_behind_the_keys_are_not_read(layout: str, dtype: str, queries: int, extra: str) -> None:
     """Bit for bit what the same keys give without room."""
     rng = np.random.default_rng(queries)

@@ -15,6 +15,7 @@ import pytest
 from fa_compiler import ops, reference
 
 from .problems import DTYPES, TRIANGLE, Form
+from .variants import thinned
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -72,8 +73,7 @@ def test_rows_of_probabilities_add_up_to_one(
         assert np.isfinite(gradient.astype(np.float64)).all()
 
 
-@pytest.mark.parametrize("layout", ["BSH", "SBH", "BSND", "TND"])
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@thinned(layout=["BSH", "SBH", "BSND", "TND"], dtype=list(DTYPES))
 def test_layouts(layout: str, dtype: str, rng: np.random.Generator) -> None:
     lengths: Any = {"queries": (3, 49), "keys": (33, 20)} if layout == "TND" else {"queries": 5, "keys": 33}
     form = Form(layout, dtype, heads=2, kv_heads=2, size=64, **lengths)
@@ -83,9 +83,8 @@ def test_layouts(layout: str, dtype: str, rng: np.random.Generator) -> None:
     assert_whole(dv, dy, range(dv.ndim - 1), dtype)
 
 
-@pytest.mark.parametrize("queries", [5, 17])
-@pytest.mark.parametrize(
-    "feature", ["bias inside", "bias outside", "slopes", "mask", "rope", "triangle", "negative scale"]
+@thinned(
+    queries=[5, 17], feature=["bias inside", "bias outside", "slopes", "mask", "rope", "triangle", "negative scale"]
 )
 def test_features(feature: str, queries: int, rng: np.random.Generator) -> None:
     keys = 33 if feature != "slopes" else queries

@@ -12,6 +12,7 @@ from fa_compiler import ops, reference
 
 from .decoding import Form as Decoding
 from .problems import OP, Form
+from .variants import thinned
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -48,11 +49,14 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(23)
 
 
-@pytest.mark.parametrize("outputs", [("attention_out",), ("softmax_sum", "attention_out")])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 40), (3, 9000), (33, 40), (49, 700), (70, 300)])
-def test_attention(queries: int, keys: int, dtype: str, outputs: tuple[str, ...], rng: np.random.Generator) -> None:
+@thinned(
+    lengths=[(1, 40), (3, 9000), (33, 40), (49, 700), (70, 300)],
+    dtype=["float32", "bfloat16"],
+    outputs=[("attention_out",), ("softmax_sum", "attention_out")],
+)
+def test_attention(lengths: tuple[int, int], dtype: str, outputs: tuple[str, ...], rng: np.random.Generator) -> None:
     """Few rows, many keys that are cut into chunks, panels and their halves."""
+    queries, keys = lengths
     form = Form(dtype=dtype, batch=1, heads=1, kv_heads=1, queries=queries, keys=keys, attrs={"scale_value": 0.1})
     inputs = form.inputs(rng)
     inputs["value"] = with_large_values(inputs["value"], rng)
@@ -74,8 +78,7 @@ def test_infinite_values_beside_large_ones(queries: int, rng: np.random.Generato
     assert np.isinf(found[0, 0, 0, 2]) and np.isnan(found[0, 0, 0, 3]) and np.isfinite(found[0, 0, 1]).all()
 
 
-@pytest.mark.parametrize("queries", [3, 40])
-@pytest.mark.parametrize("rule", ["mean", "unmasked", "score"])
+@thinned(queries=[3, 40], rule=["mean", "unmasked", "score"])
 def test_rows_without_a_key(rule: str, queries: int, rng: np.random.Generator) -> None:
     form = Form(batch=1, heads=1, kv_heads=1, queries=queries, keys=50)
     attrs = {**form.all_attrs, **({"cpu_mask_value": -5.0} if rule == "score" else {"cpu_empty_rows": rule})}
@@ -85,9 +88,7 @@ def test_rows_without_a_key(rule: str, queries: int, rng: np.random.Generator) -
     compare(OP, inputs, attrs, ("attention_out",))
 
 
-@pytest.mark.parametrize("storage", ["plain", "list", "pages"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("length", [40, 5000])
+@thinned(storage=["plain", "list", "pages"], dtype=["float32", "bfloat16"], length=[40, 5000])
 def test_decoding(length: int, dtype: str, storage: str, rng: np.random.Generator) -> None:
     form = Decoding(dtype=dtype, length=length, storage=storage, lists=(length, length))
     inputs = form.inputs(rng)
@@ -103,8 +104,7 @@ def test_decoding(length: int, dtype: str, storage: str, rng: np.random.Generato
         compare("IncreFlashAttention", inputs, form.all_attrs, ("attention_out",))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("heads", [2, 16])
+@thinned(dtype=[np.float32, ml_dtypes.bfloat16], heads=[2, 16])
 def test_selected_keys(heads: int, dtype: Any, rng: np.random.Generator) -> None:
     tokens, keys, size = 3, 130, 32
     inputs: dict[str, Any] = {

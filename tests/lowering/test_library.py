@@ -21,6 +21,7 @@ from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import dtypes, full_attrs, get
 
 from .problems import OP, OUTPUTS, Form, agree, check
+from .variants import AVAILABLE, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +34,16 @@ def test_the_library_shows_one_symbol_and_needs_only_libc() -> None:
     dynamic = subprocess.run(["readelf", "-d", library_path()], capture_output=True, text=True, check=True).stdout
     needed = set(re.findall(r"NEEDED.*\[(\S+?)\.so", dynamic))
     assert needed <= {"libc", "libm", "libpthread", "ld-linux-x86-64", "ld-linux-aarch64"}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_of_the_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skipped where it is missing; the tests of the kernels run on those that are there."""
+    if name not in AVAILABLE:
+        pytest.skip(f"this machine does not run the variant {name}")
+    monkeypatch.setenv("FA_COMPILER_ISA", name)
+    form = Form()
+    check(form.inputs(np.random.default_rng(1)), form.all_attrs)
 
 
 def test_both_names_give_an_absolute_path() -> None:

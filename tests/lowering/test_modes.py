@@ -8,6 +8,7 @@ import pytest
 from fa_compiler import ops
 
 from .problems import DTYPES, OP, OUTPUTS, PREFIX_MASK, TRIANGLE, Form, agree, check
+from .variants import thinned
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -31,13 +32,12 @@ def in_full(form: Form, shape: tuple[int, int], keys: np.ndarray) -> np.ndarray:
     return (distance < first) | (distance > last) | keys
 
 
-@pytest.mark.parametrize("rule", EMPTY_RULES)
-@pytest.mark.parametrize(("mode", "pre", "following"), BANDS)
-@pytest.mark.parametrize(("queries", "keys"), [(40, 40), (100, 700), (3, 900), (50, 20)])
+@thinned(rule=EMPTY_RULES, band=BANDS, lengths=[(40, 40), (100, 700), (3, 900), (50, 20)])
 def test_a_mask_of_keys_beside_a_band(
-    queries: int, keys: int, mode: int, pre: int, following: int, rule: str, rng: np.random.Generator
+    lengths: tuple[int, int], band: tuple[int, int, int], rule: str, rng: np.random.Generator
 ) -> None:
     """Left padding below a causal band leaves its first rows without keys; the same mask written out gives the same."""
+    (queries, keys), (mode, pre, following) = lengths, band
     attrs = {"sparse_mode": mode, "pre_tockens": pre, "next_tockens": following, "cpu_empty_rows": rule}
     form = Form(batch=2, heads=4, kv_heads=2, queries=queries, keys=keys, attrs=attrs)
     mask = np.zeros((2, 1, 1, keys), np.bool_)
@@ -52,17 +52,16 @@ def test_a_mask_of_keys_beside_a_band(
         agree(got[name], plain[name], name)
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 4, 1, 70), (1, 4, 1, 70), (1, 1, 1, 70), (2, 1, 1, 1), (1, 1, 1, 1), (2, 4, 1, 1)]
+@thinned(
+    shape=[(2, 4, 1, 70), (1, 4, 1, 70), (1, 1, 1, 70), (2, 1, 1, 1), (1, 1, 1, 1), (2, 4, 1, 1)],
+    dtype=[np.bool_, np.uint8],
 )
-@pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
 def test_shapes_of_a_mask_of_keys(shape: tuple[int, ...], dtype: type, rng: np.random.Generator) -> None:
     form = Form(batch=2, heads=4, kv_heads=2, queries=50, keys=70, attrs={"sparse_mode": 3})
     check(form.inputs(rng) | {"atten_mask": (rng.random(shape) < 0.5).astype(dtype) * dtype(3)}, form.all_attrs)
 
 
-@pytest.mark.parametrize("layout", ["BSH", "SBH", "BSND"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(layout=["BSH", "SBH", "BSND"], dtype=DTYPES)
 def test_layouts_of_a_mask_of_keys(layout: str, dtype: str, rng: np.random.Generator) -> None:
     form = Form(layout, dtype, queries=50, keys=70, attrs={"sparse_mode": 2, "cpu_empty_rows": "mean"})
     check(form.inputs(rng) | {"atten_mask": rng.random((2, 1, 1, 70)) < 0.5}, form.all_attrs)

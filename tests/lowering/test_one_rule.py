@@ -14,10 +14,11 @@ from fa_compiler import ops, reference
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
 from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, asks_the_kernel, corrupted, flat
+from tests.examples import examples
 
 from .refusals import refused
 
-COUNT = 320
+COUNT = examples(120)
 OWN = (NodeError, ops.KernelError, reference.ReferenceInputError)
 
 

@@ -10,6 +10,7 @@ import pytest
 from fa_compiler import ops
 
 from .problems import DTYPES, OP, OUTPUTS, TRIANGLE, Form, check, mask
+from .variants import thinned
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -32,15 +33,13 @@ def form_of(layout: str, dtype: str = "float32", square: bool = False, **attrs: 
 # --- sink
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(layout=LAYOUTS, dtype=DTYPES)
 def test_sink(layout: str, dtype: str, rng: np.random.Generator) -> None:
     form = form_of(layout, dtype)
     check(form.inputs(rng) | {"sink": np.array([-3, 0, 2, 9], np.float32)}, form.all_attrs)
 
 
-@pytest.mark.parametrize("queries", [2, 40])
-@pytest.mark.parametrize("mode", [0, 2, 3, 4])
+@thinned(queries=[2, 40], mode=[0, 2, 3, 4])
 def test_sink_and_rows_without_keys(mode: int, queries: int, rng: np.random.Generator) -> None:
     """Such a row is 0, its largest score the sink and its sum 1."""
     attrs = {"sparse_mode": mode, "pre_tockens": 30, "next_tockens": 0}
@@ -57,8 +56,7 @@ def test_sink_and_rows_without_keys(mode: int, queries: int, rng: np.random.Gene
     assert (got["softmax_sum"][0, :, rows] == 1).all()
 
 
-@pytest.mark.parametrize("queries", [2, 40])
-@pytest.mark.parametrize("low", [-1e30, -np.inf])
+@thinned(queries=[2, 40], low=[-1e30, -np.inf])
 def test_sink_beside_an_additive_mask(low: float, queries: int, rng: np.random.Generator) -> None:
     """As gpt-oss has it: masked scores are very low, the sink takes their whole weight."""
     form = Form(batch=1, heads=4, kv_heads=4, queries=queries, keys=600, attrs={"pse_type": 0})
@@ -68,10 +66,12 @@ def test_sink_beside_an_additive_mask(low: float, queries: int, rng: np.random.G
     assert not got["attention_out"][:, :, 0].any()
 
 
-@pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan, -3e38, 3e38, 100.0])
-@pytest.mark.parametrize("rule", ["", "zero", "infinite"])
-@pytest.mark.parametrize("queries", [2, 30])
-@pytest.mark.parametrize("masked", [None, -1e4])
+@thinned(
+    value=[-np.inf, np.inf, np.nan, -3e38, 3e38, 100.0],
+    rule=["", "zero", "infinite"],
+    queries=[2, 30],
+    masked=[None, -1e4],
+)
 def test_unusual_sinks(value: float, rule: str, queries: int, masked: float | None, rng: np.random.Generator) -> None:
     given = {} if masked is None else {"cpu_mask_value": masked}
     form = Form(batch=1, queries=queries, keys=700, attrs={"cpu_nan_rows": rule, "pse_type": 0, **given})
@@ -87,10 +87,7 @@ def test_unusual_sinks(value: float, rule: str, queries: int, masked: float | No
 # --- slopes
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pse_type", [2, 3])
-@pytest.mark.parametrize("by_batch", [True, False])
+@thinned(layout=LAYOUTS, dtype=list(DTYPES), pse_type=[2, 3], by_batch=[True, False])
 def test_slopes(layout: str, dtype: str, pse_type: int, by_batch: bool, rng: np.random.Generator) -> None:
     form = form_of(layout, dtype, square=True, pse_type=pse_type)
     batches = 3 if layout == "TND" else 2
@@ -135,8 +132,7 @@ def test_starts_in_mode_8_are_those_of_the_first_sequence(rng: np.random.Generat
 # --- rope
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(layout=LAYOUTS, dtype=DTYPES)
 def test_rope(layout: str, dtype: str, rng: np.random.Generator) -> None:
     form = form_of(layout, dtype)
     rope = Form(**{**vars(form), "size": 11}).inputs(rng)
@@ -176,8 +172,7 @@ def test_rope_of_a_batch_that_is_repeated(ones: tuple[str, ...], rng: np.random.
 # --- dropout
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@thinned(layout=LAYOUTS, dtype=DTYPES)
 def test_dropout(layout: str, dtype: str, rng: np.random.Generator) -> None:
     form = form_of(layout, dtype, keep_prob=0.7)
     bits = 4 * (3 * 9 + 37 * 50) if layout == "TND" else 2 * 4 * 37 * 50

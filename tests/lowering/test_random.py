@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
+
 from .problems import DTYPES, PREFIX_MASK, TRIANGLE, Form, Inputs, check
 
 LENGTHS = st.one_of(
@@ -188,7 +190,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 # The fixture only sets an environment variable, which holds for all examples of a test.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(problem=problems())
 @pytest.mark.usefixtures("isa")
 def test_random_problems(problem: Problem) -> None:

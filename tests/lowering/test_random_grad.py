@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
+
 from .gradients import GRADIENTS, backward, check
 from .problems import Inputs
 from .test_random import Problem, problems
@@ -49,7 +51,7 @@ def gradient_problems(draw: st.DrawFn) -> tuple[Problem, tuple[str, ...]]:
 
 
 # The fixture only sets an environment variable, which holds for all examples of a test.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(problem=gradient_problems())
 @pytest.mark.usefixtures("isa")
 def test_random_gradients(problem: tuple[Problem, tuple[str, ...]]) -> None:

@@ -25,6 +25,7 @@ from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import DOMAIN, NodeError, as_arrays, full_attrs, get, place_inputs
 from tests import sparse_problems as problems
+from tests.examples import examples
 
 from .refusals import refused
 
@@ -33,7 +34,9 @@ DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
 # The fixture only sets an environment variable, which holds for all examples of a test.
 sweep = settings(
-    max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    max_examples=examples(8),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
 )
 seeds = given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fa_compiler.op_registry import EXTENSIONS, NodeView, OpSpec, TensorInfo, get, verify
 from fa_compiler.op_registry.geometry import LAYOUTS
+from tests.examples import examples
 
 from .nodes import SHAPES, backward, forward
 from .test_constraints_backward import GOOD as GOOD_BACKWARD
@@ -51,7 +52,7 @@ def nodes(draw: st.DrawFn) -> NodeView:
 
 
 @given(nodes(), st.sampled_from(["ort", "A2", "950", "310P"]))
-@settings(max_examples=400)
+@settings(max_examples=examples(100))
 def test_verify_answers(node: NodeView, target: str) -> None:
     known = {entry.id for entry in EXTENSIONS}
     for violation in verify(node, target):
@@ -61,7 +62,7 @@ def test_verify_answers(node: NodeView, target: str) -> None:
 
 
 @given(st.data(), st.sampled_from(["ort", "A2"]))
-@settings(max_examples=300)
+@settings(max_examples=examples(80))
 def test_less_knowledge_gives_no_violation(data: st.DataObject, target: str) -> None:
     """A good node stays one when some of its sizes and contents are forgotten or turned into symbols."""
     _, node = data.draw(st.sampled_from([*GOOD_FORWARD, *GOOD_BACKWARD]))

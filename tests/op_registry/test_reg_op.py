@@ -5,13 +5,14 @@ from __future__ import annotations
 import keyword
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_compiler.op_registry import AttrSpec, InputSpec, Kind, OpSpec, OutputSpec, RegOpSyntaxError, names, variants
 from fa_compiler.op_registry.dtypes import TABLE
 from fa_compiler.op_registry.reg_op import format_default, parse, parse_located, print_op
 from fa_compiler.op_registry.spec import AttrValue, GraphSpec, types_in
+from tests.examples import examples
 
 EVERY = [variant for name in names() for variant in variants(name)]
 
@@ -70,6 +71,7 @@ def prototypes(draw: st.DrawFn) -> OpSpec:
     )
 
 
+@settings(max_examples=examples(40))
 @given(st.lists(prototypes(), max_size=3))
 def test_round_trip_of_any_prototype(specs: list[OpSpec]) -> None:
     text = "\n\n".join(map(print_op, specs))

@@ -7,7 +7,6 @@ by a seed; the other half are built choice by choice and shrink well when they f
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,11 +91,6 @@ _STEPWISE = st.tuples(_chosen(SIZES), _MASKS, _chosen(FIELDS)).map(
 )
 
 SPELLINGS: st.SearchStrategy[Spelling] = st.one_of(st.integers(0, (1 << 32) - 1).map(even), _STEPWISE)
-
-
-def examples(count: int) -> int:
-    """How many to draw: FA_COMPILER_EXAMPLES times as many as usual."""
-    return count * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))
 
 
 def training(rows: Sequence[int], keys: Sequence[int], **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from fa_compiler.passes import analyse
+from tests.examples import examples
 from tests.passes.operators import Operator, check_same, check_shapes, declined
 from tests.passes.running import Array, assert_same, bound_run, fused, run
 
@@ -573,7 +574,7 @@ def check_same_or_declined(operator: Operator, seed: int) -> None:
     check_same(operator, seed=seed, tolerance=4e-3 if coarse else None)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_random(data: st.DataObject) -> None:
     """All features of MultiHeadAttention together."""
@@ -612,7 +613,7 @@ def test_random(data: st.DataObject) -> None:
     check_same_or_declined(multi_head(fixed=True, **features), draw(st.integers(0, 9)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_random_projected(data: st.DataObject) -> None:
     """All features of Attention together."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.examples import examples
 from tests.passes.operators import Operator, check_same, check_shapes, declined
 from tests.passes.running import Array
 
@@ -126,7 +127,7 @@ def test_refused(name: str) -> None:
     assert words in reason
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_random(data: st.DataObject) -> None:
     """All features together."""

@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 import fa_compiler
 from fa_compiler.passes import fuse
+from tests.examples import examples
 from tests.passes.operators import Operator, check_same, declined
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
@@ -418,7 +419,7 @@ def test_structural_masks(name: str, opset: int) -> None:
 SEQUENCES = st.integers(1, 6)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_random(data: st.DataObject) -> None:
     """All features together."""

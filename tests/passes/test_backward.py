@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_compiler.passes import Code, Report
+from tests.examples import examples
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import Array, Feeds, assert_same, run
-from tests.passes.strategies import examples, training
+from tests.passes.strategies import training
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
 
 LEFT = {"Softmax", "Exp", "MatMul", "Einsum", "FusedMatMul", "ReduceSum", "IsNaN"}
@@ -72,7 +73,7 @@ def checked(case: Training, model: onnx.ModelProto, report: Report, composed: Co
             assert_close(result[name], wanted, TOLERANCE)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(30))
 @given(CASES, st.integers(0, 1 << 16))
 def test_pairs_give_what_the_model_gave(fields: dict[str, Any], seed: int) -> None:
     case = Training(**fields)
@@ -97,7 +98,7 @@ def test_rows_without_a_key_keep_their_gradient(mask: str, fill: float, masked_g
     case = Training(mask=mask, fill=fill, masked_gradient=masked_gradient, guard=guard)
     composed = compose(case)
     model, report = fused_pair(composed.model)
-    checked(case, model, report, composed, range(6))
+    checked(case, model, report, composed, range(2))
 
 
 def test_the_same_model_gives_the_same_result() -> None:

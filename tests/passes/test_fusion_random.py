@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from fa_compiler.passes.options import Target
 from fa_compiler.reference import evaluator
+from tests.examples import examples
 from tests.passes.builder import Case, build
 from tests.passes.patterns import PATTERNS, WRITTEN
 from tests.passes.running import Feeds, assert_same, fused, run
 from tests.passes.spelling import CONSTANT, MODERATE, Mask, Spelling, consistent, may_decline
-from tests.passes.strategies import SPELLINGS, examples
+from tests.passes.strategies import SPELLINGS
 
 STRUCTURAL = [source for source in WRITTEN if not source.startswith(("slice", "positions"))]
 """A constant that is cut to size says nothing of scores that are longer than it."""
@@ -40,7 +41,7 @@ def keeps_first_key(mask: Mask, spelling: Spelling) -> bool:
     return mask.source not in CONSTANT
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(100))
 @given(SPELLINGS, st.integers(0, 1 << 16))
 def test_fused_spellings_give_what_the_model_gave(spelling: Spelling, seed: int) -> None:
     case = build(spelling)
@@ -54,7 +55,7 @@ def test_fused_spellings_give_what_the_model_gave(spelling: Spelling, seed: int)
     checked(case, model, case.feeds(seed))
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(40))
 @given(SPELLINGS, st.integers(0, 1 << 16))
 def test_what_is_fused_for_ascend_gives_the_same(spelling: Spelling, seed: int) -> None:
     """Without extensions, verified for the product, and still the same in ONNX Runtime."""
@@ -75,7 +76,7 @@ def test_what_is_fused_for_ascend_gives_the_same(spelling: Spelling, seed: int) 
     checked(case, model, case.feeds(seed))
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(40))
 @given(SPELLINGS.filter(lambda spelling: bool(spelling.masks)), st.integers(0, 1 << 16))
 def test_masks_that_are_said_to_dominate(spelling: Spelling, seed: int) -> None:
     """The scores stay far above -1e4 here, so the user is right: rows that are masked everywhere included."""
@@ -90,7 +91,7 @@ def test_masks_that_are_said_to_dominate(spelling: Spelling, seed: int) -> None:
     checked(case, model, case.feeds(seed))
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(40))
 @given(
     SPELLINGS.filter(lambda spelling: all(keeps_first_key(mask, spelling) for mask in spelling.masks)),
     st.integers(0, 1 << 16),
@@ -115,7 +116,7 @@ def test_rows_that_are_said_not_to_be_empty(spelling: Spelling, seed: int, targe
     checked(case, model, feeds)
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(30))
 @given(SPELLINGS, st.integers(0, 1 << 16))
 def test_bfloat16(spelling: Spelling, seed: int) -> None:
     """ONNX Runtime has few operators for it: the fused model runs on the reference and is held against the formula.
@@ -124,6 +125,8 @@ def test_bfloat16(spelling: Spelling, seed: int) -> None:
     """
     masks = tuple(replace(mask, fill=min(mask.fill, MODERATE)) for mask in spelling.masks)
     change = {"dtype": "bfloat16", "opset": max(spelling.opset, 18), "product": "matmul", "masks": masks}
+    if spelling.values == "einsum":  # which takes no bfloat16: a model that is declined would keep it
+        change["values"] = "matmul"
     spelling = consistent(replace(spelling, **change))
     case = build(spelling)
     model, report = fused(case.model)
@@ -147,7 +150,7 @@ def only_a_band(spelling: Spelling, source: str, pattern: str) -> Spelling:
     return consistent(replace(plain, scale="mul", opset=max(plain.opset, 14)))
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(SPELLINGS.filter(lambda spelling: bool(spelling.masks)), st.sampled_from(STRUCTURAL), st.booleans())
 def test_structural_masks_leave_no_matrix(spelling: Spelling, source: str, cached: bool) -> None:
     """However a causal mask is computed, none of what computes it is left."""

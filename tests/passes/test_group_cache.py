@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from onnx import TensorProto, helper
 
 from fa_compiler.passes import analyse
+from tests.examples import examples
 from tests.passes.running import Array, assert_same, bound_run, fused, run
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
@@ -426,7 +427,7 @@ def test_new_keys_that_may_be_none() -> None:
     assert "as many as the rows" in (report.blocks[0].reason or "")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_random(data: st.DataObject) -> None:
     """All features together."""

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.examples import examples
 from tests.passes.builder import build
 from tests.passes.near_misses import changed
 from tests.passes.running import Array, assert_same, fused, run
 from tests.passes.spelling import MODERATE, Spelling, consistent, may_decline
-from tests.passes.strategies import even, examples
+from tests.passes.strategies import even
 
 TOLERANCE = {"float32": 2e-4, "float16": 2e-2}
 """A changed model may have large scores; what it is sensitive to is measured where this is not enough."""
@@ -40,7 +41,7 @@ def alike(seed: int) -> Spelling:
     return consistent(replace(spelling, sizes=sizes, dropout=False, masks=masks))
 
 
-@settings(max_examples=examples(600))
+@settings(max_examples=examples(120))
 @given(st.integers(0, (1 << 32) - 1))
 def test_one_change(seed: int) -> None:
     spelling = alike(seed)
@@ -180,7 +181,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS.values(), ids=MISFITS)
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(4))
 @given(seed=st.integers(0, (1 << 32) - 1))
 def test_misfits(misfit: Misfit, seed: int) -> None:
     """Declined in every spelling, with the same code, and the culprit is a node of the graph."""

@@ -28,7 +28,7 @@ from fa_compiler.passes.values.formula import (
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.passes.values.symbolic import Dim
-from tests.passes.strategies import examples
+from tests.examples import examples
 
 S, T = Dim.symbol("S"), Dim.symbol("T")
 SIZES = [(1, 1), (2, 3), (3, 2), (4, 4), (1, 4), (4, 1), (3, 5)]

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.compose import add_prefix
 
+from tests.examples import examples
 from tests.passes.builder import build
 from tests.passes.running import assert_same, fused, run
 from tests.passes.spelling import Spelling, consistent, may_decline
-from tests.passes.strategies import SPELLINGS, examples
+from tests.passes.strategies import SPELLINGS
 
 
 def joined(spellings: list[Spelling], chained: bool) -> onnx.ModelProto:
@@ -73,7 +74,7 @@ def families(draw: st.DrawFn) -> tuple[list[Spelling], bool]:
     return [first, *map(consistent, rest)], chained
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(25))
 @given(families(), st.integers(0, 1 << 16))
 def test_blocks_do_not_disturb_each_other(family: tuple[list[Spelling], bool], seed: int) -> None:
     spellings, chained = family

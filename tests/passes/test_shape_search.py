@@ -19,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
-from tests.passes.strategies import examples
+from tests.examples import examples
 from tests.passes.test_shapes import same
 
 NAMES = ("a", "b", "c")

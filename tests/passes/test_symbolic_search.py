@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
-from tests.passes.strategies import examples
+from tests.examples import examples
 
 Tree = int | str | tuple[str, "Tree", "Tree"]
 

@@ -18,6 +18,7 @@ from fa_compiler.passes.nodes import constant, remember_versions
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.passes.values.value_sets import ValueSet, ValueSets
+from tests.examples import examples
 
 MIN = float(np.finfo(np.float32).min)
 INPUTS = (
@@ -257,7 +258,7 @@ def numbers(program: list[tuple[str, str, str]], seed: int) -> tuple[ir.Model, d
     return built, dict(zip((name for name, _, _ in program), results, strict=True))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(programs(), st.integers(0, 1 << 16))
 def test_sets_hold_what_a_run_gives(program: list[tuple[str, str, str]], seed: int) -> None:
     built, results = numbers(program, seed)
@@ -268,7 +269,7 @@ def test_sets_hold_what_a_run_gives(program: list[tuple[str, str, str]], seed: i
             assert {float(x) for x in array.reshape(-1)} <= found, (name, found)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(programs(), st.integers(0, 1 << 16))
 def test_bounds_hold_what_a_run_gives(program: list[tuple[str, str, str]], seed: int) -> None:
     """NaN is no matter of bounds: a score with it is NaN whatever the mask is."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import re
 
-from tests.fuzz.calls import DRAWN, FORMS, NoCase, Together, remembered, variant, variants
+from tests.fuzz.calls import DRAWN, FORMS, NoCase, Together, variant, variants
 from tests.fuzz.kind import Finding, Kind, Outcome
+from tests.lowering.remembering import remembered
 
 ROUNDS = 2
 """A case has this many calls of each operator."""

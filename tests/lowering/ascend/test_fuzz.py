@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from fa_compiler.lowering.ascend.air.files import parse_message
 from fa_compiler.lowering.ascend.air.show import lines, summary
 from fa_compiler.lowering.ascend.graph import Op, Output, TensorDesc
 from fa_compiler.lowering.ascend.single_op import check_text, to_json
+from tests.examples import examples
 from tests.lowering.ascend.graphs import attention, branches, const
 
-EXAMPLES = 100 * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))
+EXAMPLES = examples(40)
 
 
 def whole() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from fa_compiler.lowering.ascend.infer.graph import constant, infer_model
 from fa_compiler.lowering.ascend.infer.rules import vector
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
+from tests.examples import examples
 from tests.lowering.ascend.graphs import attention, branches, data, net_output
 
 F, H, I, B = "DT_FLOAT", "DT_FLOAT16", "DT_INT64", "DT_BOOL"  # noqa: E741
@@ -269,7 +269,7 @@ def facts(draw: st.DrawFn) -> Fact:
     return Fact(I, (len(elements),), elements) if len(elements) != 1 else Fact(I, (), elements.reshape(()))
 
 
-@settings(max_examples=60 * int(os.environ.get("FA_COMPILER_EXAMPLES", "1")))
+@settings(max_examples=examples(30))
 @given(st.data())
 @pytest.mark.parametrize("family", ["attention", "contractions", "elementwise", "indexing", "movement", "reductions"])
 def test_no_rule_fails_otherwise_than_by_a_misfit(family: str, source: st.DataObject) -> None:
@@ -313,7 +313,7 @@ def test_subgraphs_that_hold_each_other_come_to_an_end() -> None:
 SIZES = st.integers(1, 4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_shapes_that_are_computed_are_followed(source: st.DataObject) -> None:
     """Shape, Gather, Concat, arithmetic and Reshape as exporters write them: the result is known, although

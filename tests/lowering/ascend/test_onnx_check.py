@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from fa_compiler.lowering.ascend.air.check import verdict
 from fa_compiler.lowering.ascend.onnx_route.check import check, check_model
+from tests.examples import examples
 from tests.lowering.ascend.onnx_models import lowered, parsed
 from tests.lowering.ascend.vector_table import verdicts
 
@@ -170,7 +171,7 @@ def test_sequences() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_files_are_answered(vectors: Path, tmp_path: Path, data: st.DataObject) -> None:
     """Whatever was done to a file, the check says something and does not fail."""
     sources = sorted((vectors / "onnx_samples").glob("*.onnx"))
