@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from fa_compiler.op_registry import NodeView, TensorInfo, dtypes
-from fa_compiler.op_registry.constraints.common import compressed_mask
+from fa_compiler.op_registry.constraints.training import compressed_mask
 
 PFA, FIA = "PromptFlashAttention", "FusedInferAttentionScore"
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

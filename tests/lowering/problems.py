@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from fa_compiler import ops, reference
-from fa_compiler.op_registry.constraints.common import compressed_mask
+from fa_compiler.op_registry.constraints.training import compressed_mask
 
 OP = "FlashAttentionScore"
 OUTPUTS = ("softmax_max", "softmax_sum", "attention_out")

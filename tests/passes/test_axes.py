@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, Expand, Reshape, Transpose, Units, cost, moves
+from fa_compiler.passes.layout.plan import (
+    COPY_COST,
+    LAYOUTS,
+    Expand,
+    Reshape,
+    SqueezeUnsqueeze,
+    Transpose,
+    cost,
+    plan_moves,
+)
 from fa_compiler.passes.nodes import permutation
 from fa_compiler.passes.values.symbolic import Dim, product
 
@@ -260,7 +269,7 @@ def arrangements(draw: st.DrawFn) -> tuple[Arrangement, Arrangement, Axes]:
 @given(arrangements())
 def test_a_plan_puts_every_element_where_it_belongs(case: tuple[Arrangement, Arrangement, Axes]) -> None:
     source, target, own = case
-    plan = moves(source, target)
+    plan = plan_moves(source, target)
     assert plan is not None
     tensor = numbered(source, own)
     for move in plan:
@@ -268,13 +277,13 @@ def test_a_plan_puts_every_element_where_it_belongs(case: tuple[Arrangement, Arr
         match move:
             case Reshape():
                 tensor = tensor.reshape(sizes)
-            case Units(removed, inserted):
+            case SqueezeUnsqueeze(removed, inserted):
                 tensor = np.squeeze(tensor, removed)
                 for index in inserted:
                     tensor = np.expand_dims(tensor, index)
             case Transpose(perm):
                 tensor = tensor.transpose(perm)
-            case Units(removed, inserted):
+            case SqueezeUnsqueeze(removed, inserted):
                 tensor = np.expand_dims(np.squeeze(tensor, removed), inserted)
             case Expand():
                 tensor = np.broadcast_to(tensor, sizes)
@@ -289,7 +298,7 @@ def test_a_plan_puts_every_element_where_it_belongs(case: tuple[Arrangement, Arr
 def test_axes_are_never_dropped() -> None:
     space = AxisSpace()
     first, second = dim(space, 2), dim(space, 3)
-    assert moves((first, second), (first,)) is None
+    assert plan_moves((first, second), (first,)) is None
 
 
 @pytest.mark.parametrize(
@@ -310,7 +319,7 @@ def test_axes_are_never_dropped() -> None:
 def test_what_layouts_cost(source: str, target: str, expected: int) -> None:
     space = AxisSpace()
     groups = dim(space, 2), dim(space, 4), dim(space, 5), dim(space, 8)
-    plan = moves(LAYOUTS[source](*groups), LAYOUTS[target](*groups))
+    plan = plan_moves(LAYOUTS[source](*groups), LAYOUTS[target](*groups))
     assert plan is not None
     assert cost(plan) == expected
 
@@ -318,10 +327,10 @@ def test_what_layouts_cost(source: str, target: str, expected: int) -> None:
 def test_sizes_of_one_need_no_copy() -> None:
     space = AxisSpace()
     rows, depth = dim(space, 5), dim(space, 8)
-    plan = moves(((), rows, (), depth), ((), (), rows, depth))
-    assert plan == (Units((0, 2), (0, 1), ((), (), rows, depth)),)
-    assert moves((rows, depth), ((), rows, depth, ())) == (Units((), (0, 3), ((), rows, depth, ())),)
-    assert moves(((), rows, depth), (rows, depth)) == (Units((0,), (), (rows, depth)),)
+    plan = plan_moves(((), rows, (), depth), ((), (), rows, depth))
+    assert plan == (SqueezeUnsqueeze((0, 2), (0, 1), ((), (), rows, depth)),)
+    assert plan_moves((rows, depth), ((), rows, depth, ())) == (SqueezeUnsqueeze((), (0, 3), ((), rows, depth, ())),)
+    assert plan_moves(((), rows, depth), (rows, depth)) == (SqueezeUnsqueeze((0,), (), (rows, depth)),)
 
 
 @pytest.mark.parametrize(("perm", "expected"), [(None, [2, 1, 0]), ([1, 0, 2], [1, 0, 2])])

@@ -88,7 +88,7 @@ def test_pairs_give_what_the_model_gave(fields: dict[str, Any], seed: int) -> No
     checked(case, model, report, composed, range(seed, seed + 2))
 
 
-MASKS = itertools.product(("select", "select_twice", "add"), (-math.inf, FLOAT32_MIN), (True, False))
+MASKS = list(itertools.product(("select", "select_twice", "add"), (-math.inf, FLOAT32_MIN), (True, False)))
 
 
 @pytest.mark.parametrize(("mask", "fill", "masked_gradient"), MASKS)
