@@ -109,6 +109,10 @@ class CheckedNode:
         """The id if the operator has that extension, else None."""
         return id if id in self.extensions else None
 
+    def on(self, product: str) -> bool:
+        """Whether the node is checked for the product of that name ("950")."""
+        return self.product is not None and self.product.name == product
+
     def rank(self, name: str) -> int | None:
         """The rank of an input, or None if the input is absent or its rank unknown."""
         tensor = self[name]
@@ -143,6 +147,20 @@ def shape_is(name: str, tensor: TensorInfo | None, expected: Shape) -> Iterator[
     shape = None if tensor is None else tensor.shape
     if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
         yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
+
+
+def both_or_none(call: CheckedNode, names: tuple[str, str], stage: Stage, code: int) -> Iterator[Diagnostic]:
+    """Both inputs are given, or neither."""
+    given = [name for name in names if call[name] is not None]
+    if len(given) == 1:
+        other = names[1] if given[0] == names[0] else names[0]
+        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", stage, code)
+
+
+def out_of_range(name: str, what: str, found: int, limit: int, stage: Stage) -> Diagnostic:
+    """The diagnostic of a size that exceeds its documented limit."""
+    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
+    return Diagnostic(name, message, stage, extension="EXT-RANGE")
 
 
 def without_empty(call: CheckedNode) -> CheckedNode:

@@ -37,11 +37,6 @@ QUANT_SCALE2_PLACE = 10
 MAX_B_310P, MAX_S_310P = 128, 65535
 
 
-def is_310p(call: CheckedNode) -> bool:
-    """Whether the node is checked for 310P."""
-    return call.product is not None and call.product.name == "310P"
-
-
 def tensor(call: CheckedNode, name: str) -> TensorInfo | None:
     """An input. If it is a list of keys or values, the result is its first tensor."""
     listed = call.lists.get(name)
@@ -167,8 +162,8 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
     types = (call.dtype("query"), _dtype(tensor(call, "key")))
     step = 64 if "DT_INT4" in types else 32 if "DT_INT8" in types else 16
     aligned = not isinstance(sizes.d, int) or sizes.d % step == 0
-    limit_b = MAX_B_310P if is_310p(call) else MAX_B if aligned else MAX_B_UNALIGNED
-    limit_s = MAX_S_310P if is_310p(call) else MAX_S
+    limit_b = MAX_B_310P if call.on("310P") else MAX_B if aligned else MAX_B_UNALIGNED
+    limit_s = MAX_S_310P if call.on("310P") else MAX_S
     for what, size, limit in (
         ("batch size", sizes.b, limit_b),
         ("head count", sizes.n1, MAX_N),

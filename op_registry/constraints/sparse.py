@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, number, shape_is, size_text, text
+from fa_compiler.op_registry.constraints import core
+from fa_compiler.op_registry.constraints.core import CheckedNode, both_or_none, number, shape_is, size_text, text
 from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic, Stage
 from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
@@ -164,28 +165,21 @@ def selected_count(call: CheckedNode) -> Dim:
     return tensor.shape[-1] if tensor is not None and tensor.shape else None
 
 
-def windows(call: CheckedNode, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Diagnostic]:
-    """The named attributes state a window that the operator does not use. Each must have its largest value,
-    `wanted`."""
-    for name in names:
+def mode(call: CheckedNode, wanted: int, stage: Stage) -> Iterator[Diagnostic]:
+    """sparse_mode is 0 or 3. pre_tokens and next_tokens state a window that the operator does not use. Each must have
+    its largest value, `wanted`."""
+    yield from core.one_of(call, "sparse_mode", (0, 3))
+    for name in ("pre_tokens", "next_tokens"):
         value = call.attr(name)
         if value != wanted:
             yield Diagnostic(name, f"{name} is {number(value)}, expected {number(wanted)}", stage)
-
-
-def both_or_none(call: CheckedNode, names: tuple[str, str]) -> Iterator[Diagnostic]:
-    """Both inputs are given, or neither."""
-    given = [name for name in names if call[name] is not None]
-    if len(given) == 1:
-        other = names[1] if given[0] == names[0] else names[0]
-        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
 
 
 def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Diagnostic]:
     """Both rope parts are given, or neither. They have the shapes of query and key, with a head size of 64. With
     `mandatory`, the products need them."""
     names = ("query_rope", "key_rope")
-    yield from both_or_none(call, names)
+    yield from both_or_none(call, names, "aclnn", NULLPTR)
     if mandatory and call["query_rope"] is None and call["key_rope"] is None:
         for name in names:
             message = f"{name} is absent, expected one: it is optional in the prototype only"

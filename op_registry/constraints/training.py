@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, number, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, both_or_none, number, out_of_range, size_text, text
 from fa_compiler.op_registry.diagnostic import Diagnostic, Stage
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, Shape, differ, divide, shape_of
@@ -64,7 +64,7 @@ def equal_types(call: CheckedNode, names: tuple[str, ...]) -> Iterator[Diagnosti
     allowed = ", ".join(FLOATS)
     if first not in FP8:
         yield Diagnostic(names[0], f"{names[0]} is {first}, expected one of {allowed}", "aclnn")
-    elif call.product is None or call.product.name != "950":
+    elif not call.on("950"):
         yield Diagnostic(names[0], f"{names[0]} is {first}, which only 950 takes; expected one of {allowed}", "aclnn")
     else:
         for scale in ("d_scale_q", "d_scale_k", "d_scale_v"):
@@ -137,7 +137,7 @@ def head_groups(call: CheckedNode) -> Iterator[Diagnostic]:
     if isinstance(g.n1, int) and isinstance(g.n2, int) and g.n2 and g.n1 % g.n2:
         yield Diagnostic("key", f"key has {g.n2} heads, expected a divisor of the {g.n1} heads of query")
     if isinstance(g.n1, int) and g.n1 > MAX_N:
-        yield _out_of_range("query", "head count", g.n1, MAX_N)
+        yield out_of_range("query", "head count", g.n1, MAX_N, "document")
 
 
 def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Diagnostic]:
@@ -154,12 +154,12 @@ def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Diagnos
         if what != "B" and not (what == "S" and given_key_length(call)) and differ(k[axis], v[axis]):
             yield Diagnostic("value", f"value has {v[axis]} as {what}, expected {k[axis]} as key: {text(k)}")
     if isinstance(g.b, int) and g.b > MAX_B:
-        yield _out_of_range("query", "batch size", g.b, MAX_B)
+        yield out_of_range("query", "batch size", g.b, MAX_B, "document")
     elif isinstance(g.b, int) and g.b > prefix_batch and call["prefix"] is not None:
-        yield _out_of_range("query", "batch size beside a prefix", g.b, prefix_batch)
+        yield out_of_range("query", "batch size beside a prefix", g.b, prefix_batch, "document")
     for name, size in (("query", g.t1 if g.tnd else g.s1), ("key", g.t2 if g.tnd else g.s2)):
         if isinstance(size, int) and size > MAX_S:
-            yield _out_of_range(name, "sequence length", size, MAX_S)
+            yield out_of_range(name, "sequence length", size, MAX_S, "document")
 
 
 def _one_batch(call: CheckedNode) -> Iterator[Diagnostic]:
@@ -179,11 +179,6 @@ def _one_batch(call: CheckedNode) -> Iterator[Diagnostic]:
             return
 
 
-def _out_of_range(name: str, what: str, found: int, limit: int) -> Diagnostic:
-    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
-    return Diagnostic(name, message, "document", extension="EXT-RANGE")
-
-
 def keep_probability(call: CheckedNode) -> Iterator[Diagnostic]:
     """keep_prob is in (0, 1]."""
     keep = call.attr("keep_prob")
@@ -201,7 +196,23 @@ def pse_type_known(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
         yield Diagnostic(shift, f"{shift} is absent although pse_type is {kind}, expected pse_type 1", stage)
 
 
-def slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+def bias_type(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """The bias of pse_type 0 and 1 has the type of query."""
+    bias, query = call.dtype(shift), call.dtype("query")
+    if call.attr("pse_type") in (0, 1) and bias and query and bias != query:
+        wide = bias == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
+        message = f"{shift} is {bias}, expected {query} as query"
+        yield Diagnostic(shift, message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+
+
+def inner_pse(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """The slopes of pse_type 2 and 3 have their type and shape, and are used only where they are allowed."""
+    if call.attr("pse_type") in (2, 3) and call[shift] is not None:
+        yield from _slopes(call, shift)
+        yield from _inner_pse_positions(call, shift)
+
+
+def _slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
     """The slopes of pse_type 2 and 3 are float32 and have the shape [N1] or [B,N1]."""
     g, tensor = call.geometry, call[shift]
     if tensor is None:
@@ -217,7 +228,7 @@ def slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
         yield Diagnostic(shift, f"{shift} has the shape {text(tensor.shape)}, expected slopes {wanted}")
 
 
-def inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+def _inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
     """Where slopes (pse_type 2 and 3) may be used. Outside TND they need S1 == S2. In TND with a mask, sparse_mode 7
     excludes them, and in sparse_mode 8 the queries and keys of each sequence must end at the same position."""
     g, mode = call.geometry, call.attr("sparse_mode")
@@ -527,7 +538,16 @@ def prefix_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
             return
 
 
-def drop_bytes(call: CheckedNode) -> Iterator[Diagnostic]:
+def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
+    """drop_mask has a bit for each score, and is given if keep_prob is below 1."""
+    yield from _drop_bytes(call)
+    keep = call.attr("keep_prob")
+    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not call.on("950"):
+        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
+        yield Diagnostic("drop_mask", message, "document")
+
+
+def _drop_bytes(call: CheckedNode) -> Iterator[Diagnostic]:
     """drop_mask is UINT8 and has at least one bit for each score."""
     g, tensor = call.geometry, call["drop_mask"]
     if tensor is None:
@@ -629,7 +649,12 @@ def packed_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic(name, f"{name} ends at {max(ends)}, expected at most {total}, the positions of {tensor}")
 
 
-def rope_shapes(call: CheckedNode) -> Iterator[Diagnostic]:
+def rope(call: CheckedNode, stage: Stage, code: int) -> Iterator[Diagnostic]:
+    """Both rope inputs are given, or neither, and they are shaped as query and key."""
+    yield from list(both_or_none(call, ("query_rope", "key_rope"), stage, code)) or _rope_shapes(call)
+
+
+def _rope_shapes(call: CheckedNode) -> Iterator[Diagnostic]:
     """query_rope and key_rope have the types of query and key, and their shapes except for the last dimension."""
     for name, like in (("query_rope", "query"), ("key_rope", "key")):
         rope, base = call[name], call[like]

@@ -134,8 +134,5 @@ OPERATOR = Operator(
     variants=(EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        required_output="output",
-        type_rows=_type_rows,
-    ),
+    kernel=CpuKernel(required_output="output", type_rows=_type_rows),
 )

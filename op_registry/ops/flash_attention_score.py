@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fa_compiler.op_registry.constraints import training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, size_text, text
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
-from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.diagnostic import INVALID, Diagnostic
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import Dim, TensorInfo
@@ -184,17 +184,7 @@ PROTO_2026 = (
 
 rules = Rules(
     "FA",
-    typed=(
-        "query",
-        "key",
-        "value",
-        "real_shift",
-        "atten_mask",
-        "drop_mask",
-        "sink",
-        "query_rope",
-        "key_rope",
-    ),
+    typed=("query", "key", "value", "real_shift", "atten_mask", "drop_mask", "sink", "query_rope", "key_rope"),
 )
 
 
@@ -212,18 +202,8 @@ rules.shared(8, "pse_type", lambda call: training.pse_type_known(call, "real_shi
 def shift_type(call: CheckedNode) -> Iterator[Diagnostic]:
     """real_shift has the type that pse_type requires. Slopes also have their shape, and are used only where they are
     allowed."""
-    shift = call["real_shift"]
-    if shift is None:
-        return
-    if call.attr("pse_type") in (2, 3):
-        yield from training.slopes(call, "real_shift")
-        yield from training.inner_pse_positions(call, "real_shift")
-    elif call.attr("pse_type") in (0, 1):
-        query = call.dtype("query")
-        if shift.dtype and query and shift.dtype != query:
-            wide = shift.dtype == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
-            message = f"real_shift is {shift.dtype}, expected {query} as query"
-            yield Diagnostic("real_shift", message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+    yield from training.bias_type(call, "real_shift")
+    yield from training.inner_pse(call, "real_shift")
 
 
 @rules(10)
@@ -261,17 +241,7 @@ def band(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 rules.shared(14, "prefix", training.prefix_lengths)
-
-
-@rules(15)
-def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
-    """drop_mask has a bit for each score, and is given if keep_prob is below 1."""
-    yield from training.drop_bytes(call)
-    keep = call.attr("keep_prob")
-    draws = call.product is not None and call.product.name == "950"
-    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not draws:
-        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
-        yield Diagnostic("drop_mask", message, "document")
+rules.shared(15, "dropout", training.dropout)
 
 
 @rules(16)
@@ -302,16 +272,9 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
     """Both rope inputs are given, or neither, and they are shaped as query and key. They are documented for TND with D
     128 and Dr 64."""
-    given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
-    if not given:
-        return
-    if len(given) == 1:
-        other = "key_rope" if given[0] == "query_rope" else "query_rope"
-        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "document")
-        return
-    faults = list(training.rope_shapes(call))
+    faults = list(training.rope(call, "document", INVALID))
     yield from faults
-    if faults:
+    if faults or call["query_rope"] is None:
         return
     g, rope_tensor = call.geometry, call["query_rope"]
     width = rope_tensor.shape[-1] if rope_tensor and rope_tensor.shape else None

@@ -192,17 +192,8 @@ PROTO_2026 = (
 rules = Rules(
     "FAG",
     typed=(
-        "query",
-        "key",
-        "value",
-        "dy",
-        "pse_shift",
-        "atten_mask",
-        "drop_mask",
-        "attention_in",
-        "sink",
-        "query_rope",
-        "key_rope",
+        *("query", "key", "value", "dy", "pse_shift", "atten_mask", "drop_mask", "attention_in", "sink"),
+        *("query_rope", "key_rope"),
     ),
 )
 
@@ -211,11 +202,7 @@ rules = Rules(
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
     """query, key, value and dy have one type, and so has the bias of pse_type 0 and 1."""
     yield from training.equal_types(call, ("query", "key", "value", "dy"))
-    shift, query = call.dtype("pse_shift"), call.dtype("query")
-    if call.attr("pse_type") in (0, 1) and shift and query and shift != query:
-        wide = shift == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
-        message = f"pse_shift is {shift}, expected {query} as query"
-        yield Diagnostic("pse_shift", message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+    yield from training.bias_type(call, "pse_shift")
 
 
 rules.shared(2, "layout", training.layout_and_ranks)
@@ -257,12 +244,7 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
     """keep_prob is a probability. drop_mask has a bit for each score, and is given if keep_prob is below 1."""
     yield from training.keep_probability(call)
-    yield from training.drop_bytes(call)
-    keep = call.attr("keep_prob")
-    draws = call.product is not None and call.product.name == "950"
-    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not draws:
-        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
-        yield Diagnostic("drop_mask", message, "document")
+    yield from training.dropout(call)
 
 
 @rules(8)
@@ -300,35 +282,26 @@ def pse(call: CheckedNode) -> Iterator[Diagnostic]:
     """pse_type is known and fits pse_shift. Slopes have their type and shape, and the start indices fit 32 bits."""
     yield from training.pse_type_known(call, "pse_shift")
     yield from training.starts(call)
-    if call.attr("pse_type") in (2, 3) and call["pse_shift"] is not None:
-        yield from training.slopes(call, "pse_shift")
-        yield from training.inner_pse_positions(call, "pse_shift")
+    yield from training.inner_pse(call, "pse_shift")
 
 
 @rules(10)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
     """Both rope inputs are given, or neither, and they are shaped as query and key. The products require bfloat16, TND,
     a mask, no bias, no dropout and a D that is a multiple of 128."""
-    given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
-    if not given:
-        return
-    if len(given) == 1:
-        other = "key_rope" if given[0] == "query_rope" else "query_rope"
-        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
-        return
-    faults = list(training.rope_shapes(call))
+    faults = list(training.rope(call, "aclnn", NULLPTR))
     yield from faults
-    if faults:
+    if faults or call["query_rope"] is None:
         return
-    for name, message, code in _device_rope(call, given):
+    for name, message, code in _device_rope(call):
         yield Diagnostic(name, message, "aclnn", code, extension="EXT-GRAD-ROPE")
 
 
-def _device_rope(call: CheckedNode, given: list[str]) -> Iterator[tuple[str, str, int]]:
+def _device_rope(call: CheckedNode) -> Iterator[tuple[str, str, int]]:
     """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of these limits."""
     if call["atten_mask"] is None:
         yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
-    for name in ("query", "key", "value", *given):
+    for name in ("query", "key", "value", "query_rope", "key_rope"):
         dtype = call.dtype(name)
         if dtype and dtype != "DT_BF16":
             yield name, f"{name} is {dtype} with rope inputs, expected DT_BF16", INVALID

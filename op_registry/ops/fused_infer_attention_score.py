@@ -196,7 +196,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     query = call.dtype("query")
     if query is None:
         return
-    eight = ("DT_FLOAT8_E4M3FN", "DT_HIFLOAT8") if call.product is not None and call.product.name == "950" else ()
+    eight = ("DT_FLOAT8_E4M3FN", "DT_HIFLOAT8") if call.on("950") else ()
     if query not in (*prefill.HALFS, "DT_INT8", "DT_FLOAT", *eight):
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8", "aclnn")
         return

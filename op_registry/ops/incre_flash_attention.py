@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, shape_is, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, out_of_range, shape_is, text
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
@@ -143,16 +143,8 @@ CURRENT = (
 rules = Rules(
     "IFA",
     typed=(
-        "query",
-        "key",
-        "value",
-        "pse_shift",
-        "atten_mask",
-        "antiquant_scale",
-        "antiquant_offset",
-        "quant_scale2",
-        "quant_offset2",
-        "attention_out",
+        *("query", "key", "value", "pse_shift", "atten_mask", "antiquant_scale", "antiquant_offset"),
+        *("quant_scale2", "quant_offset2", "attention_out"),
     ),
     drops_empty=True,
 )
@@ -164,10 +156,6 @@ MAX_PAGE_WIDTH = 65536
 _HALFS = ("DT_FLOAT16", "DT_BF16")
 _INT8_PATH = ("dequant_scale1", "quant_scale1", "dequant_scale2")
 _QUANTISED = (*_INT8_PATH, "quant_scale2", "quant_offset2")
-
-
-def _is_310p(call: CheckedNode) -> bool:
-    return call.product is not None and call.product.name == "310P"
 
 
 def _caches(call: CheckedNode) -> Iterator[tuple[str, TensorInfo]]:
@@ -191,7 +179,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     elif query not in _HALFS:
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 or DT_BF16")
         return
-    elif _is_310p(call) and query != "DT_FLOAT16":
+    elif call.on("310P") and query != "DT_FLOAT16":
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 on 310P")
     keys = [tensor.dtype for tensor in call.lists.get("key", ()) if tensor.dtype]
     for name, tensor in _caches(call):
@@ -253,7 +241,7 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
     elif stated and heads // stated > MAX_GROUP:
         message = f"num_key_value_heads is {stated}, expected one for at most {MAX_GROUP} of {heads} heads"
         yield Diagnostic("num_key_value_heads", message)
-    elif _is_310p(call) and stated not in (0, heads):
+    elif call.on("310P") and stated not in (0, heads):
         yield Diagnostic("num_key_value_heads", f"num_key_value_heads is {stated}, expected 0 on 310P", "document")
 
 
@@ -264,23 +252,18 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
     if isinstance(sizes.d, int) and sizes.d > MAX_D:
         yield Diagnostic("query", f"query has the head size {sizes.d}, expected at most {MAX_D}")
     if isinstance(sizes.n2, int) and sizes.n2 > MAX_N:
-        yield _out_of_range("key", "head count", sizes.n2, MAX_N)
-    most = 256 if _is_310p(call) else MAX_B
+        yield out_of_range("key", "head count", sizes.n2, MAX_N, "tiling")
+    most = 256 if call.on("310P") else MAX_B
     if isinstance(sizes.b, int) and sizes.b > most:
-        yield _out_of_range("query", "batch size", sizes.b, most)
-    if not _is_310p(call):
+        yield out_of_range("query", "batch size", sizes.b, most, "tiling")
+    if not call.on("310P"):
         return
     for length in sizes.lengths:
         if isinstance(length, int) and length > 65536:
-            yield _out_of_range("key", "sequence length", length, 65536)
+            yield out_of_range("key", "sequence length", length, 65536, "tiling")
     unit = 32 if any(tensor.dtype == "DT_INT8" for _, tensor in _caches(call)) else 16
     if isinstance(sizes.d, int) and sizes.d % unit:
         yield Diagnostic("query", f"query has the head size {sizes.d}, expected a multiple of {unit} on 310P")
-
-
-def _out_of_range(name: str, what: str, found: int, limit: int) -> Diagnostic:
-    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
-    return Diagnostic(name, message, extension="EXT-RANGE")
 
 
 @rules(5)
@@ -329,7 +312,7 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
     tensor, sizes = call["atten_mask"], sizes_of(call)
     if tensor is None or not sizes.layout:
         return
-    legal = ("DT_BOOL", "DT_INT8", "DT_UINT8") + (("DT_FLOAT16",) if _is_310p(call) else ())
+    legal = ("DT_BOOL", "DT_INT8", "DT_UINT8") + (("DT_FLOAT16",) if call.on("310P") else ())
     if tensor.dtype and tensor.dtype not in legal:
         yield Diagnostic("atten_mask", f"atten_mask is {tensor.dtype}, expected {' or '.join(legal)}")
     if tensor.value is not None and tensor.dtype in ("DT_INT8", "DT_UINT8") and not ((tensor.value | 1) == 1).all():
@@ -544,7 +527,7 @@ def _quant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[
 @rules(13)
 def no_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
     """310P takes no scales of the INT8 path and no INT8 output."""
-    if not _is_310p(call):
+    if not call.on("310P"):
         return
     for name in _QUANTISED:
         if call[name] is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
@@ -102,11 +102,7 @@ def count(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_count", message, extension=sparse.SIZES if 0 < value <= sparse.INT32_MAX else None)
 
 
-@rules(5)
-def mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 or 3, without a window."""
-    yield from one_of(call, "sparse_mode", (0, 3))
-    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+rules.shared(5, "mode", lambda call: sparse.mode(call, sparse.INT64_MAX, "tiling"))
 
 
 @rules(6)
@@ -143,10 +139,5 @@ OPERATOR = Operator(
     variants=(OPDEF.OP_END_FACTORY_REG(), ASCEND950.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-        ),
-    ),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES")),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
-from fa_compiler.op_registry.constraints.prefill import UNLIMITED, is_310p
+from fa_compiler.op_registry.constraints.prefill import UNLIMITED
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, OF_QUERY, CpuKernel, TypeRow, type_row
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
@@ -152,7 +152,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
         extension = "EXT-PROMPT-FLOAT" if query == "DT_FLOAT" else None
         message = f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8"
         yield Diagnostic("query", message, "aclnn", extension=extension)
-    elif is_310p(call) and query != "DT_FLOAT16":
+    elif call.on("310P") and query != "DT_FLOAT16":
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 on 310P", "aclnn")
     for name in ("key", "value"):
         dtype = call.dtype(name)
@@ -182,7 +182,7 @@ def int8_results(call: CheckedNode) -> Iterator[Diagnostic]:
 @rules(7)
 def on_310p(call: CheckedNode) -> Iterator[Diagnostic]:
     """310P takes sparse_mode 0 with a boolean mask. It takes no head groups, no bias and nothing quantised."""
-    if not is_310p(call):
+    if not call.on("310P"):
         return
     for name, allowed in (
         ("sparse_mode", (0,)),
@@ -242,11 +242,7 @@ OPERATOR = Operator(
     infer=infer,
     rules=rules,
     kernel=CpuKernel(
-        extensions=(
-            "EXT-PROMPT-FLOAT",
-            "EXT-PROMPT-SIZES",
-            "EXT-PROMPT-MODES",
-        ),
+        extensions=("EXT-PROMPT-FLOAT", "EXT-PROMPT-SIZES", "EXT-PROMPT-MODES"),
         required_output="attention_out",
         type_rows=_type_rows,
     ),

@@ -171,7 +171,5 @@ OPERATOR = Operator(
     variants=(CURRENT.OP_END_FACTORY_REG(),),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        required_output="attn_out",
-    ),
+    kernel=CpuKernel(required_output="attn_out"),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import Shape, shape_of
@@ -99,8 +99,7 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
     if sizes is None:
         return
     yield from sparse.head_groups(call, sizes)
-    any_count = call.product is not None and call.product.name == "950"
-    yield from sparse.one_of("query", "the head count", sizes.n1, range(1, 129) if any_count else sparse.POWERS)
+    yield from sparse.one_of("query", "the head count", sizes.n1, range(1, 129) if call.on("950") else sparse.POWERS)
 
 
 @rules(4)
@@ -127,19 +126,14 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from sparse.rope(call, sizes, mandatory="sinks" not in call.spec.input_names)
 
 
-@rules(7)
-def mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 or 3, without a window."""
-    yield from one_of(call, "sparse_mode", (0, 3))
-    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+rules.shared(7, "mode", lambda call: sparse.mode(call, sparse.INT64_MAX, "tiling"))
 
 
 @rules(8)
 def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
     """sparse_block_size is a power of two up to 128 (1 on 950). It divides the size of a page."""
     size = call.attr("sparse_block_size")
-    only_one = call.product is not None and call.product.name == "950"
-    allowed = (1,) if only_one else sparse.POWERS
+    allowed = (1,) if call.on("950") else sparse.POWERS
     if size not in allowed:
         message = f"sparse_block_size is {size}, expected {', '.join(map(str, allowed))}"
         yield Diagnostic("sparse_block_size", message, extension=sparse.SIZES if 0 < size <= sparse.INT32_MAX else None)
@@ -226,12 +220,5 @@ OPERATOR = Operator(
     variants=(OPDEF_2025_12.OP_END_FACTORY_REG(), PROTO_2026.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-            "EXT-SPARSE-HEADS",
-            "EXT-SPARSE-EMPTY-ROWS",
-        ),
-    ),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-SPARSE-HEADS", "EXT-SPARSE-EMPTY-ROWS")),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import shape_of
@@ -156,11 +156,7 @@ def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_block_size", message, "document", extension=extension)
 
 
-@rules(7)
-def mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 or 3, without a window."""
-    yield from one_of(call, "sparse_mode", (0, 3))
-    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT32_MAX, "document")
+rules.shared(7, "mode", lambda call: sparse.mode(call, sparse.INT32_MAX, "document"))
 
 
 @rules(8)
@@ -225,11 +221,7 @@ OPERATOR = Operator(
     infer=infer,
     rules=rules,
     kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-            "EXT-SPARSE-HEADS",
-        ),
+        extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-SPARSE-HEADS"),
         reordered=("opdef_2026_reordered",),
     ),
 )

@@ -224,11 +224,5 @@ OPERATOR = Operator(
     variants=(OPDEF_2025_12.OP_END_FACTORY_REG(), OPDEF_2026.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-            "EXT-LOSS-FLOOR",
-        ),
-    ),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-LOSS-FLOOR")),
 )
