@@ -1,4 +1,5 @@
-"""All attributes of a node: those of its prototype, the counts of its lists, and those of the CPU kernel."""
+"""All attributes of a node: those of its prototype, the tensor counts of dynamic inputs, and those of the CPU
+kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
 
 
 def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Every attribute of `spec` in REG_OP order: those given, and the default of the others.
+    """Every attribute of `spec` in REG_OP order, with the given value or its default.
 
-    Behind them follow `<name>_count` and extension attributes, where given. Values are checked against the
-    attribute's type and turned into it (8.0 is no Int, 1 is a Float). Raises NodeError for an unknown
-    attribute, a missing required one, a wrong type, or a Float that is no finite float32.
+    The `<name>_count` and extension attributes that are given come after them. Each value is checked against the
+    attribute's type and converted to it: 1 is a Float, but 8.0 is not an Int. Raises NodeError for an unknown
+    attribute, a missing required one, a value of a wrong type, or a Float that is not a finite float32.
     """
     extra = extra_attrs(spec)
     for name in attrs:
@@ -38,7 +39,8 @@ def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
-    """The attributes a node may have beside those of its prototype: tensor counts and extensions."""
+    """The attributes that a node may have in addition to those of its prototype: tensor counts and extension
+    attributes."""
     counts = [f"{entry.name}_count" for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
     extended = [entry.spec for entry in extensions_of(spec.name)]
     return {

@@ -1,7 +1,7 @@
-"""A call with arrays: its inputs in one form, and the registry's check of it.
+"""Calls with arrays: their inputs are brought into one form, and the registry checks them.
 
-The reference and the CPU kernel, when it runs eagerly, both begin here. They therefore take the same inputs and refuse
-the same calls.
+The reference begins here, and so does the CPU kernel when it runs eagerly. Both therefore take the same inputs and
+refuse the same calls.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from fa_compiler.op_registry.verify import verify
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array | list[Array]]
-"""Inputs by name, absent ones missing; a dynamic input is a list."""
+"""Inputs by name. Absent inputs are missing. A dynamic input is a list."""
 
 
 def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
-    """The inputs of a call as arrays in the machine's byte order; an input that is None is absent.
+    """The inputs of a call as arrays in the machine's byte order. An input that is None is absent.
 
-    An array that has this order already is not copied. For operators that take an empty optional input for an absent
-    one, it is left out. If the prototype gives an input one type only, Python numbers and lists of them become arrays
-    of that type, provided that their values fit. A dynamic input takes a sequence of tensors, or its only tensor.
+    An array that already has this byte order is not copied. Some operators treat an empty optional input as absent;
+    such an input is left out. If the prototype allows only one type for an input, Python numbers and lists of numbers
+    become arrays of that type, provided that their values fit. A dynamic input takes a sequence of tensors, or a single
+    tensor.
 
-    Raises NodeError for an unknown name, and its subclass InputError for an input that is no tensor of numbers: a
-    masked array with masked elements, objects, strings, a list of arrays in the place of one tensor.
+    Raises NodeError for an unknown name. Raises its subclass InputError for an input that is not a tensor of numbers: a
+    masked array with masked elements, objects, strings, or a list of arrays where one tensor is expected.
     """
     for name in inputs:
         if name not in spec.input_names:
@@ -58,16 +59,16 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
 def refusal(
     spec: OpSpec, arrays: Arrays, attrs: Mapping[str, Any], cann: str | None = None, doubles: bool = False
 ) -> Diagnostic | None:
-    """The first constraint that the call breaks and no extension of the CPU kernel allows, or None.
+    """The first constraint that the call breaks and that no extension of the CPU kernel relaxes, or None.
 
-    `doubles` takes float64 for float32: the reference computes both alike.
+    With `doubles`, float64 counts as float32, because the reference computes both in the same way.
     """
 
     def info(array: Array) -> TensorInfo:
         dtype = dtypes.from_numpy(array.dtype) or ""
         if doubles and dtype == "DT_DOUBLE":
             dtype = "DT_FLOAT"
-        # No rule that a call is refused by reads the content of floats.
+        # The content of float tensors is left out: no call is refused because of it.
         return TensorInfo(dtype, array.shape, array if array.dtype.kind in "biu" else None)
 
     tensors = {
@@ -92,15 +93,15 @@ def _array(spec: OpSpec, entry: InputSpec, value: Any, name: str) -> Array:
     if array.dtype.hasobject or dtypes.from_numpy(array.dtype) is None:
         raise InputError(spec.name, name, f"is an array of dtype {array.dtype}, which no input has")
     if not hasattr(value, "dtype"):
-        array = _of_the_only_type(entry, array)
+        array = _as_only_type(entry, array)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array
 
 
-def _of_the_only_type(entry: InputSpec, array: Array) -> Array:
-    """An array of Python numbers in the one type that the input may have; unchanged if it may have several, or if the
-    numbers do not fit."""
+def _as_only_type(entry: InputSpec, array: Array) -> Array:
+    """Converts an array of Python numbers to the only type that the input may have. The array is returned unchanged if
+    the input may have several types, or if the numbers do not fit."""
     if len(entry.dtypes) != 1 or dtypes.lookup(entry.dtypes[0]).numpy is None:
         return array
     wanted = dtypes.to_numpy(entry.dtypes[0])

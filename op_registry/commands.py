@@ -1,4 +1,4 @@
-"""What `fa-compiler registry` prints. The functions return text or records; printing is the caller's."""
+"""What `fa-compiler registry` prints. The functions return text or records; the caller prints them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["Difference", "OpSpec", "diff_paths", "facts", "list_ops", "show"]
 
 
 def list_ops() -> list[OpSpec]:
-    """The newest variant of every operator, by name."""
+    """The newest variant of every operator, sorted by name."""
     return [get(name) for name in names()]
 
 
 def show(op_type: str, cann: str | None = None) -> str:
-    """The REG_OP text of an operator, of the newest variant or the one for a CANN version or variant name.
+    """The REG_OP text of an operator's newest variant, or of the variant that `cann` (a CANN version or a variant name)
+    chooses.
 
     Raises UnknownOp, UnknownVariant.
     """
@@ -24,8 +25,8 @@ def show(op_type: str, cann: str | None = None) -> str:
 
 
 def facts(op_type: str, cann: str | None = None) -> list[tuple[str, str]]:
-    """What the registry knows beside the REG_OP text, as (label, text): variant, sources, products,
-    variants."""
+    """What the registry knows in addition to the REG_OP text, as pairs (label, text): variant, sources, notes, products
+    and the names of all variants."""
     spec = get(op_type, cann)
     lines = [("variant", spec.variant + (f", from CANN {spec.cann}" if spec.cann else ", CANN release not known"))]
     lines += [("source", source) for source in spec.sources]

@@ -1,4 +1,4 @@
-"""What is wrong with a node: the one kind of message that rules yield and `verify` returns."""
+"""The diagnostic: the one kind of message that the rules yield and `verify` returns."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ NULLPTR = 161001
 """ACLNN_ERR_PARAM_NULLPTR: a required input, output or attribute is missing."""
 
 INVALID = 161002
-"""ACLNN_ERR_PARAM_INVALID: anything else that a check of the parameters refuses. The checks of the operator's
-tiling and the limits stated only in documents have it too, as the aclnn documents file them."""
+"""ACLNN_ERR_PARAM_INVALID: any other parameter that a check refuses. The aclnn documents also use this status for the
+checks of the operator's tiling and for limits that only the documents state."""
 
 GENERIC = "G0"
-"""The rule that every operator has: required inputs and attributes are there; names, types and product are known."""
+"""The number of the checks that every operator has: required inputs and attributes are present, and names, types and
+the product are known."""
 
 Stage = Literal["aclnn", "tiling", "document"]
-"""Where a constraint is checked on Ascend: in the aclnn interface, while the operator is compiled or tiled,
-or nowhere (it is stated in documents only)."""
+"""Where Ascend checks a constraint: in the aclnn interface, while the operator is compiled or tiled, or nowhere,
+because only a document states it."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
     """A constraint that a node breaks.
 
-    `tensor` is the input, output or attribute that it is about. `message` is a sentence that names it, what was found
-    and what was expected. `stage` says where Ascend would notice, `code` is the aclnn status: 161001 if a required
-    parameter is missing, 161002 otherwise. `extension` is the id of the extension by which the CPU kernel takes the
-    node nevertheless. `constraint` is the number of the rule ("FA.11"); `verify` fills it in.
+    `tensor` is the input, output or attribute that the message is about. `message` is a sentence that names it, what
+    was found and what was expected. `stage` says where Ascend would notice. `code` is the aclnn status: 161001 if a
+    required parameter is missing, 161002 otherwise. `extension` is the id of the extension that lets the CPU kernel
+    take the node nevertheless, or None. `constraint` is the number of the rule ("FA.11"); `verify` fills it in.
     """
 
     tensor: str

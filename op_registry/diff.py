@@ -1,8 +1,8 @@
-"""What differs between the prototypes of an installed CANN and those we emit.
+"""The differences between the prototypes of an installed CANN and those of the registry.
 
-The headers of an installation (REG_OP text) are compared operator by operator with a variant of the
-registry. A difference is *serious* if a node we write could be refused or read wrongly by that CANN; the
-others are for the record: what the installation has and we do not use.
+The headers of an installation (REG_OP text) are compared operator by operator with a variant of the registry. A
+difference is *serious* if the installed CANN could refuse a node we write, or read it wrongly. The other differences
+are for information only: for example what the installation has and we do not use.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ HEADER_SUFFIXES = (".h", ".hpp", ".hh", ".inc")
 
 
 class Change(StrEnum):
-    """The kinds of difference. "missing" is what we emit and the header lacks, "extra" the other way
-    round."""
+    """The kinds of difference. "missing" means that we write something the header lacks, "extra" that the header has
+    something our prototype lacks."""
 
     MISSING_OP = "missing op"
     UNREADABLE = "unreadable"
@@ -48,9 +48,9 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. `ours` and `theirs` are the two states as text, `where` the header as "file:line" (""
-    if the operator was not found), `name` the input, output or attribute ("" where it is about the whole
-    operator)."""
+    """One difference. `ours` and `theirs` are the two states as text. `where` is the place of the header as
+    "file:line", or "" if no header declares the operator. `name` is the input, output or attribute, or "" if the whole
+    operator is meant."""
 
     op: str
     change: Change
@@ -66,17 +66,17 @@ class Difference:
         return f"{place}{self.op}: {self.sentence}"
 
 
-_Make = Callable[[Change, str, str, str, str, bool], Difference]
-"""Makes a Difference of one operator from change, name, ours, theirs, sentence, serious."""
+_MakeDifference = Callable[[Change, str, str, str, str, bool], Difference]
+"""Makes a Difference of one operator. The arguments are change, name, ours, theirs, sentence and serious."""
 
 
 def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Difference]:
-    """Compare the headers in `paths` (files, or folders searched through) with what we emit.
+    """Compares the headers in `paths` (files, or folders that are searched) with the registry.
 
-    `cann` chooses the variants compared with, as in `get`; operators the registry does not know at that
-    version are left out. Raises RegistryError if a path cannot be read or holds no prototype at all, and
-    UnknownVariant if `cann` fits no operator. A prototype that cannot be read is a difference, not an
-    error.
+    `cann` chooses the variants to compare with, as in `get`. An operator that has no such variant is not compared, and
+    each of its headers is reported as such. A prototype that cannot be read is reported as a difference. Raises
+    RegistryError if a path cannot be read or if there is no prototype at all, and UnknownVariant if `cann` fits no
+    operator.
     """
     expected = _expected(cann)
     entries = [entry for path in _files(paths) for entry in parse_file(path, only=names())]
@@ -100,7 +100,8 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
 
 
 def diff_op(ours: OpSpec, theirs: OpSpec, where: str = "") -> list[Difference]:
-    """The differences of one operator, inputs first, then outputs and attributes."""
+    """The differences of one operator: first the inputs, then outputs and attributes. If the header is another of our
+    variants, the first difference says so."""
 
     def difference(change: Change, name: str, own: str, other: str, sentence: str, serious: bool) -> Difference:
         return Difference(ours.name, change, name, own, other, sentence, where, serious)
@@ -119,7 +120,7 @@ def diff_op(ours: OpSpec, theirs: OpSpec, where: str = "") -> list[Difference]:
 
 
 def _diff_tensors(
-    make: _Make, what: str, ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]
+    make: _MakeDifference, what: str, ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]
 ) -> Iterator[Difference]:
     own, other = {entry.name: entry for entry in ours}, {entry.name: entry for entry in theirs}
     change = {kind: Change(f"{kind} {what}") for kind in ("missing", "extra")}
@@ -141,11 +142,11 @@ def _diff_tensors(
         yield from _diff_tensor(make, what, own[name], other[name])
 
 
-def _diff_tensor(make: _Make, what: str, ours: TensorSpec, theirs: TensorSpec) -> Iterator[Difference]:
+def _diff_tensor(make: _MakeDifference, what: str, ours: TensorSpec, theirs: TensorSpec) -> Iterator[Difference]:
     name = ours.name
     if ours.kind is not theirs.kind:
         sentence = f"{what} {name} is {theirs.kind} in the header, {ours.kind} in our prototype"
-        # A required tensor where ours is optional is one we may leave out; a dynamic one is written otherwise.
+        # We may leave out a tensor that is optional in our prototype. A dynamic tensor is written differently.
         serious = Kind.DYNAMIC in (ours.kind, theirs.kind) or theirs.kind is Kind.REQUIRED
         yield make(Change(f"{what} kind"), name, ours.kind, theirs.kind, sentence, serious)
     change = Change(f"{what} types")
@@ -164,7 +165,7 @@ def _diff_tensor(make: _Make, what: str, ours: TensorSpec, theirs: TensorSpec) -
         yield make(change, name, ", ".join(ours.dtypes), ", ".join(theirs.dtypes), sentence, bool(missing))
 
 
-def _diff_attrs(make: _Make, ours: Sequence[AttrSpec], theirs: Sequence[AttrSpec]) -> Iterator[Difference]:
+def _diff_attrs(make: _MakeDifference, ours: Sequence[AttrSpec], theirs: Sequence[AttrSpec]) -> Iterator[Difference]:
     own, other = {entry.name: entry for entry in ours}, {entry.name: entry for entry in theirs}
     for name, entry in own.items():
         if name not in other:
@@ -192,7 +193,7 @@ def _attr_text(entry: AttrSpec) -> str:
 
 
 def _same(ours: OpSpec, theirs: OpSpec) -> bool:
-    """Whether two prototypes agree in all but the spelling of types and defaults."""
+    """Whether two prototypes agree in everything except the spelling of types and defaults."""
 
     def facts(spec: OpSpec) -> object:
         tensors = [(entry.name, entry.kind, frozenset(entry.dtypes)) for entry in (*spec.inputs, *spec.outputs)]
@@ -229,7 +230,8 @@ def _not_compared(entry: Parsed, cann: str | None) -> Difference:
 
 
 def _distinct(entries: Iterable[Parsed]) -> list[Parsed]:
-    """Headers are often installed several times: of equal prototypes only the first is kept."""
+    """The entries with different prototypes. Of equal prototypes only the first is kept, because headers are often
+    installed several times."""
     kept: list[Parsed] = []
     for entry in entries:
         if all(entry.spec != other.spec for other in kept):

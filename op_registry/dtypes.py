@@ -1,7 +1,7 @@
 """Data types under their three names: GE ("DT_FLOAT16"), ONNX (TensorProto number) and NumPy.
 
-GE names are the ones the registry uses everywhere. The prototype text of some headers spells
-float32 as DT_FLOAT32; `canonical` folds such spellings.
+The registry uses the GE names. The prototype text of some headers spells float32 as DT_FLOAT32; `canonical` replaces
+such spellings.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fa_compiler.op_registry.errors import RegistryError
 
 @dataclass(frozen=True)
 class DType:
-    """One type. `onnx` is the TensorProto.DataType number, `numpy` a NumPy or ml_dtypes name; either may be
-    absent. `bits` is the size of one element. `onnx_name` is the type's name in ONNX schema strings."""
+    """One type. `onnx` is the TensorProto.DataType number, `numpy` a NumPy or ml_dtypes name; each is None if there is
+    no such type. `bits` is the size of one element. `onnx_name` is the type's name in ONNX schema strings."""
 
     ge: str
     bits: int
@@ -52,7 +52,7 @@ TABLE = (
     DType("DT_HIFLOAT8", 8),
     DType("DT_STRING", 0, 8, "string", "object"),
 )
-"""Every type a prototype of the registry names, and those ONNX shares with GE."""
+"""Every type that a prototype of the registry names, and the types that ONNX shares with GE."""
 
 SPELLINGS = {
     "DT_FLOAT32": "DT_FLOAT",
@@ -61,7 +61,7 @@ SPELLINGS = {
     "DT_BFLOAT16": "DT_BF16",
     "DT_Int32": "DT_INT32",
 }
-"""Other spellings met in prototype text, and the name the registry uses."""
+"""Other spellings found in prototype text, and the names that the registry uses."""
 
 _BY_GE = {entry.ge: entry for entry in TABLE}
 _BY_ONNX = {entry.onnx: entry for entry in TABLE if entry.onnx is not None}
@@ -76,7 +76,7 @@ def canonical(name: str) -> str:
 
 
 def lookup(name: str) -> DType:
-    """The table's row of a GE name. Raises RegistryError for a name outside the table."""
+    """The table row of a GE name. Raises RegistryError for a name outside the table."""
     entry = _BY_GE.get(canonical(name))
     if entry is None:
         raise RegistryError(f"unknown GE data type {name!r}")
@@ -101,7 +101,8 @@ def from_numpy(dtype: Any) -> str | None:
 
 
 def to_numpy(name: str) -> np.dtype[Any]:
-    """NumPy dtype of a GE name. The narrow floats come from ml_dtypes; RegistryError if there is none."""
+    """NumPy dtype of a GE name. The narrow floats come from ml_dtypes. Raises RegistryError if neither package has the
+    type."""
     entry = lookup(name)
     if entry.numpy is None:
         raise RegistryError(f"{name} has no NumPy type")

@@ -1,4 +1,4 @@
-"""What goes wrong in the registry: each error is one clear line, ready to be shown to the user."""
+"""The errors of the registry. Each message is one clear line that can be shown to the user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NodeError(RegistryError):
 
 
 class InputError(NodeError):
-    """One input of a call with arrays, which is no tensor. `input` names it, `problem` says what is wrong with it."""
+    """An input of a call with arrays that is not a tensor. `input` names it, `problem` says what is wrong with it."""
 
     def __init__(self, op_type: str, name: str, problem: str) -> None:
         super().__init__(f"{op_type}: {name}: {problem}")
@@ -49,7 +49,7 @@ class RegOpSyntaxError(RegistryError):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What a message about an unknown `name` ends with: the closest known name, or all of them."""
+    """The end of a message about an unknown `name`: the closest known name, or all known names."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     if close:

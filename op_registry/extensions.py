@@ -1,8 +1,8 @@
-"""What the CPU kernels take and Ascend does not: a closed table.
+"""The extensions: what the CPU kernels take although Ascend does not. The table is complete.
 
 A model for ONNX Runtime may use extensions. A model for an Ascend product may not, and `verify` says which ones it
-uses. An extension is either a relaxed shape, size or type of an operator, or an attribute whose name begins with
-`cpu_`. Everything else that breaks a constraint is an error on every target.
+uses. An extension is either a relaxed limit on a shape, size or type of an operator, or an attribute whose name begins
+with `cpu_`. Everything else that breaks a constraint is an error on every target.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ gives 0, and "zero" says the same. "mean" gives the mean of value over all keys,
 mask, "nan" NaN."""
 
 MASKED_VALUES = ("", "zero")
-"""Values of cpu_masked_values: whether a masked key that has a score by cpu_mask_value adds its value to the result.
+"""Values of cpu_masked_values: whether a masked key whose score is cpu_mask_value contributes its value to the result.
 "" says that it does, "zero" that it does not."""
 
 MASKED_BIAS = ("", "added")
-"""Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added" every key has a
-score, cpu_mask_value plus its bias, and no row is empty."""
+"""Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added", the score of a
+masked key is cpu_mask_value plus its bias. Every key then has a score, and no row is empty."""
 
 NAN_ROWS = ("", "zero", "infinite")
 """Values of cpu_nan_rows: the result of a row whose softmax is undefined, because a score is NaN or +inf or all
@@ -35,8 +35,8 @@ are -inf, and NaN otherwise."""
 class Extension:
     """One extension. The operators that have it name its `id` in their files.
 
-    An extension that is an attribute has the attribute's name as `attr`. The attribute takes one of `values`; if `kind`
-    is "Float", it takes any finite number. `default` is its value if it is absent. `widens` says that all float16 and
+    If the extension is an attribute, `attr` is the attribute's name. The attribute takes one of `values`, or any finite
+    number if `kind` is "Float". `default` is the value of an absent attribute. `widens` says that all float16 and
     bfloat16 tensors may be float32.
     """
 
@@ -50,7 +50,7 @@ class Extension:
 
     @property
     def spec(self) -> AttrSpec | None:
-        """The attribute as a prototype would have it, None if the extension is no attribute."""
+        """The attribute as a prototype would declare it, or None if the extension is not an attribute."""
         if self.attr is None:
             return None
         return AttrSpec(self.attr, self.kind, False, self.default)

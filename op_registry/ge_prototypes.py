@@ -1,9 +1,10 @@
-"""Prototypes of all operators of GE, not only those this registry keeps the history of.
+"""Prototypes of all operators of GE, not only of those in the registry.
 
-The file `ge_prototypes.jsonl.xz` holds one operator a line, in alphabetical order: names and kinds of inputs, outputs
-and attributes in prototype order, the text of the inputs' type expressions, defaults. It was dumped from the compiled
-REG_OP headers of CANN's open sources (operators of 2026-08, and torchair's older set where they lack one). Type names
-that the headers bind elsewhere (`T` of a DATATYPE) and the types of outputs are not in it.
+The file `ge_prototypes.jsonl.xz` holds one operator per line, in alphabetical order. A line gives the names and kinds
+of inputs, outputs and attributes in prototype order, the text of the inputs' type expressions, and the defaults. The
+file was dumped from the compiled REG_OP headers of CANN's open sources: the operators of 2026-08, and the operators of
+torchair's older set that are missing there. It holds neither the types of outputs nor the DATATYPE clauses, which bind
+type names such as `T`.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _ATTR_TYPES = {
 
 
 def ge_prototype(op_type: str) -> OpSpec | None:
-    """The newest prototype of a GE operator; None where none is known.
+    """The newest known prototype of a GE operator, or None.
 
-    The operators this registry describes itself come from there, with all it knows of them. `dtypes` of an input are
-    empty where its type expression is an alias.
+    For an operator of the registry it is the registry's prototype with all its facts. For the others, `dtypes` of an
+    input is empty if its type expression is an alias.
     """
     if op_type in names():
         return get(op_type)
@@ -47,7 +48,7 @@ def ge_prototype(op_type: str) -> OpSpec | None:
 
 
 def ge_operators() -> tuple[str, ...]:
-    """Names of all operators that have a prototype, in alphabetical order."""
+    """Names of all operators that have a known prototype, in alphabetical order."""
     return tuple(sorted({*_lines(), *names()}))
 
 

@@ -1,8 +1,9 @@
-"""The types that a type expression of REG_OP allows, its named sets included.
+"""The types that a type expression of REG_OP allows.
 
-`TensorType({BasicType(), DT_BOOL})` and `TensorType::RealNumberType()` name sets that CANN's headers define; their
-members are listed here, bfloat16 among them, which the newer headers added. `ALL()` is every type. A `T` that a
-DATATYPE clause binds is not in the text, so that nothing is known of it.
+Expressions such as `TensorType({BasicType(), DT_BOOL})` and `TensorType::RealNumberType()` name sets of types that
+CANN's headers define. The members of these sets are listed here, including bfloat16, which the newer headers added.
+`ALL()` stands for every type. The expression `T` is bound by a DATATYPE clause, so it does not tell the types by
+itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SETS = {
     "IntegerDataType": _INTEGERS,
     "IndexNumberType": ("DT_INT32", "DT_INT64"),
 }
-"""The sets of types that headers name, by that name."""
+"""The sets of types that the headers define, by name."""
 
 BOUND = {
     "Abs.x": (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64"),
@@ -43,13 +44,13 @@ BOUND = {
     "Pow.x1": (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8"),
     "Pow.x2": (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8"),
 }
-"""Types of inputs whose text is only a `T` that a DATATYPE clause binds, for operators that models use; of the types
-the clauses name, those that ONNX has, too."""
+"""Types of inputs whose expression is only a `T` that a DATATYPE clause binds, for operators that models use. Types
+that ONNX does not have are left out."""
 
 
 @cache
 def types_of(written: str) -> tuple[str, ...] | None:
-    """GE names that a type expression allows; None where it allows every type, or does not say."""
+    """The GE names that a type expression allows, or None if it allows every type or does not name any."""
     found = [canonical(word) for word in re.findall(r"\bDT_\w+", written)]
     rest = re.sub(r"\bDT_\w+", "", written)
     for word in re.findall(r"\w+", rest):
@@ -60,7 +61,7 @@ def types_of(written: str) -> tuple[str, ...] | None:
 
 
 def input_types(spec: OpSpec, name: str) -> tuple[str, ...] | None:
-    """GE names that input `name` of an operator may have; None where all may, or nothing is known."""
-    if spec.products:  # an operator this registry describes itself
+    """The GE names that input `name` of an operator may have, or None if it may have all or nothing is known."""
+    if spec.products:  # only operators of the registry have products
         return spec.legal_types(name) or None
     return BOUND.get(f"{spec.name}.{name}") or types_of(spec.input(name).written)

@@ -1,4 +1,4 @@
-"""The sizes of one attention call, read off the shapes of query, key and value by their layout.
+"""The sizes of one attention call, read from the shapes of query, key and value according to their layout.
 
 | layout | query | key | value |
 |---|---|---|---|
@@ -8,7 +8,8 @@
 | BNSD | B,N1,S1,D | B,N2,S2,D | B,N2,S2,Dv |
 | TND | T1,N1,D | T2,N2,D | T2,N2,Dv |
 
-No attribute states N2: in BSH and SBH it follows from D = H1 / head_num. Sizes may be symbols or unknown.
+No attribute states N2. In BSH and SBH it follows from D, which is the last dimension of query divided by head_num.
+Sizes may be symbols or unknown.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ LAYOUTS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
 """The layouts of the training operators, and the rank of query, key and value in each."""
 
 BATCH_AXIS = {"BSH": 0, "SBH": 1, "BSND": 0, "BNSD": 0}
-"""Where query, key and value have their batch; TND packs it."""
+"""The batch axis of query, key and value. In TND the batch is packed."""
 
 SEQUENCE_AXIS = {"BSH": 1, "SBH": 0, "BSND": 1, "BNSD": 2}
-"""Where they have their tokens; TND packs those, too."""
+"""The axis of the tokens in query, key and value. In TND the tokens of all sequences are packed."""
 
 STATISTICS = 8
-"""Columns of softmax_max and softmax_sum, all equal."""
+"""The number of columns of softmax_max and softmax_sum. All columns are equal."""
 
 Shape = tuple[Dim, ...]
 
@@ -37,9 +38,9 @@ Shape = tuple[Dim, ...]
 @dataclass(frozen=True)
 class Geometry:
     """Sizes of a call. `t1`, `t2`, `q_lens` and `kv_lens` are for TND only, `s1` and `s2` for the other layouts. `b` is
-    the batch size, in TND the number of sequences, if it is known. `q_lens` and `kv_lens` are the lengths of the
-    sequences. If the tensors disagree, D is that of query, N2 and S2 are those of key, and B is that of query, unless
-    the operator repeats a batch of 1."""
+    the batch size; in TND it is the number of sequences, if it is known. `q_lens` and `kv_lens` are the lengths of the
+    sequences. If the tensors disagree, B and D are those of query, and N2 and S2 are those of key. If the operator
+    repeats a batch of 1, B is the batch size after the repetition."""
 
     layout: str
     b: Dim = None
@@ -61,7 +62,7 @@ class Geometry:
 
 
 def differ(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are certainly different: only known numbers are."""
+    """Whether two sizes are certainly different. Only known numbers can be."""
     return isinstance(a, int) and isinstance(b, int) and a != b
 
 
@@ -71,14 +72,15 @@ def same(a: Dim, b: Dim) -> bool:
 
 
 def shape_of(tensor: TensorInfo | None, rank: int) -> Shape:
-    """A tensor's shape if it has the rank, else all unknown."""
+    """The tensor's shape if it has this rank, otherwise a shape of unknown sizes."""
     if tensor is None or tensor.shape is None or len(tensor.shape) != rank:
         return (None,) * rank
     return tensor.shape
 
 
 def lengths(tensor: TensorInfo | None) -> tuple[int, ...] | None:
-    """The lengths of packed sequences from constant cumulative sums; a negative step counts as 0."""
+    """The lengths of packed sequences from constant cumulative sums, or None if the sums are not constant. A negative
+    step counts as 0."""
     if tensor is None or tensor.value is None:
         return None
     ends = np.asarray(tensor.value, dtype=np.int64).reshape(-1)
@@ -94,22 +96,22 @@ def measure(
     q_ends: TensorInfo | None = None,
     kv_ends: TensorInfo | None = None,
     repeats: bool = False,
-    roomy: bool = False,
+    key_length: bool = False,
 ) -> Geometry:
     """The sizes of a call. Unknown layouts and wrong ranks give unknown sizes; nothing is checked here.
 
-    `repeats` says that a query, key or value of batch 1 is repeated (EXT-BATCH-BROADCAST), `roomy` that a number of
-    keys may be given outside TND (EXT-KEY-LENGTH).
+    With `repeats`, a query, key or value of batch 1 is repeated (EXT-BATCH-BROADCAST). With `key_length`, `kv_ends` may
+    give the number of keys outside TND (EXT-KEY-LENGTH).
     """
     rank = LAYOUTS.get(layout, 0)
     q, k, v = (shape_of(tensor, rank) for tensor in (query, key, value))
-    if roomy and kv_ends is not None and (sequence := SEQUENCE_AXIS.get(layout)) is not None:
+    if key_length and kv_ends is not None and (sequence := SEQUENCE_AXIS.get(layout)) is not None:
         given = lengths(kv_ends)
         k = (*k[:sequence], given[0] if given else None, *k[sequence + 1 :])
     batch = BATCH_AXIS.get(layout)
     b = None
     if batch is not None:
-        b = broadcast(q[batch], k[batch], v[batch]) if repeats else _first(q[batch], k[batch])
+        b = broadcast(q[batch], k[batch], v[batch]) if repeats else _better_known(q[batch], k[batch])
     if layout in ("BSH", "SBH"):
         sequence = SEQUENCE_AXIS[layout]
         d = divide(q[2], head_num)
@@ -121,20 +123,20 @@ def measure(
     if layout in ("BSND", "BNSD"):
         sequence = SEQUENCE_AXIS[layout]
         head = 3 - sequence
-        n1 = _first(q[head], head_num)
-        return Geometry(layout, b, n1, k[head], q[sequence], k[sequence], _first(q[3], k[3]), v[3])
+        n1 = _better_known(q[head], head_num)
+        return Geometry(layout, b, n1, k[head], q[sequence], k[sequence], _better_known(q[3], k[3]), v[3])
     if layout == "TND":
         q_lens, kv_lens = lengths(q_ends), lengths(kv_ends)
         if q_lens and kv_lens and len(q_lens) != len(kv_lens):
             q_lens = kv_lens = None
         b = len(q_lens) if q_lens is not None else shape_of(q_ends, 1)[0]
-        n1 = _first(q[1], head_num)
+        n1 = _better_known(q[1], head_num)
         return Geometry(
             layout,
             b=b,
             n1=n1,
             n2=k[1],
-            d=_first(q[2], k[2]),
+            d=_better_known(q[2], k[2]),
             dv=v[2],
             t1=q[0],
             t2=k[0],
@@ -145,14 +147,14 @@ def measure(
 
 
 def divide(a: Dim, b: Dim) -> Dim:
-    """a / b where both are numbers and b divides a, else None."""
+    """a / b if both are numbers and b divides a, otherwise None."""
     return a // b if isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0 else None
 
 
 def broadcast(*sizes: Dim) -> Dim:
-    """The common size of dimensions any of which may be 1 in place of it; None where it is not certain.
+    """The size to which dimensions of these sizes broadcast, or None if it is not certain.
 
-    Of different numbers other than 1, which do not fit together, the first is believed.
+    If several sizes are different numbers other than 1, which do not fit together, the result is the first of them.
     """
     others = [size for size in sizes if size != 1]
     for size in others:
@@ -163,6 +165,7 @@ def broadcast(*sizes: Dim) -> Dim:
     return others[0] if all(same(size, others[0]) for size in others) else None
 
 
-def _first(a: Dim, b: Dim) -> Dim:
-    """The better known of two sizes that ought to be equal."""
+def _better_known(a: Dim, b: Dim) -> Dim:
+    """The better known of two sizes that ought to be equal: a number rather than a symbol, a symbol rather than None.
+    If both are known equally well, it is `a`."""
     return b if a is None or (isinstance(a, str) and isinstance(b, int)) else a

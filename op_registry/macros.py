@@ -43,10 +43,10 @@ _Tensor = TypeVar("_Tensor", bound=TensorSpec)
 
 @dataclass(frozen=True)
 class REG_OP:
-    """One variant under construction; every macro gives a new object. `types` are GE names, comma separated.
+    """One variant under construction. Every macro returns a new object. `types` are GE names separated by commas.
 
-    New inputs and attributes go to the end, as headers grow; a macro that names an existing one replaces it
-    in place, and then keeps its history.
+    New inputs, outputs and attributes are added at the end, as in the headers. A macro that names an existing one
+    replaces it in place; the variant in which it first appeared (`since`) is kept.
     """
 
     spec: OpSpec
@@ -58,7 +58,7 @@ class REG_OP:
         object.__setattr__(self, "spec", spec)
 
     def then(self, variant: str, *, source: str, cann: str | None = None, note: str | None = None) -> REG_OP:
-        """The next variant: all facts of this one, under another name. Products are not carried over."""
+        """The next variant. It begins with the inputs, outputs and attributes of this one, but without its products."""
         started = REG_OP(self.spec.name, variant, source=source, cann=cann, note=note).spec
         return self._with(
             replace(
@@ -76,7 +76,8 @@ class REG_OP:
         return self._input(name, Kind.REQUIRED, types, None)
 
     def OPTIONAL_INPUT(self, name: str, types: str, *, value_depend: str | None = None) -> REG_OP:
-        """An input that may be absent. `value_depend="optional"`: its values are read while compiling."""
+        """An input that may be absent. `value_depend="optional"` says that its values are read at compile time if they
+        are constant."""
         return self._input(name, Kind.OPTIONAL, types, value_depend)
 
     def DYNAMIC_INPUT(self, name: str, types: str) -> REG_OP:
@@ -92,7 +93,7 @@ class REG_OP:
         return self._output(name, Kind.OPTIONAL, types)
 
     def REQUIRED_ATTR(self, name: str, type: str, *, note: str | None = None) -> REG_OP:
-        """An attribute without default."""
+        """An attribute without a default."""
         return self._attr(AttrSpec(name, type, required=True, since=self.spec.variant, note=note))
 
     def ATTR(
@@ -104,12 +105,12 @@ class REG_OP:
         meaning: AttrValue | None = None,
         note: str | None = None,
     ) -> REG_OP:
-        """An attribute with its default. `meaning`: see AttrSpec."""
+        """An attribute with its default. AttrSpec explains `meaning`."""
         written = format_default(type, default)
         return self._attr(AttrSpec(name, type, False, default, written, meaning, self.spec.variant, note))
 
     def DROP(self, *names: str) -> REG_OP:
-        """Without the inputs, outputs and attributes of these names (which must exist)."""
+        """Removes the inputs, outputs and attributes of these names. Raises ValueError if a name does not exist."""
         spec = self.spec
         known = {*spec.input_names, *spec.output_names, *spec.attr_names}
         if not known.issuperset(names):
@@ -124,7 +125,7 @@ class REG_OP:
         )
 
     def INPUT_ORDER(self, names: str) -> REG_OP:
-        """The same inputs in another order, names separated by blanks."""
+        """The same inputs in another order. `names` lists all of them, separated by blanks."""
         order = names.split()
         if sorted(order) != sorted(self.spec.input_names):
             raise ValueError(f"{self.spec.name}: {names!r} does not name each input once")
@@ -141,10 +142,10 @@ class REG_OP:
     ) -> REG_OP:
         """What the operator definition registers for products (`socs`, separated by blanks).
 
-        `table` holds the legal combinations of dtypes: a line of columns, each one tensor or several of
-        equal type joined by "=", then one line for each combination, types without "DT_". `types` restates
-        the types of single tensors where the combinations are not known, `unchecked` names those whose
-        entry is not to be trusted.
+        `table` holds the legal combinations of dtypes. Its first line names the columns: a column is one tensor, or
+        several tensors of equal type joined by "=". Each further line is one combination, with types written without
+        "DT_". `types` gives the types of single tensors if the combinations are not known. `unchecked` names the
+        tensors whose registered types are known to be wrong.
         """
         columns: tuple[tuple[str, ...], ...] = ()
         rows: tuple[tuple[str, ...], ...] = ()
@@ -167,11 +168,11 @@ class REG_OP:
 
     def _input(self, name: str, kind: Kind, types: str, value_depend: str | None) -> REG_OP:
         entry = InputSpec(name, kind, _written(types), types_in(types), value_depend, self.spec.variant)
-        return self._with(replace(self.spec, inputs=_put(self.spec.inputs, entry)))
+        return self._with(replace(self.spec, inputs=_add_or_replace(self.spec.inputs, entry)))
 
     def _output(self, name: str, kind: Kind, types: str) -> REG_OP:
         entry = OutputSpec(name, kind, _written(types), types_in(types), None, self.spec.variant)
-        return self._with(replace(self.spec, outputs=_put(self.spec.outputs, entry)))
+        return self._with(replace(self.spec, outputs=_add_or_replace(self.spec.outputs, entry)))
 
     def _attr(self, entry: AttrSpec) -> REG_OP:
         old = next((attr for attr in self.spec.attrs if attr.name == entry.name), None)
@@ -193,7 +194,7 @@ def _written(types: str) -> str:
     return f"TensorType({{{types}}})"
 
 
-def _put(entries: tuple[_Tensor, ...], entry: _Tensor) -> tuple[_Tensor, ...]:
+def _add_or_replace(entries: tuple[_Tensor, ...], entry: _Tensor) -> tuple[_Tensor, ...]:
     old = next((each for each in entries if each.name == entry.name), None)
     if old is None:
         return (*entries, entry)

@@ -1,9 +1,8 @@
-"""The node form: one operator of the domain "ascend", its tensors in REG_OP order, its attributes all
-written out.
+"""The node form: one operator of the domain "ascend", with its tensors in REG_OP order and all its attributes.
 
-Absent optional inputs in the middle are empty, absent ones at the end are left off. A dynamic input stands
-in its place as all its tensors one after the other; the integer attribute `<name>_count` tells how many and
-is left out when there is one.
+An absent optional input has an empty name; absent inputs at the end are left off. A dynamic input is written as all its
+tensors, one after the other. The integer attribute `<name>_count` states their number and is left out if the number is
+1.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ T = TypeVar("T")
 _LARGEST = float(np.finfo(np.float32).max)
 
 Dim = int | str | None
-"""A dimension: its size, the name of a symbol, or None where nothing is known."""
+"""A dimension: its size, the name of a symbol, or None if nothing is known."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
     """What is known of a tensor before the model runs.
 
-    `dtype` is a GE name ("DT_FLOAT16"), or "" where unknown; `shape` None where not even the rank is known;
-    `value` the content of a constant.
+    `dtype` is a GE name ("DT_FLOAT16"), or "" if unknown. `shape` is None if not even the rank is known. `value` is the
+    content of a constant, None for other tensors.
     """
 
     dtype: str
@@ -40,8 +39,8 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node as `verify` reads it: its tensors by REG_OP name, absent ones missing; a dynamic input is a
-    list."""
+    """A node as `verify` reads it. The tensors have their REG_OP names, absent ones are missing, and a dynamic input is
+    a list."""
 
     op_type: str
     name: str
@@ -51,28 +50,27 @@ class NodeView:
 
 
 def place_inputs(spec: OpSpec, inputs: Mapping[str, Any]) -> list[Any]:
-    """Inputs by name as the positional list of a node, None where one is absent, trailing None trimmed.
+    """The positional inputs of a node, from its inputs by name. Absent inputs are None, and None at the end is removed.
 
-    A dynamic input takes a sequence (or its only tensor); the node then needs `count_attrs` among its
-    attributes. Raises NodeError for an unknown name or a missing required input.
+    A dynamic input takes a sequence of tensors, or a single tensor; the node then needs the attributes of
+    `count_attrs`. Raises NodeError for an unknown name or a missing required input.
     """
     return _place(spec, spec.inputs, inputs, "input", keep_required=True)
 
 
 def place_outputs(spec: OpSpec, outputs: Mapping[str, Any]) -> list[Any]:
-    """Outputs by name as the positional list of a node, None where nobody reads one, trailing None
-    trimmed."""
+    """The positional outputs of a node, from its outputs by name. Outputs that nobody reads are None, and None at the
+    end is removed."""
     return _place(spec, spec.outputs, outputs, "output", keep_required=False)
 
 
 def bind_inputs(
     spec: OpSpec, positional: Sequence[T | None], attrs: Mapping[str, Any] | None = None
 ) -> dict[str, T | list[T] | None]:
-    """The inverse of `place_inputs`: a value, a list (dynamic inputs) or None for every input of `spec`, by
-    name.
+    """The inverse of `place_inputs`: every input of `spec` by name, as a value, a list (dynamic inputs) or None.
 
-    An empty string counts as absent, as in ONNX. `attrs` are the node's attributes, for `<name>_count`.
-    Raises NodeError if there are more tensors than the prototype has, or a required one is missing.
+    An empty string counts as absent, as in ONNX. `attrs` are the node's attributes, from which `<name>_count` is read.
+    Raises NodeError if there are more tensors than the prototype has, or if a required one is missing.
     """
     return _bind(spec, spec.inputs, positional, attrs or {}, "input")
 
@@ -80,13 +78,13 @@ def bind_inputs(
 def bind_outputs(
     spec: OpSpec, positional: Sequence[T | None], attrs: Mapping[str, Any] | None = None
 ) -> dict[str, T | list[T] | None]:
-    """`bind_inputs` for the outputs; none of them need be there. Raises NodeError if there are too many."""
+    """Like `bind_inputs`, but for the outputs, all of which may be absent. Raises NodeError if there are too many."""
     return _bind(spec, spec.outputs, positional, attrs or {}, "output")
 
 
 def count_attrs(spec: OpSpec, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The `<name>_count` attributes a node with these inputs needs: one for each dynamic input of not one
-    tensor."""
+    """The `<name>_count` attributes that a node with these inputs needs: one for each dynamic input, unless it has
+    exactly one tensor."""
     counts = {
         f"{entry.name}_count": len(inputs[entry.name])
         for entry in spec.inputs
@@ -96,8 +94,8 @@ def count_attrs(spec: OpSpec, inputs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def attr_value(op: str, entry: AttrSpec, value: Any) -> AttrValue:
-    """`convert_attr` where a Float that is NaN, infinite or beyond float32 has no meaning, as for every operator of the
-    registry. Raises NodeError for those, too."""
+    """Converts as `convert_attr`, and also raises NodeError for a Float that is NaN, infinite or outside the range of
+    float32. Such a value has no meaning in the operators of the registry."""
     converted = convert_attr(op, entry, value)
     for each in converted if isinstance(converted, list | tuple) else (converted,):
         if isinstance(each, float) and not abs(each) <= _LARGEST:
@@ -106,8 +104,8 @@ def attr_value(op: str, entry: AttrSpec, value: Any) -> AttrValue:
 
 
 def convert_attr(op: str, entry: AttrSpec, value: Any) -> AttrValue:
-    """A Python, NumPy or ONNX (bytes) value as a value of the attribute's type. Raises NodeError if it is
-    none."""
+    """Converts a Python, NumPy or ONNX (bytes) value to the attribute's type. Raises NodeError if it does not have that
+    type."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):

@@ -1,6 +1,6 @@
 """The record of one operator, which its file in `ops/` makes.
 
-How to add an operator: write one file under `ops/`, named like the operator, that defines `OPERATOR`:
+To add an operator, write one file under `ops/`, named like the operator, that defines `OPERATOR`:
 
     rules = Rules("MO", typed=("x",))
 
@@ -11,9 +11,9 @@ How to add an operator: write one file under `ops/`, named like the operator, th
 
     OPERATOR = Operator(variants=(V1, V2), infer=infer, rules=rules, kernel=CpuKernel(required_output="y"))
 
-`macros.py` says how variants are written, `constraints/core.py` how rules are. The registry finds the file by itself;
-the parser, the printer, the diff, the ONNX schema and the checks follow from it. The reference of the operator and its
-kernel are files of their own: `tests/test_operators.py` says what is missing, and where it belongs.
+`macros.py` says how to write variants, `constraints/core.py` how to write rules. The registry finds the file by itself;
+the parser, the printer, the diff, the ONNX schema and the checks need no further code. The reference and the kernel of
+the operator are separate files: `tests/test_operators.py` says what is missing and where it belongs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.spec import OpSpec
 
 Inputs = Mapping[str, Any]
-"""TensorInfo by the name of the input; of a dynamic input the list of its tensors. Absent inputs are missing."""
+"""TensorInfo by input name. A dynamic input is the list of its tensors. Absent inputs are missing."""
 
 Attrs = Mapping[str, Any]
-"""The value of every attribute by its name, the defaults filled in."""
+"""The value of every attribute by name, with the defaults filled in."""
 
 Outputs = dict[str, TensorInfo]
 """What is known of the outputs, by name."""
@@ -41,10 +41,11 @@ ShapeFunction = Callable[[Inputs, Attrs], Outputs]
 
 @dataclass(frozen=True)
 class Operator:
-    """Everything the registry knows of an operator.
+    """Everything the registry knows about an operator.
 
-    `variants` are its prototypes, oldest first; the last one is the newest in force. `infer` gives types and shapes of
-    the outputs. `rules` are the numbered constraints. `kernel` describes the CPU kernel, None if there is none.
+    `variants` are its prototypes, oldest first, except that the variant used by default is always the last. `infer`
+    gives types and shapes of the outputs. `rules` are the numbered constraints. `kernel` describes the CPU kernel, or
+    is None if there is none.
     """
 
     variants: tuple[OpSpec, ...]

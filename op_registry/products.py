@@ -10,8 +10,8 @@ from fa_compiler.op_registry.errors import UnknownProduct, suggestion
 
 @dataclass(frozen=True)
 class Product:
-    """A family of processors. `socs` are the names operator definitions register it under, `title` its name
-    in the documents, `pattern` the SoC versions that belong to it."""
+    """A family of processors. `socs` are the names under which operator definitions register it, `title` is its name in
+    the documents, and `pattern` matches the SoC versions that belong to it."""
 
     name: str
     title: str
@@ -27,14 +27,14 @@ PRODUCTS = (
     Product("310B", "Atlas 200I/500 A2 inference (310B)", ("ascend310b",), r"Ascend310B\d"),
     Product("910", "Atlas training (910)", ("ascend910",), r"Ascend910(A|B|PremiumA|ProA|ProB)"),
 )
-"""The families the documents tell apart. Ascend910B without a digit is a chip of the first family, not an
-A2."""
+"""The product families that the documents distinguish. Ascend910B without a digit is a chip of the training family
+(910), not an A2."""
 
 
 def product(name: str) -> Product:
-    """The product of a short name ("A2", "950"), of a SoC version ("Ascend910B2") or of an operator
-    definition's name ("ascend910_93"). SoC versions are compared as they are spelled, for Ascend910B and
-    ascend910b differ. Raises UnknownProduct."""
+    """The product of a short name ("A2", "950"), of a SoC version ("Ascend910B2") or of an operator definition's name
+    ("ascend910_93"). Upper and lower case matter in SoC versions, because Ascend910B and ascend910b are different
+    products. Raises UnknownProduct."""
     for entry in PRODUCTS:
         if name.upper() == entry.name or name in entry.socs or re.fullmatch(entry.pattern, name):
             return entry

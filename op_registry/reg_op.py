@@ -5,10 +5,9 @@
         .ATTR(scale_value, Float, 1.0)
         .OP_END_FACTORY_REG(Name)
 
-`parse` and `print_op` are inverse to each other: everything REG_OP says is kept, types and defaults as they
-are spelled. Dropped are white space, comments, preprocessor lines and the order of macros of different
-kinds (inputs, outputs, attributes, data types, graphs are printed in this order; the order within each is
-kept).
+`parse` and `print_op` are inverse to each other. They keep everything that REG_OP says, with types and defaults as they
+are spelled. They drop white space, comments, preprocessor lines and the order between macros of different kinds.
+`print_op` writes inputs, outputs, attributes, data types and graphs, in this order. The order within each kind is kept.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Parsed:
-    """A prototype and where it begins. `spec` holds what REG_OP says and nothing else."""
+    """A prototype and the place where it begins. `spec` holds what REG_OP says and nothing else."""
 
     spec: OpSpec
     path: str
@@ -77,7 +76,7 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A prototype that was not read: `error` says why it could not be, None that nobody asked for it."""
+    """A prototype that was not read. `error` says why it could not be read; None means that it was not asked for."""
 
     op: str
     error: RegOpSyntaxError | None
@@ -89,15 +88,15 @@ def parse(text: str, path: str = "<text>") -> list[OpSpec]:
 
 
 def parse_located(text: str, path: str = "<text>") -> list[Parsed]:
-    """Like `parse`, with the place of each."""
+    """Like `parse`, but with the place of each prototype."""
     reader = _TextReader(text, path)
     return [reader.prototype(place) for place in reader.places()]
 
 
 def parse_file(path: str | Path, only: Collection[str] | None = None) -> list[Parsed | Unreadable]:
-    """The prototypes of a header file, each read by itself: one that is bad does not hide the others.
+    """The prototypes of a header file. Each is read separately, so that an invalid one does not hide the others.
 
-    With `only`, prototypes of other names are not read and stand as Unreadable without an error. Raises
+    With `only`, prototypes of other names are not read; they are returned as Unreadable without an error. Raises
     RegistryError if the file cannot be read.
     """
     try:
@@ -118,7 +117,7 @@ def parse_file(path: str | Path, only: Collection[str] | None = None) -> list[Pa
 
 
 def print_op(spec: OpSpec) -> str:
-    """A prototype as REG_OP text, four blanks before each macro, without a final newline."""
+    """A prototype as REG_OP text. Each macro is indented by four blanks, and there is no final newline."""
     lines = [f"REG_OP({spec.name})"]
     lines += [f".{_INPUT_MACRO[entry.kind]}({entry.name}, {entry.written})" for entry in spec.inputs]
     lines += [f".{_OUTPUT_MACRO[entry.kind]}({entry.name}, {entry.written})" for entry in spec.outputs]
@@ -134,7 +133,7 @@ def print_op(spec: OpSpec) -> str:
 
 
 def format_default(type: str, value: AttrValue) -> str:
-    """The C++ text of a default value of an attribute type."""
+    """The C++ text of a default value for an attribute of type `type`."""
     if isinstance(value, tuple):
         element = type.removeprefix("List")
         return "{" + ", ".join(format_default(element, item) for item in value) + "}"
@@ -147,9 +146,11 @@ def format_default(type: str, value: AttrValue) -> str:
 
 @dataclass(frozen=True)
 class _Place:
+    """The place of one REG_OP(name): its line, and the offset after its closing bracket."""
+
     name: str
     line: int
-    behind: int
+    end: int
 
 
 @dataclass
@@ -176,21 +177,22 @@ class _Draft:
 
 
 class _TextReader:
-    """Walks over the text; comments and preprocessor lines are blanked first, so offsets still give lines."""
+    """Reads prototypes from a text. Comments and preprocessor lines are first replaced by blanks, which keeps the
+    offsets and lines."""
 
     def __init__(self, text: str, path: str) -> None:
         self.path = path
         self.text = _blank(text)
 
     def places(self) -> Iterator[_Place]:
-        """Where each REG_OP(name) stands, and where its first macro begins."""
+        """The place of each REG_OP(name)."""
         for match in re.finditer(r"\bREG_OP\s*\(", self.text):
-            (name,), behind = self._arguments(match.end() - 1, "REG_OP", 1)
-            yield _Place(name, self._line(match.start()), behind)
+            (name,), end = self._arguments(match.end() - 1, "REG_OP", 1)
+            yield _Place(name, self._line(match.start()), end)
 
     def prototype(self, place: _Place) -> Parsed:
         """The prototype that begins at a place."""
-        return Parsed(self._prototype(place.name, place.behind), self.path, place.line)
+        return Parsed(self._prototype(place.name, place.end), self.path, place.line)
 
     def _prototype(self, name: str, position: int) -> OpSpec:
         draft = _Draft(name)
@@ -241,7 +243,7 @@ class _TextReader:
         return AttrSpec(name, type, False, default, _tidy(arguments[2]))
 
     def _arguments(self, position: int, macro: str, count: int) -> tuple[list[str], int]:
-        """The arguments of the macro whose bracket opens at `position`, and the position behind it."""
+        """The arguments of the macro whose bracket opens at `position`, and the position after the closing bracket."""
         arguments, end = [], position + 1
         start, depth, quoted = end, 0, False
         while end < len(self.text):
@@ -276,7 +278,7 @@ class _TextReader:
 
 
 def _blank(text: str) -> str:
-    """The text with comments and preprocessor lines turned into blanks; line breaks stay where they are."""
+    """The text with comments and preprocessor lines replaced by blanks. Line breaks are kept."""
     pattern = re.compile(
         r'"(?:\\.|[^"\\\n])*"'
         r"|//[^\n]*|/\*.*?(?:\*/|\Z)"
@@ -292,15 +294,14 @@ def _blank(text: str) -> str:
 
 
 def _tidy(expression: str) -> str:
-    """An expression with one way of spacing: none, but a blank behind each comma. Quoted text stays as it
-    is."""
+    """An expression with uniform spacing: one blank after each comma and none elsewhere. Quoted text is not changed."""
     parts = re.split(r'("(?:\\.|[^"\\])*")', expression)
     parts[::2] = [re.sub(r"\s+", "", part).replace(",", ", ") for part in parts[::2]]
     return "".join(parts)
 
 
 def _parse_default(type: str, text: str) -> AttrValue:
-    """The value of a default's C++ text. Raises ValueError if it is none of that type."""
+    """The value of a default's C++ text. Raises ValueError if the text is not a value of that type."""
     if type.startswith("List"):
         match = re.fullmatch(r"\{(.*)\}", text, re.DOTALL)
         if match is None:
@@ -325,7 +326,7 @@ def _parse_default(type: str, text: str) -> AttrValue:
 
 
 def _split(text: str) -> list[str]:
-    """Items of a braced list, split at commas outside of braces and quotes."""
+    """The items of a braced list, split at the commas outside of braces and quotes."""
     items, depth, current = [], 0, ""
     for token in re.findall(r'"(?:\\.|[^"\\])*"|.', text, re.DOTALL):
         depth += {"{": 1, "}": -1, "(": 1, ")": -1}.get(token, 0)
@@ -338,7 +339,7 @@ def _split(text: str) -> list[str]:
 
 
 def _resolve(entry: _Tensor, templates: dict[str, tuple[str, ...]]) -> _Tensor:
-    """A tensor whose type is a template (.DATATYPE) gets the types the template stands for."""
+    """Returns the tensor. If its type is a template (.DATATYPE), it gets the types that the template stands for."""
     if entry.written not in templates:
         return entry
     return type(entry)(entry.name, entry.kind, entry.written, templates[entry.written])

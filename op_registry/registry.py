@@ -1,4 +1,4 @@
-"""Finds the operators' files and picks a variant by CANN version."""
+"""Finds the operators' files and chooses a variant by CANN version."""
 
 from __future__ import annotations
 
@@ -52,32 +52,31 @@ def operator(op_type: str) -> Operator:
 
 
 def variants(op_type: str) -> tuple[OpSpec, ...]:
-    """All known variants of an operator; the last one is the newest in force, as `get` gives. Raises
-    UnknownOp."""
+    """All known variants of an operator. The last one is the default, which `get` returns. Raises UnknownOp."""
     return operator(op_type).variants
 
 
 def extensions_of(op_type: str) -> tuple[Extension, ...]:
-    """The extensions that the operator's CPU kernel has, in the order of the table; none of an operator that has no
-    kernel or is unknown."""
+    """The extensions that the operator's CPU kernel has, in the order of the table. There are none if the operator is
+    unknown or has no kernel."""
     record = _registry().get(op_type)
     kernel = None if record is None else record.kernel
     return () if kernel is None else tuple(entry for entry in EXTENSIONS if entry.id in kernel.extensions)
 
 
 def takes_float(op_type: str) -> bool:
-    """Whether the operator's float16 and bfloat16 tensors may be float32 by an extension."""
+    """Whether an extension allows float32 for the operator's float16 and bfloat16 tensors."""
     return any(entry.widens for entry in extensions_of(op_type))
 
 
 def get(op_type: str, cann: str | None = None) -> OpSpec:
     """The prototype of an operator: the newest variant, or the one that fits `cann`.
 
-    `cann` is a release as CANN numbers them ("8.0", "8.0.RC2", "8.5.0-beta.1", "9.0.0") and gives the
-    newest variant whose first known release is not later; or it is the name of a variant ("opdef_2025_11"),
-    which is the only way to those whose release no source states. RC and beta builds count as their
-    release, alpha builds as older. Raises UnknownOp, and UnknownVariant if `cann` is neither or is older
-    than all that is known.
+    `cann` is a release in CANN's numbering ("8.0", "8.0.RC2", "8.5.0-beta.1", "9.0.0") or the name of a variant
+    ("opdef_2025_11"). A release gives the newest variant whose first known release is not later. A variant whose
+    release no source states can only be chosen by name. RC and beta builds count as their release, alpha builds as
+    older. Raises UnknownOp. Raises UnknownVariant if `cann` is neither a release nor a variant, or is older than every
+    known release.
     """
     known = variants(op_type)
     if cann is None:
@@ -98,13 +97,14 @@ def get(op_type: str, cann: str | None = None) -> OpSpec:
 
 
 def later_attrs(spec: OpSpec) -> dict[str, AttrValue | None]:
-    """The attributes that `spec` lacks and the newest variant has, with their defaults: what a call of the older
-    variant means by them. Whoever computes a call adds them and need not know of variants."""
+    """The attributes that the newest variant has and `spec` lacks, with their defaults. A call of the older variant
+    means these values. Code that computes a call adds them and then need not distinguish the variants."""
     return {entry.name: entry.value_if_absent for entry in get(spec.name).attrs if entry.name not in spec.attr_names}
 
 
 def release(text: str) -> tuple[int, int, int, int] | None:
-    """A CANN version as a sortable tuple (major, minor, patch, 0 if alpha else 1), or None if it is none."""
+    """A CANN version as a sortable tuple (major, minor, patch, 0 if alpha else 1), or None if the text is not a
+    version."""
     match = _RELEASE.fullmatch(text)
     if match is None:
         return None

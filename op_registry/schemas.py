@@ -1,7 +1,7 @@
 """ONNX schemas of the domain "ascend", so that ONNX's checker and shape inference know the fused nodes.
 
-An operator with a dynamic input cannot be stated in ONNX terms: its schema names the inputs before it and takes
-the rest as one variadic tail of any types, which `verify` then checks.
+An ONNX schema cannot express an operator with a dynamic input. The schema of such an operator names the inputs before
+the dynamic one and declares the rest as one variadic input of any types, which `verify` then checks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ATTR_TYPES = {
 
 
 CAN_INFER = tuple(int(part) for part in onnx.__version__.split(".")[:2]) >= (1, 20)
-"""Whether this onnx takes shape inference written in Python: 1.17 and 1.18 drop what it finds, and 1.19 waits for
-the interpreter lock forever. Without it outputs have the types and shapes their value_info states."""
+"""Whether the installed onnx supports shape inference written in Python: 1.17 and 1.18 drop its results, and 1.19 waits
+for the interpreter lock forever. Without it, outputs have the types and shapes that their value_info states."""
 
 
 def register() -> None:
-    """Make the schemas known to onnx, with shape inference if `CAN_INFER`. Calling it again does nothing.
+    """Registers the schemas with onnx, with shape inference if `CAN_INFER`. Further calls do nothing.
 
     Raises RegistryError if another package has registered one of the operators under this domain differently.
     """
@@ -51,7 +51,7 @@ def register() -> None:
 
 
 def build_schema(spec: OpSpec) -> OpSchema:
-    """The schema of a prototype, not registered and without inference."""
+    """The schema of a prototype. It is not registered and has no shape inference."""
     constraints: dict[str, tuple[str, list[str], str]] = {}
 
     def type_of(name: str, legal: tuple[str, ...]) -> str:
@@ -106,7 +106,7 @@ def _attribute(entry: AttrSpec) -> OpSchema.Attribute:
 
 
 def _type_strings(legal: tuple[str, ...]) -> list[str]:
-    """ONNX type strings of GE types. Those that ONNX, or the installed version of it, does not have are left out."""
+    """ONNX type strings of GE types. Types that the installed version of onnx does not have are left out."""
     known = {number for _, number in onnx.TensorProto.DataType.items()}
     rows = (dtypes.lookup(name) for name in legal)
     return [f"tensor({row.onnx_name})" for row in rows if row.onnx in known]
@@ -122,8 +122,8 @@ def _check_same(found: OpSchema, ours: OpSchema) -> None:
 
 
 def _infer(op_type: str, context: Any) -> None:
-    """Shape inference as onnx calls it. What cannot be inferred is left open; finding faults is the work of
-    `verify`."""
+    """Shape inference as onnx calls it. A type or shape that cannot be inferred stays open; `verify` reports what is
+    wrong."""
     spec = get(op_type)
     types = [context.get_input_type(i) for i in range(context.get_num_inputs())]
     try:

@@ -10,9 +10,9 @@ from fa_compiler.op_registry.operator import Attrs, Inputs, Outputs
 
 
 def training_geometry(inputs: Inputs, attrs: Attrs, repeats: bool = False) -> Geometry:
-    """The sizes of a call of FlashAttentionScore or its gradient; `repeats` as in `measure`. Raises NodeError if the
-    layout is unknown or if query, key or value has another rank than it says."""
-    # The operators' own inference takes the layout in either case. All that the project writes is in upper case.
+    """The sizes of a call of FlashAttentionScore or its gradient. `repeats` is explained in `measure`. Raises NodeError
+    if the layout is unknown, or if query, key or value has another rank than the layout says."""
+    # The operators' own shape inference accepts lower case, too. This project always writes upper case.
     layout = str(attrs["input_layout"]).upper()
     if layout not in LAYOUTS:
         raise NodeError(f"input_layout is {attrs['input_layout']!r}, expected one of {', '.join(LAYOUTS)}")
@@ -33,16 +33,16 @@ def training_geometry(inputs: Inputs, attrs: Attrs, repeats: bool = False) -> Ge
 
 
 def training_type(query: TensorInfo, attrs: Attrs) -> str:
-    """Type of the results of FlashAttentionScore and its gradient: query's type, or for 8-bit floats the type that
-    out_dtype states (0 float16, 1 bfloat16)."""
+    """The type of the results of FlashAttentionScore and its gradient: the type of query, or for 8-bit floats the type
+    that out_dtype states (0 float16, 1 bfloat16)."""
     if query.dtype in FLOATS or not query.dtype:
         return query.dtype
     return "DT_BF16" if attrs["out_dtype"] == 1 else "DT_FLOAT16"
 
 
 def inference_type(inputs: Inputs) -> str:
-    """Type of attention_out of the operators of inference: INT8 if quant_scale2 is given, otherwise query's type, and
-    float16 if query is INT8."""
+    """The type of attention_out of the inference operators: INT8 if quant_scale2 is given, otherwise float16 for an
+    INT8 query and the type of query for other queries."""
     if _present(inputs, "quant_scale2"):
         return "DT_INT8"
     query: TensorInfo = inputs["query"]
@@ -50,13 +50,14 @@ def inference_type(inputs: Inputs) -> str:
 
 
 def _present(inputs: Inputs, name: str) -> bool:
-    """Whether an optional input is given. To the operators of inference an empty tensor is absent."""
+    """Whether an optional input is given. The inference operators treat an empty tensor as absent."""
     return name in inputs and 0 not in (inputs[name].shape or ())
 
 
 def prompt_outputs(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """attention_out of PromptFlashAttention and FusedInferAttentionScore in the layout of the results, with Dv for D;
-    softmax_lse [B,N1,S1,1], or [T1,N1,1] in packed layouts, [0] where it is not asked for."""
+    """The outputs of PromptFlashAttention and FusedInferAttentionScore. attention_out has the layout of the results,
+    with Dv in place of D. softmax_lse is [B,N1,S1,1], or [T1,N1,1] in packed layouts, or [0] without
+    softmax_lse_flag."""
     given, _, wanted = str(attrs["input_layout"]).upper().partition("_")
     query: TensorInfo = inputs["query"]
     value: TensorInfo = inputs["value"][0] if isinstance(inputs["value"], list) else inputs["value"]
@@ -76,7 +77,8 @@ def prompt_outputs(inputs: Inputs, attrs: Attrs) -> Outputs:
 def _prompt_sizes(
     layout: str, query: Shape | None, value: Shape | None, heads: int, kv_heads: int
 ) -> dict[str, Dim] | None:
-    """Query's sizes by letter, and Dv as D; None for an unknown layout, and where the ranks do not fit it."""
+    """The sizes of query by the letters of its layout, but with Dv as D. None if the layout is unknown or the ranks do
+    not fit it."""
     if query is None or value is None or not len(query) == len(value) == len(layout):
         return None
     if layout != "BSH" and not {"N", "D"} <= {*layout} <= {*"BNSDT"}:

@@ -1,4 +1,4 @@
-"""The SoC versions ATC takes: `soc_versions.tsv` holds one a line, from the platform files of CANN's runtime."""
+"""The SoC versions that ATC takes. `soc_versions.tsv` holds one per line, from the platform files of CANN's runtime."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fa_compiler.op_registry.products import PRODUCTS, product
 
 @dataclass(frozen=True)
 class SocVersion:
-    """One processor. `short` is the family its operators are compiled for, `arch` the number of its instruction set,
-    `memory` its bytes; counts that the platform file leaves open are None."""
+    """One processor. `short` is the family that its operators are compiled for, `arch` the number of its instruction
+    set, `memory` its size in bytes. A count that the platform file does not state is None."""
 
     name: str
     short: str
@@ -24,18 +24,18 @@ class SocVersion:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether its instruction set knows bfloat16: the first generation (910, 310P) does not."""
+        """Whether its instruction set has bfloat16. The first generation (910, 310P) does not."""
         return self.arch not in (1001, 2002)
 
     @property
     def has_hifloat8(self) -> bool:
-        """Whether its matrix unit takes HiFloat8, which came with Ascend 950."""
+        """Whether its matrix unit supports HiFloat8, which was introduced with Ascend 950."""
         return self.arch == 3510
 
 
 @cache
 def soc_versions() -> dict[str, SocVersion]:
-    """All of them by name."""
+    """All SoC versions by name."""
     lines = resources.files(__package__).joinpath("soc_versions.tsv").read_text().splitlines()[1:]
     rows = [line.split("\t") for line in lines]
     return {row[0]: SocVersion(row[0], row[1], int(row[2]), *(int(n) if n else None for n in row[3:])) for row in rows}
@@ -44,7 +44,8 @@ def soc_versions() -> dict[str, SocVersion]:
 def soc_version(name: str) -> SocVersion:
     """The SoC version of that name, spelled as ATC spells it.
 
-    Raises UnknownProduct, with the name that was probably meant; for a family ("A2") with its members.
+    Raises UnknownProduct. The message suggests the name that was probably meant; for a family ("A2") it lists the
+    members.
     """
     known = soc_versions()
     if name in known:

@@ -1,4 +1,4 @@
-"""Sizes of the sparse family's tensors.
+"""Sizes of the tensors of the sparse operators.
 
 | layout | query | key, value | sparse_indices | statistics |
 |---|---|---|---|---|
@@ -6,8 +6,9 @@
 | TND | T1,N1,D | T2,N2,D | T1,N2,K | N2,T1,N1/N2 |
 | PA_BSND (key side only) | | blocks,block_size,N2,D | | none |
 
-The statistics have one column for each query head of a group and no trailing 8. Sources: the operator documents of
-SparseFlashAttentionGrad and SparseLightningIndexerGradKLLoss, and the operators' own shape inference.
+The statistics have one column for each query head of a group, without the 8 equal columns of the training operators.
+Sources: the operator documents of SparseFlashAttentionGrad and SparseLightningIndexerGradKLLoss, and the operators' own
+shape inference.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ KEY_LAYOUTS = {**QUERY_LAYOUTS, PAGED: 4}
 
 @dataclass(frozen=True)
 class SparseSizes:
-    """Sizes of a call, None where unknown. `queries` are the leading dimensions of everything that has one row for a
-    query token, [B,S1] or [T1]; `keys` those of key, [B,S2], [T2] or [blocks, block size]."""
+    """Sizes of a call, None where unknown. `queries` are the leading dimensions of every tensor that has one row for
+    each query token: [B,S1] or [T1]. `keys` are the leading dimensions of key: [B,S2], [T2] or [blocks, block size]."""
 
     queries: Shape
     keys: Shape
@@ -43,7 +44,7 @@ class SparseSizes:
 
     @property
     def statistics(self) -> Shape:
-        """Shape of softmax_max and softmax_sum."""
+        """The shape of softmax_max and softmax_sum."""
         group: Dim = 1 if same(self.n1, self.n2) else divide(self.n1, self.n2)
         return (*self.queries[:-1], self.n2, self.queries[-1], group)
 
@@ -51,7 +52,7 @@ class SparseSizes:
 def sparse_sizes(
     query_layout: str, key_layout: str, query: TensorInfo | None, key: TensorInfo | None
 ) -> SparseSizes | None:
-    """The sizes, or None where a layout is unknown."""
+    """The sizes, or None if a layout is unknown."""
     if query_layout not in QUERY_LAYOUTS or key_layout not in KEY_LAYOUTS:
         return None
     q = shape_of(query, QUERY_LAYOUTS[query_layout])

@@ -1,4 +1,4 @@
-"""Checks a node against everything the registry knows of its operator and its target."""
+"""Checks a node against everything that the registry knows about its operator and its target."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from fa_compiler.op_registry.spec import Kind, OpSpec, ProductSpec
 
 
 def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list[Diagnostic]:
-    """Every constraint the node breaks, in the order of their numbers.
+    """Every constraint that the node breaks: first the checks of every operator, then the rules in the order of their
+    numbers.
 
     `target` is "ort" or a product or SoC version ("A2", "Ascend910B2", "950"). `cann` chooses the variant of the
-    prototype. What an extension allows is reported on every target, with the extension's id: "ort" takes such a node, a
-    product refuses it. Only what is certain is reported, so a node with unknown or symbolic sizes may break constraints
-    that are not found. Raises UnknownOp, UnknownVariant, UnknownProduct.
+    prototype. A constraint that an extension relaxes is reported on every target, with the id of the extension: "ort"
+    takes such a node, a product refuses it. Only certain violations are reported, so a node with unknown or symbolic
+    sizes may break constraints that are not found. Raises UnknownOp, UnknownVariant, UnknownProduct.
     """
     spec = get(node.op_type, cann)
     chip = None if target == "ort" else product(target)
@@ -34,8 +35,8 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo) and name not in dynamic}
     rules = operator(node.op_type).rules
     attrs, bad = _attributes(spec, node.attrs)
-    found = [*_names_and_attrs(spec, node, chip), *bad, *_types(spec, node, rules.typed)]
-    # The numbered rules read attributes, so they are not asked if one is missing or has a wrong type.
+    found = [*_names_and_counts(spec, node, chip), *bad, *_types(spec, node, rules.typed)]
+    # The numbered rules read attributes, so they do not run if an attribute is missing or invalid.
     if all(diagnostic.extension for diagnostic in bad):
         extensions = tuple(entry.id for entry in extensions_of(node.op_type))
         call = CheckedNode(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists, extensions)
@@ -59,8 +60,9 @@ def extensions_used(node: NodeView) -> tuple[str, ...]:
     return tuple(entry.id for entry in EXTENSIONS if entry.id in used)
 
 
-def _names_and_attrs(spec: OpSpec, node: NodeView, chip: Product | None) -> Iterator[Diagnostic]:
-    """The product has the operator; inputs and outputs have known names; required inputs are there."""
+def _names_and_counts(spec: OpSpec, node: NodeView, chip: Product | None) -> Iterator[Diagnostic]:
+    """The product has the operator, inputs and outputs have known names, required inputs are present, and the counts of
+    dynamic inputs are right."""
     if chip is not None and _registered(spec, chip) is None:
         yield Diagnostic(spec.name, f"{spec.name} is not available on {chip.title}", "aclnn")
     for name in node.inputs:
@@ -86,7 +88,7 @@ def _names_and_attrs(spec: OpSpec, node: NodeView, chip: Product | None) -> Iter
 
 
 def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Every attribute with its value or default, and what is wrong with those given."""
+    """Every attribute with its value or default, and the diagnostics of missing, unknown and invalid ones."""
     values: dict[str, Any] = {}
     found: list[Diagnostic] = []
     extra = extra_attrs(spec)
@@ -123,8 +125,9 @@ def _extension_attr(entry: Extension, value: Any) -> Iterator[Diagnostic]:
 
 
 def _types(spec: OpSpec, node: NodeView, own: tuple[str, ...]) -> Iterator[Diagnostic]:
-    """Types that no product and no header has. `own` are the inputs that a numbered rule looks after."""
-    for name, tensor in _each(node):
+    """Each tensor has a type of the prototype or of a product. `own` are the tensors whose type a numbered rule
+    checks."""
+    for name, tensor in _all_tensors(node):
         if name in own or name not in (*spec.input_names, *spec.output_names) or not tensor.dtype:
             continue
         legal = spec.legal_types(name)
@@ -133,7 +136,7 @@ def _types(spec: OpSpec, node: NodeView, own: tuple[str, ...]) -> Iterator[Diagn
 
 
 def _outputs(node: NodeView, tensors: Mapping[str, Any], cann: str | None) -> Iterator[Diagnostic]:
-    """What is stated of the outputs agrees with what follows from the inputs."""
+    """The stated types and shapes of the outputs agree with those inferred from the inputs."""
     inferred = infer(node.op_type, tensors, node.attrs, cann)
     for name, stated in node.outputs.items():
         right = inferred[name]
@@ -146,11 +149,13 @@ def _outputs(node: NodeView, tensors: Mapping[str, Any], cann: str | None) -> It
 
 
 def _product_types(spec: OpSpec, node: NodeView, chip: Product) -> Iterator[Diagnostic]:
-    """The combination of types is one that is registered for the product."""
+    """The combination of types is registered for the product."""
     registered = _registered(spec, chip)
     if registered is None:
         return
-    present = {name: tensor.dtype for name, tensor in _each(node) if tensor.dtype and name not in registered.unchecked}
+    present = {
+        name: tensor.dtype for name, tensor in _all_tensors(node) if tensor.dtype and name not in registered.unchecked
+    }
     for name, dtype in present.items():
         legal = registered.types_of(name)
         if legal and dtype not in legal:
@@ -172,7 +177,7 @@ def _listed(info: TensorInfo | list[TensorInfo]) -> list[TensorInfo]:
     return [info] if isinstance(info, TensorInfo) else info
 
 
-def _each(node: NodeView) -> Iterator[tuple[str, TensorInfo]]:
+def _all_tensors(node: NodeView) -> Iterator[tuple[str, TensorInfo]]:
     for name, info in (*node.inputs.items(), *node.outputs.items()):
         for tensor in info if isinstance(info, list) else [info]:
             yield name, tensor

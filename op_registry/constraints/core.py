@@ -1,7 +1,7 @@
-"""What the numbered constraints of an operator are written with: the node under check and the table of its rules.
+"""What the numbered constraints of an operator are written with: the node under check and the table of rules.
 
-A rule yields a `Diagnostic` only where it is certain that the node breaks the constraint. A size that is a symbol or
-unknown, and a tensor whose content is not constant, may be right.
+A rule yields a `Diagnostic` only if it is certain that the node breaks the constraint. A size that is a symbol or
+unknown is assumed to be right, and so is the content of a tensor that is not constant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rule = Callable[["CheckedNode"], Iterator[Diagnostic]]
 
 @dataclass(frozen=True)
 class NamedRule:
-    """A rule and its name, by which the CPU kernels cite its number."""
+    """A rule and its name. The CPU kernels cite the number of a rule by this name."""
 
     name: str
     check: Rule
@@ -31,8 +31,8 @@ class NamedRule:
 class Rules:
     """The constraints of one operator, by number: `Rules("FA")` has FA.1, FA.2 and so on.
 
-    `typed` are the tensors whose type a numbered rule checks; the types of the others are those of the prototype. With
-    `drops_empty` an optional input that is an empty tensor is absent to the operator.
+    `typed` are the tensors whose type a numbered rule checks; the other tensors must have the types of the prototype.
+    With `drops_empty`, the operator treats an optional input that is an empty tensor as absent.
 
     A rule is a function (`@rules(3)`), a check that several operators share (`rules.shared`) or a set of values
     (`rules.values`).
@@ -45,7 +45,7 @@ class Rules:
         self.table: dict[int, NamedRule] = {}
 
     def __call__(self, number: int) -> Callable[[Rule], Rule]:
-        """Decorates the function that checks constraint `number`; the rule has the function's name."""
+        """Decorates the function that checks constraint `number`. The rule has the function's name."""
 
         def register(rule: Rule) -> Rule:
             self.shared(number, rule.__name__, rule)
@@ -54,7 +54,7 @@ class Rules:
         return register
 
     def shared(self, number: int, name: str, check: Rule) -> None:
-        """Constraint `number` is this check."""
+        """Registers `check` as constraint `number`. Raises ValueError if the number or the name is taken."""
         if number in self.table or name in {rule.name for rule in self.table.values()}:
             raise ValueError(f"{self.prefix}.{number} ({name}): the number or the name is taken")
         self.table[number] = NamedRule(name, check)
@@ -62,16 +62,16 @@ class Rules:
     def values(
         self, number: int, attr: str, allowed: tuple[int | str, ...], stage: Stage = "tiling", wanted: str = ""
     ) -> None:
-        """Constraint `number` says that the attribute `attr` has one of the values `allowed`, which `wanted` lists in
-        words. The rule has the attribute's name."""
+        """Registers constraint `number`: the attribute `attr` has one of the values `allowed`. The message lists the
+        values in the words of `wanted`, if given. The rule has the attribute's name."""
         self.shared(number, attr, lambda call: one_of(call, attr, allowed, stage, wanted))
 
 
 @dataclass(frozen=True)
 class CheckedNode:
-    """A node under check. `tensors` are its inputs by name, absent ones missing; `attrs` has every
-    attribute, the defaults filled in; `product` is None for ONNX Runtime; `lists` are the dynamic inputs;
-    `extensions` are the ids of those that the operator's CPU kernel has."""
+    """A node under check. `tensors` are its inputs by name; absent ones are missing. `lists` are the dynamic inputs.
+    `attrs` has every attribute, with the defaults filled in. `product` is None for ONNX Runtime. `extensions` are the
+    ids of the extensions that the operator's CPU kernel has."""
 
     spec: OpSpec
     tensors: Mapping[str, TensorInfo]
@@ -86,7 +86,7 @@ class CheckedNode:
         return self.tensors.get(name)
 
     def attr(self, name: str) -> Any:
-        """An attribute's value."""
+        """The value of an attribute."""
         return self.attrs[name]
 
     @cached_property
@@ -102,25 +102,29 @@ class CheckedNode:
             self["actual_seq_qlen"],
             self["actual_seq_kvlen"],
             repeats=self.extension("EXT-BATCH-BROADCAST") is not None,
-            roomy=self.extension("EXT-KEY-LENGTH") is not None,
+            key_length=self.extension("EXT-KEY-LENGTH") is not None,
         )
 
     def extension(self, id: str) -> str | None:
         """The id if the operator has that extension, else None."""
         return id if id in self.extensions else None
 
+    def on(self, product: str) -> bool:
+        """Whether the node is checked for the product of that name ("950")."""
+        return self.product is not None and self.product.name == product
+
     def rank(self, name: str) -> int | None:
-        """Rank of an input, or None if it is absent or unknown."""
+        """The rank of an input, or None if the input is absent or its rank unknown."""
         tensor = self[name]
         return None if tensor is None or tensor.shape is None else len(tensor.shape)
 
     def dtype(self, name: str) -> str | None:
-        """Type of an input, or None if it is absent or unknown."""
+        """The type of an input, or None if the input is absent or its type unknown."""
         tensor = self[name]
         return None if tensor is None else tensor.dtype or None
 
     def content(self, name: str) -> list[int] | None:
-        """The integers of a constant input as a flat list, or None."""
+        """The integers of a constant input as a flat list, or None if the input is absent or not constant."""
         tensor = self[name]
         if tensor is None or tensor.value is None:
             return None
@@ -130,7 +134,7 @@ class CheckedNode:
 def one_of(
     call: CheckedNode, attr: str, allowed: tuple[int | str, ...], stage: Stage = "tiling", wanted: str = ""
 ) -> Iterator[Diagnostic]:
-    """An attribute has one of the values `allowed`, which `wanted` lists in words."""
+    """The attribute has one of the values `allowed`. The message lists them in the words of `wanted`, if given."""
     value = call.attr(attr)
     if value not in allowed:
         *others, last = map(repr, allowed)
@@ -139,21 +143,35 @@ def one_of(
 
 
 def shape_is(name: str, tensor: TensorInfo | None, expected: Shape) -> Iterator[Diagnostic]:
-    """A tensor that is given has this shape."""
+    """The tensor, if it is given, has the shape `expected`."""
     shape = None if tensor is None else tensor.shape
     if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
         yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
 
 
+def both_or_none(call: CheckedNode, names: tuple[str, str], stage: Stage, code: int) -> Iterator[Diagnostic]:
+    """Both inputs are given, or neither."""
+    given = [name for name in names if call[name] is not None]
+    if len(given) == 1:
+        other = names[1] if given[0] == names[0] else names[0]
+        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", stage, code)
+
+
+def out_of_range(name: str, what: str, found: int, limit: int, stage: Stage) -> Diagnostic:
+    """The diagnostic of a size that exceeds its documented limit."""
+    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
+    return Diagnostic(name, message, stage, extension="EXT-RANGE")
+
+
 def without_empty(call: CheckedNode) -> CheckedNode:
-    """How the operators of inference read a call: an optional input that is an empty tensor is absent."""
+    """The call as the inference operators read it: an optional input that is an empty tensor is absent."""
     optional = {entry.name for entry in call.spec.inputs if entry.kind is Kind.OPTIONAL}
     tensors = {name: info for name, info in call.tensors.items() if name not in optional or 0 not in (info.shape or ())}
     return replace(call, tensors=tensors)
 
 
 def text(shape: Shape | None) -> str:
-    """A shape as messages show it: [B,1,S1,8], ? for what is unknown."""
+    """A shape as messages show it: [B,1,S1,8], with ? for an unknown size."""
     if shape is None:
         return "of unknown rank"
     return f"[{','.join(map(size_text, shape))}]"

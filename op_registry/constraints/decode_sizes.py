@@ -1,9 +1,9 @@
-"""The sizes of one decoding call: query has one token; keys and values are one tensor, a list or pages.
+"""The sizes of one decoding call. query has one token; keys and values are one tensor, a list or pages.
 
-| where keys lie | shape |
+| keys are in | shape |
 |---|---|
 | one tensor | the input layout: B,S,H or B,S,N2,D or B,N2,S,D |
-| a list | one such tensor for each batch entry, each of batch 1, alike but for S |
+| a list | one such tensor of batch 1 for each batch entry; the tensors differ in S only |
 | pages | blocks,block_size,H; for BNSD also blocks,N2,block_size,D |
 """
 
@@ -21,8 +21,9 @@ DECODE_LAYOUTS = ("BSH", "BNSD", "BSND")
 
 @dataclass(frozen=True)
 class DecodeSizes:
-    """`s` is the number of keys a mask or bias must cover: the longest S, or with pages the columns of the block table
-    times block_size. `lengths` are the S of each key tensor. `n2` is what num_key_value_heads says."""
+    """Sizes of a call, None where unknown. `s` is the number of keys that a mask or bias must cover: the longest S, or
+    with pages the number of columns of the block table times block_size. `lengths` holds the S of each key tensor. `n2`
+    is num_key_value_heads, or `n1` if that is 0."""
 
     layout: str
     b: Dim = None
@@ -37,7 +38,7 @@ class DecodeSizes:
 
     @property
     def listed(self) -> bool:
-        """Whether each batch entry has keys of its own."""
+        """Whether each batch entry has a key tensor of its own."""
         return len(self.lengths) > 1
 
     def cache(self, tensor: TensorInfo) -> tuple[Dim, Dim, Dim]:
@@ -53,12 +54,12 @@ class DecodeSizes:
 
 
 def product(a: Dim, b: Dim) -> Dim:
-    """a * b where both are numbers."""
+    """a * b if both are numbers, otherwise None."""
     return a * b if isinstance(a, int) and isinstance(b, int) else None
 
 
 def sizes_of(call: CheckedNode) -> DecodeSizes:
-    """The sizes as far as they are known; nothing is checked here."""
+    """The sizes as far as they are known. Nothing is checked here."""
     layout, heads = call.attr("input_layout"), call.attr("num_heads")
     if layout not in DECODE_LAYOUTS:
         return DecodeSizes("")
@@ -94,5 +95,5 @@ def unlike(tensor: TensorInfo, other: TensorInfo) -> bool:
 
 
 def misfit(found: Dim, wanted: Dim) -> bool:
-    """Whether a size is neither 1 nor possibly the one wanted."""
+    """Whether a size is certainly neither 1 nor the one wanted."""
     return found != 1 and differ(found, wanted)

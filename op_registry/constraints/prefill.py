@@ -6,9 +6,10 @@
 | BSND | B,S1,N1,D | B,S2,N2,D | B,S1,N1,Dv |
 | BNSD | B,N1,S1,D | B,N2,S2,D | B,N1,S1,Dv |
 | NSD (of one batch entry) | N1,S1,D | N2,S2,D | N1,S1,Dv |
-| TND, NTD | T1,N1,D; N1,T1,D | T2,N2,D; N2,T2,D | as query |
+| TND, NTD | T1,N1,D; N1,T1,D | T2,N2,D; N2,T2,D | as query, with Dv for D |
 
-`IN_OUT` is query's layout as the first of these words, attention_out's as the second; NBSD is N1,B,S1,Dv.
+In a layout `IN_OUT`, IN is the layout of query, key and value, and OUT that of attention_out. The output layout NBSD is
+N1,B,S1,Dv.
 """
 
 from __future__ import annotations
@@ -31,18 +32,13 @@ MAX_B_UNALIGNED = 128
 MAX_D_CPU = 768
 
 QUANT_SCALE2_PLACE = 10
-"""The place of quant_scale2 among the inputs, if keys and values are no lists."""
+"""The position of quant_scale2 among the inputs, if key and value are not lists."""
 
 MAX_B_310P, MAX_S_310P = 128, 65535
 
 
-def is_310p(call: CheckedNode) -> bool:
-    """Whether the node is checked for 310P."""
-    return call.product is not None and call.product.name == "310P"
-
-
 def tensor(call: CheckedNode, name: str) -> TensorInfo | None:
-    """An input; if it is a list of keys or values, the first of them."""
+    """An input. If it is a list of keys or values, the result is its first tensor."""
     listed = call.lists.get(name)
     return listed[0] if listed else call[name]
 
@@ -53,8 +49,8 @@ def query_layout(call: CheckedNode) -> str:
 
 
 def sizes_of(call: CheckedNode) -> Geometry:
-    """The sizes of a call, N2 by num_key_value_heads; unknown layouts and wrong ranks give unknown sizes, nothing is
-    checked here."""
+    """The sizes of a call, with N2 by num_key_value_heads. Unknown layouts and wrong ranks give unknown sizes; nothing
+    is checked here."""
     layout, heads, stated = query_layout(call), call.attr("num_heads"), call.attr("num_key_value_heads")
     n1 = heads if heads > 0 else None
     n2 = stated if stated > 0 else n1
@@ -76,7 +72,7 @@ def sizes_of(call: CheckedNode) -> Geometry:
 
 
 def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Diagnostic]:
-    """input_layout is known, and query, key and value have its rank."""
+    """input_layout is known, and query, key and value have the rank of the layout."""
     layout = call.attr("input_layout")
     if layout not in layouts:
         yield Diagnostic("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(layouts)}")
@@ -90,12 +86,13 @@ def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Di
 
 
 def paged(call: CheckedNode) -> bool:
-    """Whether the keys lie in pages."""
+    """Whether the keys are in pages."""
     return call["block_table"] is not None
 
 
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """num_heads is query's head count; num_key_value_heads is 0 or key's, and divides it, by at most 64."""
+    """num_heads is the head count of query. num_key_value_heads is 0 or the head count of key. It divides num_heads,
+    and a key head serves at most 64 query heads."""
     sizes, given, stated = sizes_of(call), call.attr("num_heads"), call.attr("num_key_value_heads")
     if given <= 0:
         yield Diagnostic("num_heads", f"num_heads is {given}, expected a positive number")
@@ -132,9 +129,9 @@ def _key_heads(call: CheckedNode, sizes: Geometry, wanted: int) -> Iterator[Diag
 
 
 def same_sizes(call: CheckedNode, narrower: bool = False) -> Iterator[Diagnostic]:
-    """query and key have one head size; key and value one shape; the batch is one.
+    """query and key have the same head size and batch size, and key and value have the same shape.
 
-    `narrower` says that beside a key of head size 192 value may have 128.
+    With `narrower`, value may have the head size 128 if key has 192.
     """
     if paged(call) or len(call.lists.get("key", ())) > 1:
         return
@@ -147,25 +144,26 @@ def same_sizes(call: CheckedNode, narrower: bool = False) -> Iterator[Diagnostic
         yield Diagnostic("key", f"key has the head size {k[-1]}, expected {q[-1]} as query")
     elif any(map(differ, k[:-1], v[:-1])):
         yield Diagnostic("value", f"value has the shape {text(v)}, expected {text(k)} as key")
-    elif differ(k[-1], v[-1]) and not (narrower and _narrower(sizes)):
+    elif differ(k[-1], v[-1]) and not (narrower and _has_narrow_value(sizes)):
         message = f"value has the shape {text(v)}, expected {text(k)} as key"
         yield Diagnostic("value", message, extension="EXT-PROMPT-SIZES")
     elif sizes.layout.startswith("B") and differ(q[0], k[0]):
         yield Diagnostic("key", f"key has the batch size {k[0]}, expected {q[0]} as query")
 
 
-def _narrower(sizes: Geometry) -> bool:
+def _has_narrow_value(sizes: Geometry) -> bool:
     return sizes.d in (192, None) and sizes.dv in (128, None)
 
 
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
-    """B, N, D and S in their ranges; D a multiple of 16, of 32 where anything is INT8, of 64 where it is INT4."""
+    """B, N, D and S are in their ranges. D is a multiple of 16, of 32 if query or key is INT8, of 64 if one of them is
+    INT4."""
     sizes = sizes_of(call)
     types = (call.dtype("query"), _dtype(tensor(call, "key")))
     step = 64 if "DT_INT4" in types else 32 if "DT_INT8" in types else 16
     aligned = not isinstance(sizes.d, int) or sizes.d % step == 0
-    limit_b = MAX_B_310P if is_310p(call) else MAX_B if aligned else MAX_B_UNALIGNED
-    limit_s = MAX_S_310P if is_310p(call) else MAX_S
+    limit_b = MAX_B_310P if call.on("310P") else MAX_B if aligned else MAX_B_UNALIGNED
+    limit_s = MAX_S_310P if call.on("310P") else MAX_S
     for what, size, limit in (
         ("batch size", sizes.b, limit_b),
         ("head count", sizes.n1, MAX_N),
@@ -185,7 +183,8 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 to 4; atten_mask is boolean or of 8 bits, and has the shape the mode wants."""
+    """sparse_mode is 0 to 4. atten_mask is boolean or has 8-bit elements, and its shape is the one that the mode
+    requires."""
     mode, given = call.attr("sparse_mode"), call["atten_mask"]
     if mode not in range(5):
         yield Diagnostic("sparse_mode", f"sparse_mode is {mode}, expected 0 to 4")
@@ -210,13 +209,14 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def mask_type(given: TensorInfo) -> Iterator[Diagnostic]:
-    """atten_mask is boolean or of 8 bits."""
+    """atten_mask is boolean or has 8-bit elements."""
     if given.dtype and given.dtype not in MASK_TYPES:
         yield Diagnostic("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
 
 
 def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
-    """[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2], S1 and S2 possibly padded; of one row also [B,S2]."""
+    """The mask is [S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2], where S1 and S2 may be padded. If S1 is 1, it may also be
+    [B,S2]."""
     sizes = sizes_of(call)
     one = sizes.s1 == 1
     leads = {2: (), 3: (sizes.b,), 4: (sizes.b, 1)}.get(len(shape))
@@ -231,7 +231,7 @@ def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
 
 
 def bias(call: CheckedNode) -> Iterator[Diagnostic]:
-    """pse_shift is [1|B,N1,S1,S2] or larger in S, and has query's type (float16 beside INT8)."""
+    """pse_shift is [1|B,N1,S1,S2] or larger in S1 and S2. It has the type of query, or float16 if query is INT8."""
     given, sizes = call["pse_shift"], sizes_of(call)
     if given is None:
         return
@@ -249,14 +249,14 @@ def bias(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def empty_rows(call: CheckedNode) -> Iterator[Diagnostic]:
-    """No row is without a key beside INT8 results: the sources do not say what such a row holds."""
+    """With INT8 results every query row has a key: the sources do not say what a row without keys holds."""
     if call["atten_mask"] is None:
         return
     mode, pre, following = call.attr("sparse_mode"), call.attr("pre_tokens"), call.attr("next_tokens")
-    if mode == 0 and (call["query_padding_size"] or call["kv_padding_size"]):  # the mask alone counts
+    if mode == 0 and (call["query_padding_size"] or call["kv_padding_size"]):  # the band is not used
         return
     for queries, keys in _lengths_of_all(call):
-        if not queries or not keys:  # nothing is computed there: the rows are 0
+        if not queries or not keys:  # nothing is computed, the rows are 0
             continue
         extra = queries - keys
         empty = {
@@ -271,7 +271,8 @@ def empty_rows(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _lengths_of_all(call: CheckedNode) -> list[tuple[int, int]]:
-    """Queries and keys of each sequence, a shared prefix included; none where one of them is not known."""
+    """The numbers of queries and keys of each sequence. The keys include a shared prefix. The list is empty if a number
+    is not known."""
     sizes = sizes_of(call)
     own = _lengths_of(call, "actual_seq_lengths", sizes.s1)
     keys = _lengths_of(call, "actual_seq_lengths_kv", sizes.s2)
@@ -290,7 +291,7 @@ def _lengths_of(call: CheckedNode, name: str, whole: Dim) -> list[int]:
 
 
 def _prefix_length(call: CheckedNode) -> int | None:
-    """The number of keys before those of each sequence, None where it is not known."""
+    """The number of keys in the shared prefix, 0 without one, or None if it is not known."""
     if call["key_shared_prefix"] is None:
         return 0
     if call["actual_shared_prefix_len"] is not None:
@@ -300,14 +301,14 @@ def _prefix_length(call: CheckedNode) -> int | None:
 
 
 def prefix_size(call: CheckedNode) -> Dim:
-    """S of the shared prefix."""
+    """The dimension S of the shared prefix."""
     layout = query_layout(call)
     axis = {"BSH": 1, "BSND": 1, "BNSD": 2}.get(layout)
     return None if axis is None else shape_of(call["key_shared_prefix"], RANKS[layout])[axis]
 
 
 def lengths(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
-    """Lengths are of INT64, one for all, or at least one for each batch."""
+    """The lengths are INT64. There is one for the whole batch, or at least one for each batch entry."""
     given, b = call[name], sizes_of(call).b
     if given is None:
         return

@@ -1,7 +1,7 @@
-"""Checks that the operators of the sparse family share.
+"""Checks that the sparse operators share.
 
-Ascend products take a few sizes only (D 512, rope 64, K 2048, some head counts, one key head). The CPU kernels take
-any, so a diagnostic about such a size carries the id of the extension.
+Ascend products take only a few sizes (D 512, rope 64, K 2048, some head counts, one key head). The CPU kernels take any
+size, so a diagnostic about such a size carries the id of the extension.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, number, shape_is, size_text, text
+from fa_compiler.op_registry.constraints import core
+from fa_compiler.op_registry.constraints.core import CheckedNode, both_or_none, number, shape_is, size_text, text
 from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic, Stage
 from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
@@ -28,7 +29,7 @@ MAX_B, MAX_S = 256, 128 << 10
 
 
 def equal_halfs(call: CheckedNode, names: tuple[str, ...], outputs: tuple[str, ...] = ()) -> Iterator[Diagnostic]:
-    """The named tensors have one type, float16 or bfloat16, or float32 on the CPU."""
+    """The named tensors have one type: float16 or bfloat16, or float32 on the CPU."""
     first = call.dtype(names[0])
     if first and first not in HALFS:
         extension = FLOAT if first == "DT_FLOAT" else None
@@ -43,7 +44,7 @@ def equal_halfs(call: CheckedNode, names: tuple[str, ...], outputs: tuple[str, .
 
 
 def fixed_types(call: CheckedNode, types: dict[str, str]) -> Iterator[Diagnostic]:
-    """Inputs that have one type only."""
+    """Each named input has the only type that it may have."""
     for name, wanted in types.items():
         dtype = call.dtype(name)
         if dtype and dtype != wanted:
@@ -51,7 +52,8 @@ def fixed_types(call: CheckedNode, types: dict[str, str]) -> Iterator[Diagnostic
 
 
 def weights(call: CheckedNode, name: str, gradient: str = "") -> Iterator[Diagnostic]:
-    """The weights of the index heads have query's type, or FLOAT where the prototype has it; their gradient theirs."""
+    """The weights of the index heads have the type of query, or FLOAT if the prototype allows it. The gradient of the
+    weights has the type of the weights."""
     query, own = call.dtype("query"), call.dtype(name)
     wide = own == "DT_FLOAT" and "DT_FLOAT" in (call.spec.legal_types(name) or ())
     if query and own and own != query and not wide:
@@ -64,8 +66,8 @@ def weights(call: CheckedNode, name: str, gradient: str = "") -> Iterator[Diagno
 def layouts(
     call: CheckedNode, query: str, key: str, rows: tuple[str, ...], keys: tuple[str, ...]
 ) -> Iterator[Diagnostic]:
-    """The layouts that the attributes `query` and `key` name are known and fit each other, ranks fit them, and query
-    and key have one batch."""
+    """The attributes `query` and `key` name known layouts that fit each other. The inputs `rows` and `keys` have the
+    ranks of these layouts. query and key have the same batch size."""
     for attribute, known, names in ((query, QUERY_LAYOUTS, rows), (key, _key_layouts(query, key), keys)):
         layout = call.attr(attribute)
         if layout not in known:
@@ -92,12 +94,12 @@ def _key_layouts(query: str, key: str) -> dict[str, int]:
 def sizes_of(
     call: CheckedNode, query: str = "layout", key: str = "layout", names: tuple[str, str] = ("query", "key")
 ) -> SparseSizes | None:
-    """The sizes of the call, None where a layout is unknown."""
+    """The sizes of the call, or None if a layout is unknown."""
     return sparse_sizes(call.attr(query), call.attr(key), call[names[0]], call[names[1]])
 
 
 def batch_of(call: CheckedNode, sizes: SparseSizes, lengths: str) -> Dim:
-    """The number of sequences. If they are packed, it is the number of their lengths."""
+    """The number of sequences. If they are packed, it is the number of entries of the input `lengths`."""
     return sizes.queries[0] if len(sizes.queries) == 2 else shape_of(call[lengths], 1)[0]
 
 
@@ -109,7 +111,7 @@ def same_width(call: CheckedNode, sizes: SparseSizes, key: str = "key", query: s
 
 
 def shaped(call: CheckedNode, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Diagnostic]:
-    """A tensor that is given has this shape. With `any_rank` another rule checks its rank."""
+    """The tensor, if it is given, has the shape `expected`. With `any_rank`, a wrong rank is left to another rule."""
     if not any_rank or call.rank(name) == len(expected):
         yield from shape_is(name, call[name], expected)
 
@@ -120,13 +122,13 @@ BATCH = "the batch"
 def one_of(
     name: str, what: str, size: Dim, allowed: Iterable[int], extension: str | None = SIZES
 ) -> Iterator[Diagnostic]:
-    """A size that is known is one of a few."""
+    """The size, if it is known, is one of those allowed."""
     choice = tuple(allowed)
     if isinstance(size, int) and size not in choice:
         listed = ", ".join(map(str, choice))
         if isinstance(allowed, range):
             listed = f"{choice[0]} to {choice[-1]}" + (f" by {allowed.step}" if allowed.step > 1 else "")
-        # A size below 1 is no extension, for no kernel computes with it; but a batch may be empty.
+        # No kernel computes with a size below 1, so no extension allows it. Only a batch may be empty.
         computed = size > 0 or what == BATCH
         yield Diagnostic(
             name, f"{name} has {what} {size}, expected {listed}", extension=extension if computed else None
@@ -143,7 +145,7 @@ def head_groups(call: CheckedNode, sizes: SparseSizes, index: bool = False) -> I
 
 
 def indices(call: CheckedNode, sizes: SparseSizes, shared: bool = False) -> Iterator[Diagnostic]:
-    """sparse_indices has one list for each query token and key head. With `shared` the CPU kernel also takes one list
+    """sparse_indices has one list for each query token and key head. With `shared`, the CPU kernel also takes one list
     for all heads."""
     tensor = call["sparse_indices"]
     if tensor is None or tensor.shape is None:
@@ -163,26 +165,21 @@ def selected_count(call: CheckedNode) -> Dim:
     return tensor.shape[-1] if tensor is not None and tensor.shape else None
 
 
-def windows(call: CheckedNode, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Diagnostic]:
-    """These attributes state a window that the operator does not use: each has its largest value, `wanted`."""
-    for name in names:
+def mode(call: CheckedNode, wanted: int, stage: Stage) -> Iterator[Diagnostic]:
+    """sparse_mode is 0 or 3. pre_tokens and next_tokens state a window that the operator does not use. Each must have
+    its largest value, `wanted`."""
+    yield from core.one_of(call, "sparse_mode", (0, 3))
+    for name in ("pre_tokens", "next_tokens"):
         value = call.attr(name)
         if value != wanted:
             yield Diagnostic(name, f"{name} is {number(value)}, expected {number(wanted)}", stage)
 
 
-def both_or_none(call: CheckedNode, names: tuple[str, str]) -> Iterator[Diagnostic]:
-    """Both inputs are given, or none of them."""
-    given = [name for name in names if call[name] is not None]
-    if len(given) == 1:
-        other = names[1] if given[0] == names[0] else names[0]
-        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
-
-
 def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Diagnostic]:
-    """Both rope parts are given, or none. They have the shapes of query and key, with a head size of 64."""
+    """Both rope parts are given, or neither. They have the shapes of query and key, with a head size of 64. With
+    `mandatory`, the products need them."""
     names = ("query_rope", "key_rope")
-    yield from both_or_none(call, names)
+    yield from both_or_none(call, names, "aclnn", NULLPTR)
     if mandatory and call["query_rope"] is None and call["key_rope"] is None:
         for name in names:
             message = f"{name} is absent, expected one: it is optional in the prototype only"
@@ -200,7 +197,7 @@ def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Dia
 
 
 def sinks(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
-    """sinks has one number for each head of the query; of the products only 950 takes it."""
+    """sinks has one number for each head of query. Among the products only 950 takes it."""
     yield from shaped(call, "sinks", (sizes.n1,))
     if call["sinks"] is not None and call.product is not None and call.product.name != "950":
         yield Diagnostic(
@@ -209,7 +206,7 @@ def sinks(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
 
 
 def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Diagnostic]:
-    """Documented ranges of batch and sequence length."""
+    """In BSND, batch size and sequence length are in the documented ranges."""
     if layout != "BSND":
         return
     yield from one_of("query", BATCH, sizes.queries[0], range(1, MAX_B + 1))
@@ -220,7 +217,7 @@ def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Diagnostic]:
 
 
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
-    """softmax_max and softmax_sum have the shape of the forward pass."""
+    """softmax_max and softmax_sum have the shape that the forward pass gives them."""
     sizes = sizes_of(call)
     if sizes is not None:
         for name in ("softmax_max", "softmax_sum"):
@@ -228,7 +225,8 @@ def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def ends(call: CheckedNode, name: str, total: Dim, exact: bool) -> Iterator[Diagnostic]:
-    """Cumulative lengths of packed sequences: they do not decrease and end at the token count (`exact`) or before."""
+    """Cumulative lengths of packed sequences do not decrease. They end at the token count, or before it unless `exact`
+    is set."""
     values = call.content(name)
     if values is None:
         return
@@ -242,7 +240,8 @@ def ends(call: CheckedNode, name: str, total: Dim, exact: bool) -> Iterator[Diag
 def packed_lengths(
     call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], exact: bool = False, most: int | None = None
 ) -> Iterator[Diagnostic]:
-    """In TND the cumulative lengths of both sides are given, have as many entries, and at most `most`."""
+    """In TND, the cumulative lengths of query and key are given. Both have the same number of entries, at most
+    `most`."""
     for name, total in zip(names, (sizes.queries[0], sizes.keys[0]), strict=True):
         if call[name] is None:
             yield Diagnostic(name, f"{name} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
@@ -258,7 +257,7 @@ def packed_lengths(
 
 
 def batch_lengths(call: CheckedNode, name: str, batch: Dim, most: Dim) -> Iterator[Diagnostic]:
-    """Lengths that are not cumulative: one for each sequence of the batch, none longer than its tensor."""
+    """Lengths that are not cumulative: there is one for each sequence of the batch, and none exceeds `most`."""
     tensor = call[name]
     if tensor is None:
         return
@@ -273,9 +272,9 @@ def batch_lengths(call: CheckedNode, name: str, batch: Dim, most: Dim) -> Iterat
 def lengths(
     call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], key: str, batch: Dim
 ) -> Iterator[Diagnostic]:
-    """The lengths of query and key: cumulative for TND, otherwise one for each sequence.
+    """The lengths of query and key are cumulative for TND. Otherwise there is one for each sequence.
 
-    `key` is the attribute of the keys' layout, `batch` the number of sequences.
+    `key` is the attribute that states the layout of the keys, `batch` the number of sequences.
     """
     layout, key_layout = call.attr("layout_query"), call.attr(key)
     if layout == key_layout == "TND":
@@ -298,8 +297,8 @@ def lengths(
     yield from batch_lengths(call, names[1], batch, most)
 
 
-def _pages(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
-    """The used entries of a constant table name pages that are there."""
+def _page_entries(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
+    """The used entries of a constant block_table name existing pages."""
     table, (count, page) = call["block_table"], sizes.keys
     name = next(name for name in ("actual_seq_lengths_kv", "actual_seq_lengths_key") if name in call.spec.input_names)
     values = call.content(name)
@@ -315,7 +314,7 @@ def _pages(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
 
 
 def paging(call: CheckedNode, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Diagnostic]:
-    """block_table is there with PA_BSND and only then; its blocks have a size that Ascend takes."""
+    """block_table is given with PA_BSND and only then. Its blocks have a size that Ascend takes."""
     paged = call.attr(key) == PAGED
     table = call["block_table"]
     if not paged:
@@ -326,5 +325,5 @@ def paging(call: CheckedNode, sizes: SparseSizes, key: str, batch: Dim) -> Itera
         yield Diagnostic("block_table", f"block_table is absent, expected one with {PAGED}", "aclnn", NULLPTR)
     elif table.shape is not None:
         yield from shaped(call, "block_table", (batch, None))
-        yield from _pages(call, sizes)
+        yield from _page_entries(call, sizes)
     yield from one_of("key", "the block size", sizes.keys[1], range(16, 1025, 16))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, number, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, both_or_none, number, out_of_range, size_text, text
 from fa_compiler.op_registry.diagnostic import Diagnostic, Stage
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, Shape, differ, divide, shape_of
@@ -26,17 +26,18 @@ MASK_SIZE = {
     7: (2048, 2048),
     8: (2048, 2048),
 }
-"""Last two dimensions of atten_mask in the compressed sparse modes."""
+"""The last two dimensions of atten_mask in the compressed sparse modes."""
 
 MAX_D, MAX_N, MAX_B, MAX_S = 768, 256, 2 << 20, 1 << 20
 
 
 @cache
 def compressed_mask(mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """The content a compressed sparse mode wants in atten_mask, True where a position is excluded.
+    """The content that atten_mask must have in a compressed sparse mode. True marks an excluded position.
 
-    Modes 2, 3, 4, 7 and 8: 2048 x 2048, above the diagonal. Mode 6: that, and below it 1024 rows whose left
-    half is free and whose right half is excluded. The same array for every call, not to be written to.
+    In modes 2, 3, 4, 7 and 8 it is a matrix of 2048 x 2048, True above the diagonal. In mode 6 the same matrix is
+    followed by 1024 rows whose left half is False and whose right half is True. Every call returns the same read-only
+    array.
     """
     mask = np.triu(np.ones((2048, 2048), np.bool_), 1)
     if mode == 6:
@@ -63,7 +64,7 @@ def equal_types(call: CheckedNode, names: tuple[str, ...]) -> Iterator[Diagnosti
     allowed = ", ".join(FLOATS)
     if first not in FP8:
         yield Diagnostic(names[0], f"{names[0]} is {first}, expected one of {allowed}", "aclnn")
-    elif call.product is None or call.product.name != "950":
+    elif not call.on("950"):
         yield Diagnostic(names[0], f"{names[0]} is {first}, which only 950 takes; expected one of {allowed}", "aclnn")
     else:
         for scale in ("d_scale_q", "d_scale_k", "d_scale_v"):
@@ -72,7 +73,7 @@ def equal_types(call: CheckedNode, names: tuple[str, ...]) -> Iterator[Diagnosti
 
 
 def layout_and_ranks(call: CheckedNode) -> Iterator[Diagnostic]:
-    """input_layout is known, and query, key and value have its rank."""
+    """input_layout is known, and query, key and value have the rank of the layout."""
     layout = call.attr("input_layout")
     if layout not in LAYOUTS:
         yield Diagnostic("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(LAYOUTS)}", "aclnn")
@@ -84,7 +85,7 @@ def layout_and_ranks(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def head_count(call: CheckedNode) -> Iterator[Diagnostic]:
-    """head_num is positive and the head count of query."""
+    """head_num is positive and equals the head count of query."""
     head_num, layout = call.attr("head_num"), call.attr("input_layout")
     if layout not in LAYOUTS:
         return
@@ -98,13 +99,14 @@ def head_count(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic("head_num", f"head_num is {head_num}, expected a divisor of the width {width} of query")
         return
     heads = shape[{"BSND": 2, "BNSD": 1, "TND": 1}[layout]]
-    # A query without heads is empty, and nothing is done, whatever head_num says.
+    # A query without heads is empty. Nothing is computed then, so head_num does not matter.
     if heads != 0 and differ(heads, head_num):
         yield Diagnostic("head_num", f"head_num is {head_num}, expected {heads}, the head count of query", "aclnn")
 
 
 def head_sizes(call: CheckedNode, wider: str | None = None) -> Iterator[Diagnostic]:
-    """D of query is D of key, Dv is at most D, D at most 768; `wider` is the extension that allows a larger Dv."""
+    """query and key have the same D, which is at most 768. Dv is at most D; the extension `wider` also allows a larger
+    Dv."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
     if rank and g.layout not in ("BSH", "SBH"):
@@ -124,7 +126,7 @@ def head_sizes(call: CheckedNode, wider: str | None = None) -> Iterator[Diagnost
 
 
 def head_groups(call: CheckedNode) -> Iterator[Diagnostic]:
-    """N1 is a multiple of N2, and in the documented range."""
+    """N1 is a multiple of N2 and in the documented range."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
     if g.layout in ("BSH", "SBH") and isinstance(g.d, int):
@@ -135,12 +137,12 @@ def head_groups(call: CheckedNode) -> Iterator[Diagnostic]:
     if isinstance(g.n1, int) and isinstance(g.n2, int) and g.n2 and g.n1 % g.n2:
         yield Diagnostic("key", f"key has {g.n2} heads, expected a divisor of the {g.n1} heads of query")
     if isinstance(g.n1, int) and g.n1 > MAX_N:
-        yield _range("query", "head count", g.n1, MAX_N)
+        yield out_of_range("query", "head count", g.n1, MAX_N, "document")
 
 
 def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Diagnostic]:
-    """query, key and value have one batch size, key and value one shape but for D; sizes in the documented
-    range."""
+    """query, key and value have one batch size, and key and value differ in D only. The sizes are in the documented
+    ranges. `prefix_batch` is the largest batch size of a call with a prefix."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
     if not rank:
@@ -152,16 +154,16 @@ def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Diagnos
         if what != "B" and not (what == "S" and given_key_length(call)) and differ(k[axis], v[axis]):
             yield Diagnostic("value", f"value has {v[axis]} as {what}, expected {k[axis]} as key: {text(k)}")
     if isinstance(g.b, int) and g.b > MAX_B:
-        yield _range("query", "batch size", g.b, MAX_B)
+        yield out_of_range("query", "batch size", g.b, MAX_B, "document")
     elif isinstance(g.b, int) and g.b > prefix_batch and call["prefix"] is not None:
-        yield _range("query", "batch size beside a prefix", g.b, prefix_batch)
+        yield out_of_range("query", "batch size beside a prefix", g.b, prefix_batch, "document")
     for name, size in (("query", g.t1 if g.tnd else g.s1), ("key", g.t2 if g.tnd else g.s2)):
         if isinstance(size, int) and size > MAX_S:
-            yield _range(name, "sequence length", size, MAX_S)
+            yield out_of_range(name, "sequence length", size, MAX_S, "document")
 
 
 def _one_batch(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query, key and value have one batch size, or 1 where the operator repeats it."""
+    """query, key and value have one batch size. Where an extension allows it, a tensor may have batch 1 instead."""
     g = call.geometry
     axis = BATCH_AXIS.get(g.layout)
     if axis is None:
@@ -177,11 +179,6 @@ def _one_batch(call: CheckedNode) -> Iterator[Diagnostic]:
             return
 
 
-def _range(name: str, what: str, found: int, limit: int) -> Diagnostic:
-    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
-    return Diagnostic(name, message, "document", extension="EXT-RANGE")
-
-
 def keep_probability(call: CheckedNode) -> Iterator[Diagnostic]:
     """keep_prob is in (0, 1]."""
     keep = call.attr("keep_prob")
@@ -190,7 +187,7 @@ def keep_probability(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def pse_type_known(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
-    """pse_type is 0 to 3, and 1 where there is no bias."""
+    """pse_type is 0 to 3. It is 1 if there is no bias."""
     kind = call.attr("pse_type")
     if kind not in (0, 1, 2, 3):
         yield Diagnostic("pse_type", f"pse_type is {kind}, expected 0, 1, 2 or 3")
@@ -199,8 +196,24 @@ def pse_type_known(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
         yield Diagnostic(shift, f"{shift} is absent although pse_type is {kind}, expected pse_type 1", stage)
 
 
-def slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
-    """The slopes of pse_type 2 and 3: float32, [N] or [B,N]."""
+def bias_type(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """The bias of pse_type 0 and 1 has the type of query."""
+    bias, query = call.dtype(shift), call.dtype("query")
+    if call.attr("pse_type") in (0, 1) and bias and query and bias != query:
+        wide = bias == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
+        message = f"{shift} is {bias}, expected {query} as query"
+        yield Diagnostic(shift, message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+
+
+def inner_pse(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """The slopes of pse_type 2 and 3 have their type and shape, and are used only where they are allowed."""
+    if call.attr("pse_type") in (2, 3) and call[shift] is not None:
+        yield from _slopes(call, shift)
+        yield from _inner_pse_positions(call, shift)
+
+
+def _slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """The slopes of pse_type 2 and 3 are float32 and have the shape [N1] or [B,N1]."""
     g, tensor = call.geometry, call[shift]
     if tensor is None:
         return
@@ -215,9 +228,9 @@ def slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
         yield Diagnostic(shift, f"{shift} has the shape {text(tensor.shape)}, expected slopes {wanted}")
 
 
-def inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
-    """Where slopes (pse_type 2 and 3) may be used: only with S1 == S2; not in sparse_mode 7; in sparse_mode 8 only if
-    queries and keys of a sequence end at the same position."""
+def _inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """Where slopes (pse_type 2 and 3) may be used. Outside TND they need S1 == S2. In TND with a mask, sparse_mode 7
+    excludes them, and in sparse_mode 8 the queries and keys of each sequence must end at the same position."""
     g, mode = call.geometry, call.attr("sparse_mode")
     slopes_here = f"{shift} holds slopes of pse_type {call.attr('pse_type')}"
     if not g.tnd and differ(g.s1, g.s2):
@@ -241,7 +254,7 @@ def inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
 
 
 def sparse_mode_known(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is one the layout has. Without atten_mask the mode is ignored."""
+    """sparse_mode is one of the modes of the layout. Without atten_mask the mode is ignored."""
     mode = call.attr("sparse_mode")
     if call["atten_mask"] is None or call.attr("input_layout") not in LAYOUTS:
         return
@@ -253,7 +266,7 @@ def sparse_mode_known(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]:
-    """atten_mask has a shape and, in the compressed modes, a content of its sparse_mode.
+    """atten_mask has the type and shape that sparse_mode requires, and in the compressed modes also the content.
 
     `broadcast` is the extension that also allows 1 in any dimension.
     """
@@ -283,7 +296,7 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]
         return
     full: Shape = (g.b, g.n1, g.s1, g.s2)
     forms = [(g.s1, g.s2)] if len(shape) == 2 else [full, (g.b, 1, g.s1, g.s2), (1, 1, g.s1, g.s2)]
-    if any(not any(map(_unlike, shape, form)) for form in forms):
+    if any(not any(map(_does_not_match, shape, form)) for form in forms):
         return
     wanted = " or ".join(map(text, forms))
     message = f"atten_mask has the shape {text(shape)}, expected {wanted}"
@@ -294,21 +307,22 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]
 
 
 def _is_compressed(value: np.ndarray[Any, Any], mode: int) -> bool:
-    """Whether a mask holds what a compressed mode wants. The array that `compressed_mask` returned is not compared."""
+    """Whether a mask has the content that a compressed mode requires. The array of `compressed_mask` itself is not
+    compared."""
     wanted = compressed_mask(mode)
     return value is wanted or bool(((value != 0) == wanted).all())
 
 
 def _excludes_keys(call: CheckedNode, shape: Shape) -> bool:
-    """Whether a mask beside a band is the same for every row: [B|1,N1|1,1,S2|1]."""
+    """Whether a mask may be used in addition to a band: it is the same for every query row, [B|1,N1|1,1,S2|1]."""
     g = call.geometry
     if call.attr("sparse_mode") not in (2, 3, 4) or g.tnd or len(shape) != 4 or shape[2] != 1:
         return False
     return not any(size != 1 and differ(size, whole) for size, whole in zip(shape, (g.b, g.n1, 1, g.s2), strict=True))
 
 
-def _unlike(found: Dim, wanted: Dim) -> bool:
-    """Whether a dimension is not the one wanted. An unknown size may be the one wanted, except where 1 was found."""
+def _does_not_match(found: Dim, wanted: Dim) -> bool:
+    """Whether a dimension is not the one wanted. If the wanted size is unknown, only a dimension of 1 is reported."""
     if found == 1:
         return wanted != 1
     return differ(found, wanted)
@@ -325,7 +339,7 @@ def _packed_mask_shape(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
 
 
 def causal(call: CheckedNode) -> bool:
-    """Whether the mask may be a lower triangle, as compressed ALiBi needs it."""
+    """Whether the mask may be a lower triangle, as compressed ALiBi requires."""
     g, mode = call.geometry, call.attr("sparse_mode")
     if call["atten_mask"] is None:
         return False
@@ -340,10 +354,10 @@ def causal(call: CheckedNode) -> bool:
 
 
 def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bool) -> Iterator[Diagnostic]:
-    """The bias of pse_type 0 and 1, not packed: [B|1,N1,S1|1,S2], or its last 1024 rows (compressed ALiBi).
+    """Outside TND, the bias of pse_type 0 and 1 is [B|1,N1,S1|1,S2], or its last 1024 rows (compressed ALiBi).
 
-    `broadcast` is the extension that also allows 1 in any dimension; `one_row` says whether [1,N1,1,S2] is
-    legal beside a batch.
+    `broadcast` is the extension that also allows 1 in any dimension. `one_row` says whether [1,N1,1,S2] is legal if the
+    batch is larger than 1.
     """
     g, tensor = call.geometry, call[shift]
     if tensor is None or tensor.shape is None:
@@ -367,7 +381,7 @@ def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bo
 
 
 def _compressed_bias(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
-    """Compressed ALiBi needs at least 1024 queries, as many keys, and a causal mask."""
+    """Compressed ALiBi needs at least 1024 queries, the same number of keys, and a causal mask."""
     g = call.geometry
     rows = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi)"
     if isinstance(g.s1, int) and g.s1 < COMPRESSED_ROWS:
@@ -379,10 +393,10 @@ def _compressed_bias(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
 
 
 def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Iterator[Diagnostic]:
-    """The bias of pse_type 0 and 1 in TND: compressed [B|1,N1,1024,maxS2], or flat over the sequences.
+    """In TND, the bias of pse_type 0 and 1 is compressed, [B|1,N1,1024,maxS2], or flat over the sequences.
 
-    The flat form has N1*sum(S2) or N1*sum(S1*S2) elements: forward as dimension 0 of a tensor of rank 2 or
-    more, backward in a tensor of rank 1 (`flat_rank_one`).
+    The flat form has N1*sum(S2) or N1*sum(S1*S2) elements. In the forward operator they are dimension 0 of a tensor of
+    rank 2 or more, in the backward operator a tensor of rank 1 (`flat_rank_one`).
     """
     g, tensor = call.geometry, call[shift]
     if tensor is None:
@@ -422,8 +436,8 @@ def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Ite
 
 
 def band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Outside TND, in sparse_mode 0 and 4: the band of pre_tockens and next_tockens meets the scores. The CPU kernel
-    takes a band that misses them: its rows attend to nothing."""
+    """Outside TND, in sparse_mode 0 and 4, the band of pre_tockens and next_tockens overlaps the scores. The CPU kernel
+    also takes a band that misses them: its query rows then have no keys."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _band_faults(call):
         yield Diagnostic(tensor, message, extension=outside)
@@ -447,7 +461,7 @@ def _band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
 
 def packed_band(call: CheckedNode) -> Iterator[Diagnostic]:
     """The limits that the sparse modes of TND put on the sequence lengths and on pre_tockens and next_tockens. The CPU
-    kernel has none of them."""
+    kernel has none of these limits."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _packed_band_faults(call):
         yield Diagnostic(tensor, message, extension=outside)
@@ -491,8 +505,8 @@ def _packed_band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
 
 
 def prefix_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """prefix holds one length for each sequence, in range. sparse_mode 6 needs it; sparse_mode 5 needs a mask for each
-    batch entry."""
+    """prefix holds one length for each sequence, in range. sparse_mode 6 needs a prefix. sparse_mode 5 needs a mask for
+    each batch entry."""
     g, mode, tensor = call.geometry, call.attr("sparse_mode"), call["prefix"]
     if call["atten_mask"] is None or mode not in (5, 6):
         return
@@ -519,13 +533,22 @@ def prefix_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
         sizes = [(g.s1, g.s2)] * len(given)
     for index, (length, (s1, s2)) in enumerate(zip(given, sizes, strict=False)):
         low = max(s2 - s1, 0)
-        if s1 and not low <= length <= s2:  # without queries there is nothing that the prefix could change
+        if s1 and not low <= length <= s2:  # without queries the prefix has no effect
             yield Diagnostic("prefix", f"prefix of sequence {index} is {length}, expected {low} to {s2}")
             return
 
 
-def drop_bytes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """drop_mask is UINT8 and has a bit for each score."""
+def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
+    """drop_mask has a bit for each score, and is given if keep_prob is below 1."""
+    yield from _drop_bytes(call)
+    keep = call.attr("keep_prob")
+    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not call.on("950"):
+        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
+        yield Diagnostic("drop_mask", message, "document")
+
+
+def _drop_bytes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """drop_mask is UINT8 and has at least one bit for each score."""
     g, tensor = call.geometry, call["drop_mask"]
     if tensor is None:
         return
@@ -545,7 +568,7 @@ def drop_bytes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def sink_shape(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sink is float32, [N1]."""
+    """sink is float32. If its rank is 1, it is [N1]."""
     g, tensor = call.geometry, call["sink"]
     if tensor is None:
         return
@@ -556,7 +579,7 @@ def sink_shape(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def starts(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The start indices are vectors, and their difference fits 32 bits; an absent one is 0."""
+    """The start indices are vectors, and their difference fits 32 bits. An absent start index is 0."""
     names = ("q_start_idx", "kv_start_idx")
     for name in names:
         if call.rank(name) not in (1, None):
@@ -567,14 +590,15 @@ def starts(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def given_key_length(call: CheckedNode) -> bool:
-    """Whether actual_seq_kvlen says how many keys there are, in tensors with room for more (EXT-KEY-LENGTH)."""
+    """Whether actual_seq_kvlen states the number of keys outside TND (EXT-KEY-LENGTH). key and value may then have more
+    rows."""
     given = call["actual_seq_kvlen"] is not None and call.geometry.layout in SEQUENCE_AXIS
     return given and call.extension("EXT-KEY-LENGTH") is not None
 
 
 def key_length(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Outside TND there are no lengths. With the extension EXT-KEY-LENGTH actual_seq_kvlen may be one number, at most
-    the rows of key and value."""
+    """Outside TND there are no lengths. With EXT-KEY-LENGTH, actual_seq_kvlen may be one number, which is at most the
+    number of rows of key and of value."""
     g = call.geometry
     numbered = given_key_length(call)
     for name in ("actual_seq_qlen", "actual_seq_kvlen"):
@@ -599,7 +623,8 @@ def key_length(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def packed_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """In TND both cumulative lengths are given, have as many entries, never shrink, and end within query and key."""
+    """In TND, both cumulative lengths are given and have the same number of entries. They do not decrease, and they end
+    within query and key."""
     g = call.geometry
     if not g.tnd:
         return
@@ -624,8 +649,13 @@ def packed_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic(name, f"{name} ends at {max(ends)}, expected at most {total}, the positions of {tensor}")
 
 
-def rope_shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The rope inputs have the shape of query and key but for the last dimension, and their type."""
+def rope(call: CheckedNode, stage: Stage, code: int) -> Iterator[Diagnostic]:
+    """Both rope inputs are given, or neither, and they are shaped as query and key."""
+    yield from list(both_or_none(call, ("query_rope", "key_rope"), stage, code)) or _rope_shapes(call)
+
+
+def _rope_shapes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query_rope and key_rope have the types of query and key, and their shapes except for the last dimension."""
     for name, like in (("query_rope", "query"), ("key_rope", "key")):
         rope, base = call[name], call[like]
         if rope is None or base is None:
@@ -656,7 +686,7 @@ def rope_shapes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _rope_size(call: CheckedNode, name: str) -> Dim:
-    """The head size of a rope input, None where it is unknown."""
+    """The head size of a rope input, or None if it is unknown."""
     rope, g = call[name], call.geometry
     if rope is None or not rope.shape:
         return None

@@ -50,7 +50,7 @@ rules = Rules("AU", typed=("lse", "go"))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """lse is float32, the tensors of go have one float type."""
+    """lse is float32, and the tensors of go have one float type."""
     for tensor in call.lists.get("lse", ()):
         if tensor.dtype and tensor.dtype != "DT_FLOAT":
             yield Diagnostic("lse", f"lse is {tensor.dtype}, expected DT_FLOAT", "aclnn")
@@ -83,7 +83,7 @@ rules.values(3, "update_type", (0, 1))
 
 @rules(4)
 def merged(call: CheckedNode) -> Iterator[Diagnostic]:
-    """lse_m is there with update_type 1 only."""
+    """lse_m is given with update_type 1 only."""
     stated = call.outputs.get("lse_m")
     if call.attr("update_type") == 0 and stated is not None and stated.shape not in (None, (0,)):
         yield Diagnostic("lse_m", "lse_m is given with update_type 0, expected none", "aclnn")
@@ -91,7 +91,8 @@ def merged(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """lse is [rows] and go [rows,D], all alike; rows are batch, tokens and heads in one."""
+    """The tensors of lse are [rows] and those of go [rows,D], each with equal shapes. Batch, tokens and heads are
+    folded into rows."""
     known: dict[str, Shape] = {}
     for name, rank in (("lse", 1), ("go", 2)):
         for tensor in call.lists.get(name, ()):
@@ -111,14 +112,16 @@ def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """output is like one tensor of go, lse_m like one of lse; with update_type 0 lse_m is empty, [0]."""
+    """output has the type and shape of a tensor of go, lse_m those of a tensor of lse. With update_type 0 lse_m is
+    empty, [0]."""
     lse, go = inputs["lse"][0], inputs["go"][0]
     merged = TensorInfo("DT_FLOAT", lse.shape if attrs["update_type"] == 1 else (0,))
     return {"output": TensorInfo(go.dtype, go.shape), "lse_m": merged}
 
 
 def _type_rows() -> tuple[TypeRow, ...]:
-    """The float32 tensors of lse, then as many of go; the count tells the kernel where these begin."""
+    """The float32 tensors of lse come first, then the same number of tensors of go. The counts tell the kernel where go
+    begins."""
     places = 2 * MAX_RANKS
     rows = [TypeRow(("float32",) * places, ("float32", "float32"))]
     for result in ("float16", "bfloat16"):
@@ -131,8 +134,5 @@ OPERATOR = Operator(
     variants=(EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        required_output="output",
-        type_rows=_type_rows,
-    ),
+    kernel=CpuKernel(required_output="output", type_rows=_type_rows),
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fa_compiler.op_registry.constraints import training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, size_text, text
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
-from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.diagnostic import INVALID, Diagnostic
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import Dim, TensorInfo
@@ -184,17 +184,7 @@ PROTO_2026 = (
 
 rules = Rules(
     "FA",
-    typed=(
-        "query",
-        "key",
-        "value",
-        "real_shift",
-        "atten_mask",
-        "drop_mask",
-        "sink",
-        "query_rope",
-        "key_rope",
-    ),
+    typed=("query", "key", "value", "real_shift", "atten_mask", "drop_mask", "sink", "query_rope", "key_rope"),
 )
 
 
@@ -210,24 +200,15 @@ rules.shared(8, "pse_type", lambda call: training.pse_type_known(call, "real_shi
 
 @rules(9)
 def shift_type(call: CheckedNode) -> Iterator[Diagnostic]:
-    """real_shift has the type that its pse_type wants; slopes also have their shape, and stand where they may."""
-    shift = call["real_shift"]
-    if shift is None:
-        return
-    if call.attr("pse_type") in (2, 3):
-        yield from training.slopes(call, "real_shift")
-        yield from training.inner_pse_positions(call, "real_shift")
-    elif call.attr("pse_type") in (0, 1):
-        query = call.dtype("query")
-        if shift.dtype and query and shift.dtype != query:
-            wide = shift.dtype == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
-            message = f"real_shift is {shift.dtype}, expected {query} as query"
-            yield Diagnostic("real_shift", message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+    """real_shift has the type that pse_type requires. Slopes also have their shape, and are used only where they are
+    allowed."""
+    yield from training.bias_type(call, "real_shift")
+    yield from training.inner_pse(call, "real_shift")
 
 
 @rules(10)
 def shift_shape(call: CheckedNode) -> Iterator[Diagnostic]:
-    """real_shift of pse_type 0 and 1 has a shape of the scores."""
+    """In pse_type 0 and 1, real_shift has a shape that fits the scores."""
     if call.attr("pse_type") not in (0, 1):
         return
     if call.geometry.tnd:
@@ -238,7 +219,8 @@ def shift_shape(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """atten_mask has the type, shape and content of its mode; cpu_masked_bias goes with a mask and a bias only."""
+    """atten_mask has the type, shape and content that sparse_mode requires. cpu_masked_bias needs a mask and a bias,
+    and excludes cpu_masked_values."""
     yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
     if call.attrs.get("cpu_masked_bias") != "added":
         return
@@ -254,27 +236,17 @@ rules.shared(12, "sparse_mode", training.sparse_mode_known)
 
 @rules(13)
 def band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The band leaves something to attend to."""
+    """The band leaves keys to attend to."""
     yield from training.packed_band(call) if call.geometry.tnd else training.band(call)
 
 
 rules.shared(14, "prefix", training.prefix_lengths)
-
-
-@rules(15)
-def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
-    """drop_mask has a bit for each score, and is given if keep_prob is below 1."""
-    yield from training.drop_bytes(call)
-    keep = call.attr("keep_prob")
-    draws = call.product is not None and call.product.name == "950"
-    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not draws:
-        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
-        yield Diagnostic("drop_mask", message, "document")
+rules.shared(15, "dropout", training.dropout)
 
 
 @rules(16)
 def sink(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sink is float32, one for each head of a 16-bit query."""
+    """sink is float32 and has one number for each head of query. query is float16 or bfloat16."""
     tensor = call["sink"]
     if tensor is None:
         return
@@ -291,24 +263,18 @@ def sink(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(17)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND has cumulative lengths; elsewhere there may be a number of keys (an extension)."""
+    """TND has cumulative lengths. Outside TND an extension allows actual_seq_kvlen to state one number of keys."""
     yield from training.packed_lengths(call)
     yield from training.key_length(call)
 
 
 @rules(18)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The rope inputs come in pairs, shaped as query and key; documented for TND with D 128 and Dr 64."""
-    given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
-    if not given:
-        return
-    if len(given) == 1:
-        other = "key_rope" if given[0] == "query_rope" else "query_rope"
-        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "document")
-        return
-    faults = list(training.rope_shapes(call))
+    """Both rope inputs are given, or neither, and they are shaped as query and key. They are documented for TND with D
+    128 and Dr 64."""
+    faults = list(training.rope(call, "document", INVALID))
     yield from faults
-    if faults:
+    if faults or call["query_rope"] is None:
         return
     g, rope_tensor = call.geometry, call["query_rope"]
     width = rope_tensor.shape[-1] if rope_tensor and rope_tensor.shape else None
@@ -323,7 +289,7 @@ rules.shared(19, "starts", training.starts)
 
 @rules(20)
 def reserved(call: CheckedNode) -> Iterator[Diagnostic]:
-    """padding_mask is reserved."""
+    """padding_mask is reserved and must be absent."""
     if call["padding_mask"] is not None:
         yield Diagnostic("padding_mask", "padding_mask is given, expected none: it is reserved")
 
@@ -334,7 +300,7 @@ rules.values(22, "out_dtype", (0, 1), wanted="0 (float16) or 1 (bfloat16)")
 
 @rules(23)
 def empty(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Tensors may be empty, but a packed sequence with queries has keys."""
+    """Tensors may be empty, but a packed sequence with queries also has keys."""
     g = call.geometry
     if g.tnd and g.q_lens and g.kv_lens:
         for index, (queries, keys) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)):
@@ -345,9 +311,9 @@ def empty(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """Statistics [B,N1,S1,8] or [T1,N1,8] in float32. attention_out is as query with Dv for D; where one of query, key
-    and value has batch 1, it has the batch of the others. softmax_out is never computed; the operator declares it
-    [0,0,0,0]."""
+    """The statistics are float32, [B,N1,S1,8], or [T1,N1,8] in TND. attention_out has the shape of query with Dv in
+    place of D. If some of query, key and value have batch 1, attention_out has the batch of the others. softmax_out is
+    never computed; the operator declares it as [0,0,0,0]."""
     geometry = training_geometry(inputs, attrs, repeats=True)
     query = inputs["query"]
     statistics: Shape
@@ -359,7 +325,7 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     if out is not None:
         axis = BATCH_AXIS.get(geometry.layout)
         front = (geometry.b if i == axis else size for i, size in enumerate(out[:-1]))
-        out = (*front, _last(geometry, out[-1]))
+        out = (*front, _output_width(geometry, out[-1]))
     dtype = training_type(query, attrs)
     return {
         "softmax_max": TensorInfo("DT_FLOAT", statistics),
@@ -369,8 +335,9 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     }
 
 
-def _last(geometry: Geometry, last: Dim) -> Dim:
-    """Last dimension of attention_out, given that of query: Dv, or N1*Dv where heads are folded in."""
+def _output_width(geometry: Geometry, last: Dim) -> Dim:
+    """The last dimension of attention_out, if that of query is `last`: Dv, or N1*Dv if the layout folds the heads into
+    it."""
     if geometry.layout not in ("BSH", "SBH"):
         return geometry.dv
     if geometry.dv is not None and geometry.dv == geometry.d:

@@ -192,30 +192,17 @@ PROTO_2026 = (
 rules = Rules(
     "FAG",
     typed=(
-        "query",
-        "key",
-        "value",
-        "dy",
-        "pse_shift",
-        "atten_mask",
-        "drop_mask",
-        "attention_in",
-        "sink",
-        "query_rope",
-        "key_rope",
+        *("query", "key", "value", "dy", "pse_shift", "atten_mask", "drop_mask", "attention_in", "sink"),
+        *("query_rope", "key_rope"),
     ),
 )
 
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query, key, value and dy have one type, and so has a bias that is no slope."""
+    """query, key, value and dy have one type, and so has the bias of pse_type 0 and 1."""
     yield from training.equal_types(call, ("query", "key", "value", "dy"))
-    shift, query = call.dtype("pse_shift"), call.dtype("query")
-    if call.attr("pse_type") in (0, 1) and shift and query and shift != query:
-        wide = shift == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
-        message = f"pse_shift is {shift}, expected {query} as query"
-        yield Diagnostic("pse_shift", message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+    yield from training.bias_type(call, "pse_shift")
 
 
 rules.shared(2, "layout", training.layout_and_ranks)
@@ -224,21 +211,21 @@ rules.shared(3, "heads", training.head_count)
 
 @rules(4)
 def ranks(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Tensors shaped like query have rank 3 or more, the sink and its gradient rank 1."""
+    """The tensors shaped like query have rank 3 or more. sink and dsink have rank 1."""
     shapes = {name: call[name] for name in ("dy", "attention_in")} | {
         name: call.outputs.get(name) for name in ("dq", "dk", "dv")
     }
     for name, tensor in shapes.items():
         if tensor is not None and tensor.shape is not None and len(tensor.shape) < 3:
             yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected 3 or more", "aclnn")
-    for name, tensor in (("sink", call["sink"]), ("dsink", _used(call, "dsink", "sink"))):
+    for name, tensor in (("sink", call["sink"]), ("dsink", _meaningful_output(call, "dsink", "sink"))):
         if tensor is not None and tensor.shape is not None and len(tensor.shape) != 1:
             yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected 1", "aclnn")
 
 
 @rules(5)
 def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """D is the same in query and key, at least Dv, at most 768 and not 0."""
+    """query and key have the same D. It is at least Dv, at most 768 and not 0."""
     yield from training.head_sizes(call, "EXT-VALUE-WIDER")
     if call.geometry.d == 0:
         yield Diagnostic("query", "query has the head size 0, expected 1 to 768", "aclnn")
@@ -246,7 +233,7 @@ def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(6)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """N1 is a multiple of N2; one batch size; key and value alike."""
+    """N1 is a multiple of N2. query, key and value have one batch size. key and value differ in D only."""
     yield from training.head_groups(call)
     if call.geometry.n2 == 0:
         yield Diagnostic("key", "key has 0 heads, expected 1 or more", extension="EXT-GRAD-NO-KEYS")
@@ -255,19 +242,14 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
-    """keep_prob is a probability, drop_mask has a bit a score and is there where something was dropped."""
+    """keep_prob is a probability. drop_mask has a bit for each score, and is given if keep_prob is below 1."""
     yield from training.keep_probability(call)
-    yield from training.drop_bytes(call)
-    keep = call.attr("keep_prob")
-    draws = call.product is not None and call.product.name == "950"
-    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not draws:
-        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
-        yield Diagnostic("drop_mask", message, "document")
+    yield from training.dropout(call)
 
 
 @rules(8)
 def masking(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is one of the layout's, and the mask, the band and the bias fit it."""
+    """sparse_mode is one of the modes of the layout. The mask, the band and the bias fit it."""
     unknown = list(training.sparse_mode_known(call))
     yield from unknown
     if unknown:
@@ -300,35 +282,26 @@ def pse(call: CheckedNode) -> Iterator[Diagnostic]:
     """pse_type is known and fits pse_shift. Slopes have their type and shape, and the start indices fit 32 bits."""
     yield from training.pse_type_known(call, "pse_shift")
     yield from training.starts(call)
-    if call.attr("pse_type") in (2, 3) and call["pse_shift"] is not None:
-        yield from training.slopes(call, "pse_shift")
-        yield from training.inner_pse_positions(call, "pse_shift")
+    yield from training.inner_pse(call, "pse_shift")
 
 
 @rules(10)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Both rope inputs or none, shaped as query and key. The products want bfloat16, TND, a mask, no bias, no dropout
-    and a D that is a multiple of 128."""
-    given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
-    if not given:
-        return
-    if len(given) == 1:
-        other = "key_rope" if given[0] == "query_rope" else "query_rope"
-        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
-        return
-    faults = list(training.rope_shapes(call))
+    """Both rope inputs are given, or neither, and they are shaped as query and key. The products require bfloat16, TND,
+    a mask, no bias, no dropout and a D that is a multiple of 128."""
+    faults = list(training.rope(call, "aclnn", NULLPTR))
     yield from faults
-    if faults:
+    if faults or call["query_rope"] is None:
         return
-    for name, message, code in _device_rope(call, given):
+    for name, message, code in _device_rope(call):
         yield Diagnostic(name, message, "aclnn", code, extension="EXT-GRAD-ROPE")
 
 
-def _device_rope(call: CheckedNode, given: list[str]) -> Iterator[tuple[str, str, int]]:
-    """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of them."""
+def _device_rope(call: CheckedNode) -> Iterator[tuple[str, str, int]]:
+    """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of these limits."""
     if call["atten_mask"] is None:
         yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
-    for name in ("query", "key", "value", *given):
+    for name in ("query", "key", "value", "query_rope", "key_rope"):
         dtype = call.dtype(name)
         if dtype and dtype != "DT_BF16":
             yield name, f"{name} is {dtype} with rope inputs, expected DT_BF16", INVALID
@@ -351,7 +324,7 @@ def _device_rope(call: CheckedNode, given: list[str]) -> Iterator[tuple[str, str
 
 @rules(11)
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
-    """softmax_max and softmax_sum are there, in the order softmax_in_layout says."""
+    """softmax_max and softmax_sum are given, in the layout that softmax_in_layout states."""
     g = call.geometry
     expected: Shape
     if not g.tnd:
@@ -373,7 +346,7 @@ rules.values(12, "softmax_in_layout", ("", "same_as_input"), "aclnn")
 
 @rules(13)
 def forward_result(call: CheckedNode) -> Iterator[Diagnostic]:
-    """attention_in is there and is like dy: query's shape with Dv for D."""
+    """attention_in is given and has the type and shape of dy. dy has the shape of query with Dv in place of D."""
     tensor, dy = call["attention_in"], call["dy"]
     g = call.geometry
     if dy is not None and dy.shape is not None and len(dy.shape) == LAYOUTS.get(g.layout, 0):
@@ -393,7 +366,7 @@ def forward_result(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(14)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND has cumulative lengths, other layouts none; an empty sequence forbids a bias."""
+    """TND has cumulative lengths, and other layouts have none. A bias requires that no sequence is empty."""
     yield from training.packed_lengths(call)
     yield from training.key_length(call)
     g = call.geometry
@@ -404,9 +377,9 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(15)
 def sink(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sink and dsink are float32, one for each head."""
+    """sink and dsink are float32 and have one number for each head."""
     yield from training.sink_shape(call)
-    gradient = _used(call, "dsink", "sink")
+    gradient = _meaningful_output(call, "dsink", "sink")
     if gradient is None:
         return
     if gradient.dtype and gradient.dtype != "DT_FLOAT":
@@ -417,30 +390,31 @@ def sink(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(16)
 def reserved(call: CheckedNode) -> Iterator[Diagnostic]:
-    """padding_mask and softmax_in are reserved; dpse has the shape of pse_shift, or none."""
+    """padding_mask and softmax_in are reserved and must be absent. dpse has the shape of pse_shift, or is empty."""
     for name in ("padding_mask", "softmax_in"):
         if call[name] is not None:
             yield Diagnostic(name, f"{name} is given, expected none: it is reserved")
     gradient, shift = call.outputs.get("dpse"), call["pse_shift"]
-    if gradient is not None and gradient.shape is not None and _holds_something(gradient.shape):
+    if gradient is not None and gradient.shape is not None and _is_not_empty(gradient.shape):
         if shift is None:
             yield Diagnostic("dpse", f"dpse has the shape {text(gradient.shape)}, expected [0] without pse_shift")
         elif shift.shape is not None:
             yield from shape_is("dpse", gradient, shift.shape)
 
 
-# Only sparse_mode 5 and 6 read prefix: the sample of aclnnFlashAttentionUnpaddingScoreGradV5 gives one in mode 0.
+# Only sparse_mode 5 and 6 read prefix. In other modes a prefix is legal: the sample of
+# aclnnFlashAttentionUnpaddingScoreGradV5 gives one in mode 0.
 rules.shared(17, "prefix", training.prefix_lengths)
 
 
 @rules(18)
 def bias_shape(call: CheckedNode) -> Iterator[Diagnostic]:
-    """pse_shift of pse_type 0 and 1 has a shape of the scores, or is compressed ALiBi where that is legal."""
+    """In pse_type 0 and 1, pse_shift has a shape that fits the scores, or is compressed ALiBi where that is legal."""
     if call.attr("pse_type") not in (0, 1):
         return
     g = call.geometry
     if g.tnd:
-        # Empty sequences are FAG.14's.
+        # FAG.14 reports a bias with empty sequences.
         for fault in training.packed_bias_shape(call, "pse_shift", flat_rank_one=True):
             if fault.extension != "EXT-EMPTY-SEQUENCES":
                 yield fault
@@ -448,17 +422,19 @@ def bias_shape(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from training.bias_shape(call, "pse_shift", "EXT-SHIFT-BROADCAST", one_row=False)
 
 
-def _holds_something(shape: Shape) -> bool:
+def _is_not_empty(shape: Shape) -> bool:
+    """Whether a shape is certainly not [0], the shape of the gradient of an absent input."""
     return len(shape) != 1 or differ(shape[0], 0)
 
 
-def _used(call: CheckedNode, output: str, source: str) -> TensorInfo | None:
-    """An output that has a meaning only if its input `source` is given."""
+def _meaningful_output(call: CheckedNode, output: str, source: str) -> TensorInfo | None:
+    """The stated output if its input `source` is given, otherwise None. Without that input the output has no
+    meaning."""
     return call.outputs.get(output) if call[source] is not None else None
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """Each gradient has the shape of its input; the gradient of an absent input is empty, [0]."""
+    """Each gradient has the shape of its input. The gradient of an absent input is empty, [0]."""
     training_geometry(inputs, attrs)
     dtype = training_type(inputs["query"], attrs)
 

@@ -1,8 +1,8 @@
 """FusedInferAttentionScore: inference attention, prefill and decoding in one operator.
 
 Its constraints are FIA.1 to FIA.17, as far as a prompt without quantised caches needs them. Their numbers and stages
-are those of the project's constraints list, drawn from the aclnn document V4 and the host code. FIA.16 checks pairs
-and modes; nothing checks the shapes of the antiquantisation and of pages.
+are those of the project's constraints list, drawn from the aclnn document V4 and the host code. FIA.16 checks only the
+pairs of scales and offsets, and their modes. No rule checks the shapes of the antiquantisation tensors and of pages.
 """
 
 from __future__ import annotations
@@ -192,11 +192,11 @@ _KEY_TYPES = (*prefill.HALFS, "DT_INT8", "DT_INT4", "DT_INT32")
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query is a half or INT8; a key that is a half has its type."""
+    """query is float16, bfloat16 or INT8. A key or value that is float16 or bfloat16 has the type of query."""
     query = call.dtype("query")
     if query is None:
         return
-    eight = ("DT_FLOAT8_E4M3FN", "DT_HIFLOAT8") if call.product is not None and call.product.name == "950" else ()
+    eight = ("DT_FLOAT8_E4M3FN", "DT_HIFLOAT8") if call.on("950") else ()
     if query not in (*prefill.HALFS, "DT_INT8", "DT_FLOAT", *eight):
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8", "aclnn")
         return
@@ -221,14 +221,14 @@ rules.shared(3, "heads", prefill.heads)
 
 @rules(4)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Sizes fit together and are in their ranges."""
+    """The sizes fit together and are in their ranges."""
     yield from prefill.same_sizes(call, narrower=True)
     yield from prefill.ranges(call)
 
 
 @rules(5)
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 to 4, with the mask it wants."""
+    """sparse_mode is 0 to 4, with the mask that it requires."""
     if one_row(call):
         yield from _row_mask(call)
     elif not prefill.paged(call):
@@ -238,14 +238,15 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def one_row(call: CheckedNode) -> bool:
-    """Whether the call takes the path of decoding: one row, value as wide as key, and no rope part."""
+    """Whether the call takes the path of decoding: query has one row, value has the head size of key, and there is no
+    rope part."""
     sizes = prefill.sizes_of(call)
     same = isinstance(sizes.d, int) and sizes.d == sizes.dv
     return sizes.layout in ("BSH", "BSND", "BNSD") and sizes.s1 == 1 and same and call["query_rope"] is None
 
 
 def _row_mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Whatever the mode, the mask of one row is [1|B,..,S2] with ones between, S2 possibly padded."""
+    """If query has one row, the mask is [1|B,S2], [1|B,1,S2] or [1|B,1,1,S2] in every mode. S2 may be padded."""
     mode, given, sizes = call.attr("sparse_mode"), call["atten_mask"], prefill.sizes_of(call)
     if given is None:
         return
@@ -266,7 +267,7 @@ def _row_mask(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(6)
 def bias(call: CheckedNode) -> Iterator[Diagnostic]:
-    """pse_shift has query's type, and covers the scores; or it holds slopes, by pse_type."""
+    """In pse_type 0, pse_shift has the type of query and covers the scores. In pse_type 2 and 3 it holds slopes."""
     kind, given = call.attr("pse_type"), call["pse_shift"]
     if kind not in (0, 2, 3):
         yield Diagnostic("pse_type", f"pse_type is {kind}, expected 0, 2 or 3")
@@ -294,7 +295,8 @@ def _slopes(call: CheckedNode, kind: int, given: TensorInfo | None) -> Iterator[
 
 @rules(7)
 def quantised(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The INT8 chain is whole, and there for an INT8 query of several rows only; an INT8 result has its scale."""
+    """An INT8 query without scales of its own has several rows and all three scales of the INT8 path. A query that is
+    not INT8 has none of these scales. An INT8 result needs quant_scale2."""
     given = [name for name in _INT8_CHAIN if call[name] is not None]
     out = call.outputs.get("attention_out")
     stated = None if out is None else out.dtype
@@ -315,8 +317,9 @@ def quantised(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(8)
 def rows_without_keys(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Quantised results have no rows without a key and no band to one side; scales for channels go with neither left
-    padding nor softmax_lse, and with whole 32s of D."""
+    """With quantised results, the band does not lie to one side of the diagonal. With quant_offset2, each query row has
+    a key. A quant_scale2 for channels excludes left padding and softmax_lse, and requires a D that is a multiple of
+    32."""
     scale = call["quant_scale2"]
     if scale is None:
         return
@@ -344,7 +347,7 @@ def rows_without_keys(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(9)
 def pages(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Pages need their size and the lengths of the keys, and go with one tensor of keys without a prefix."""
+    """Pages need block_size and the lengths of the keys. They allow one tensor of keys and no prefix."""
     table = call["block_table"]
     if table is None:
         return
@@ -367,7 +370,7 @@ def pages(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def padding(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Left padding is one number, goes with lengths, and not with packed layouts, pages or lists."""
+    """Left padding is one number and needs lengths. It excludes packed layouts, pages and lists."""
     for name, needed in zip(_PADDINGS, ("actual_seq_lengths", "actual_seq_lengths_kv"), strict=True):
         given = call[name]
         if given is None:
@@ -382,7 +385,8 @@ def padding(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def lists(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Lists of keys and values have one tensor for each batch, of batch 1 and alike but for S, or one tensor."""
+    """key and value are one tensor each, or lists with one tensor of batch 1 for each batch entry. The tensors of a
+    list differ in S only."""
     keys, values = call.lists.get("key", ()), call.lists.get("value", ())
     sizes = prefill.sizes_of(call)
     if len(keys) != len(values):
@@ -397,7 +401,7 @@ def lists(call: CheckedNode) -> Iterator[Diagnostic]:
         message = f"key has {len(keys)} tensors, expected {size_text(sizes.b)}, one for each batch, or one"
         yield Diagnostic("key", f"{message}; at most {MAX_LIST}")
         return
-    if sizes.layout not in _LENGTH_AXIS:  # unknown, which another rule tells
+    if sizes.layout not in _LENGTH_AXIS:  # another rule reports an unknown layout
         return
     places = [axis for axis in range(RANKS[sizes.layout]) if axis != _LENGTH_AXIS[sizes.layout]]
     for name, tensors in (("key", keys), ("value", values)):
@@ -411,7 +415,7 @@ def lists(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(12)
 def packed(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Packed layouts have both vectors of lengths, and few other features."""
+    """Packed layouts need both vectors of lengths and allow few other features."""
     layout = call.attr("input_layout")
     for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
         if layout not in _PACKED:
@@ -426,7 +430,8 @@ def packed(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _packed_latent(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Of head size 512: one key head in pages, up to 128 query heads (a power of two), no softmax_lse."""
+    """With head size 512, packed layouts need one key head in pages and at most 128 query heads (a power of two). They
+    give no softmax_lse."""
     layout, sizes = call.attr("input_layout"), prefill.sizes_of(call)
 
     def fault(name: str, message: str) -> Diagnostic:
@@ -444,12 +449,13 @@ def _packed_latent(call: CheckedNode) -> Iterator[Diagnostic]:
         yield fault("block_table", f"block_table is absent, expected with {layout} and a head size of {LATENT}")
     if call["query_rope"] is None:
         yield fault("query_rope", f"query_rope is absent, expected with {layout} and a head size of {LATENT}")
-    if call.attr("softmax_lse_flag") and layout != "TND_NTD":  # which has it in no case: rule 14
+    if call.attr("softmax_lse_flag") and layout != "TND_NTD":  # rule 14 refuses it in TND_NTD
         yield fault("softmax_lse_flag", f"softmax_lse_flag is set, expected it unset with a head size of {LATENT}")
 
 
 def _packed_plain(call: CheckedNode, d: int) -> Iterator[Diagnostic]:
-    """Of another head size: bfloat16 and 128, or 192 with values of 128 or 192; no bias, prefix or quantisation."""
+    """With another head size, packed layouts take bfloat16 and the head sizes 128 and 192. They take no bias, prefix or
+    quantisation."""
     layout, extension = call.attr("input_layout"), "EXT-PROMPT-PACKED"
     if layout == "TND_NTD":
         message = f"input_layout is {layout}, expected TND, NTD or NTD_TND with a head size of {d}"
@@ -474,7 +480,8 @@ def _packed_plain(call: CheckedNode, d: int) -> Iterator[Diagnostic]:
 
 @rules(13)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query_rope and key_rope: both or none; halves of size 64, without padding, lists, bias, prefix or scales."""
+    """query_rope and key_rope are both given, or neither. They are float16 or bfloat16, of head size 64. They exclude
+    padding, lists, bias, prefix and scales."""
     yield from _pair(call, "query_rope", "key_rope")
     query, key = call["query_rope"], call["key_rope"]
     if query is None or key is None:
@@ -491,7 +498,7 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
             message = f"{name} has the head size {info.shape[-1]}, expected {ROPE}"
             yield Diagnostic(name, message, extension="EXT-PROMPT-SIZES")
     for name in (*_PADDINGS, "pse_shift", "key_shared_prefix", "antiquant_scale", "key_antiquant_scale"):
-        # Beside a query of 8 bits a scale of the keys belongs to the full quantisation, which has rope.
+        # With an 8-bit query, the scale of the keys belongs to the full quantisation, which may be used with rope.
         full = name == "key_antiquant_scale" and call["dequant_scale_query"] is not None
         if call[name] is not None and not full:
             yield Diagnostic(name, f"{name} is given, expected none with query_rope")
@@ -503,7 +510,7 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(14)
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
-    """softmax_lse is there in most layouts."""
+    """softmax_lse is not available in TND_NTD and in the layouts whose results are NBSD."""
     given = call.attr("input_layout")
     if call.attr("softmax_lse_flag") and (given.endswith("_NBSD") or given == "TND_NTD"):
         message = f"softmax_lse_flag is set, expected not with {given}"
@@ -512,7 +519,8 @@ def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(15)
 def prefix(call: CheckedNode) -> Iterator[Diagnostic]:
-    """A shared prefix has keys and values of one batch entry and key's type; its length is one number within it."""
+    """A shared prefix has keys and values, which have batch 1 and the type of key. Its length is one number, at most
+    its S."""
     yield from _pair(call, *_PREFIX)
     key = call["key_shared_prefix"]
     if key is None or call["value_shared_prefix"] is None:
@@ -537,7 +545,8 @@ def prefix(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(16)
 def antiquantised(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Scales of quantised keys and values: both or none, and so their offsets; of one mode, or 0 and 1."""
+    """The scales of quantised keys and values are both given, or neither, and so are their offsets. The two modes are
+    equal, or 0 and 1."""
     yield from _pair(call, "key_antiquant_scale", "value_antiquant_scale")
     yield from _pair(call, "key_antiquant_offset", "value_antiquant_offset")
     modes = call.attr("key_antiquant_mode"), call.attr("value_antiquant_mode")
@@ -548,23 +557,24 @@ def antiquantised(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(17)
 def query_quant_mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query_quant_mode is 3 where the query has scales of its own."""
+    """query_quant_mode is 3 if query has scales of its own."""
     if call["dequant_scale_query"] is not None and call.attr("query_quant_mode") != 3:
         yield Diagnostic("query_quant_mode", f"query_quant_mode is {call.attr('query_quant_mode')}, expected 3")
 
 
 def _pair(call: CheckedNode, first: str, second: str) -> Iterator[Diagnostic]:
-    """Both inputs are given, or none of them."""
+    """Both inputs are given, or neither."""
     if (call[first] is None) != (call[second] is None):
         missing, given = (first, second) if call[first] is None else (second, first)
         yield Diagnostic(missing, f"{missing} is absent, expected with {given}")
 
 
 def _type_rows() -> tuple[TypeRow, ...]:
-    """attention_out as in PromptFlashAttention, and softmax_lse in float32.
+    """attention_out has the same types as in PromptFlashAttention, and softmax_lse is float32.
 
-    In a node with lists the place of quant_scale2 may hold a key, a value or another input. The types at the places of
-    the lengths and of pse_shift tell such a node from one with a quant_scale2. Its results have query's type.
+    In a node with lists, the place of quant_scale2 may hold a key, a value or another input. The types in the places of
+    the lengths and of pse_shift distinguish it from a node with quant_scale2. The results of a node with lists have the
+    type of query.
     """
     places = 29 + 2 * MOST_LISTED
     rows = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, shape_is, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, out_of_range, shape_is, text
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
@@ -143,16 +143,8 @@ CURRENT = (
 rules = Rules(
     "IFA",
     typed=(
-        "query",
-        "key",
-        "value",
-        "pse_shift",
-        "atten_mask",
-        "antiquant_scale",
-        "antiquant_offset",
-        "quant_scale2",
-        "quant_offset2",
-        "attention_out",
+        *("query", "key", "value", "pse_shift", "atten_mask", "antiquant_scale", "antiquant_offset"),
+        *("quant_scale2", "quant_offset2", "attention_out"),
     ),
     drops_empty=True,
 )
@@ -166,10 +158,6 @@ _INT8_PATH = ("dequant_scale1", "quant_scale1", "dequant_scale2")
 _QUANTISED = (*_INT8_PATH, "quant_scale2", "quant_offset2")
 
 
-def _is_310p(call: CheckedNode) -> bool:
-    return call.product is not None and call.product.name == "310P"
-
-
 def _caches(call: CheckedNode) -> Iterator[tuple[str, TensorInfo]]:
     for name in ("key", "value"):
         for tensor in call.lists.get(name, ()):
@@ -178,7 +166,7 @@ def _caches(call: CheckedNode) -> Iterator[tuple[str, TensorInfo]]:
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query is a half (310P: float16); keys and values have its type, or INT8."""
+    """query is float16 or bfloat16 (float16 on 310P). key and value have the type of query, or INT8."""
     query = call.dtype("query")
     if query is None:
         return
@@ -191,7 +179,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     elif query not in _HALFS:
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 or DT_BF16")
         return
-    elif _is_310p(call) and query != "DT_FLOAT16":
+    elif call.on("310P") and query != "DT_FLOAT16":
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 on 310P")
     keys = [tensor.dtype for tensor in call.lists.get("key", ()) if tensor.dtype]
     for name, tensor in _caches(call):
@@ -208,7 +196,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(2)
 def one_token(call: CheckedNode) -> Iterator[Diagnostic]:
-    """input_layout is known, ranks fit it, and query has one token."""
+    """input_layout is known, the ranks fit it, and query has one token."""
     layout = call.attr("input_layout")
     if layout not in DECODE_LAYOUTS:
         yield Diagnostic("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(DECODE_LAYOUTS)}")
@@ -233,7 +221,8 @@ def one_token(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(3)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """num_heads is the head count of query; num_key_value_heads is 0 or divides it, by at most 64."""
+    """num_heads is the head count of query. num_key_value_heads is 0 or a divisor of num_heads, and a key head serves
+    at most 64 query heads."""
     heads, stated = call.attr("num_heads"), call.attr("num_key_value_heads")
     sizes = sizes_of(call)
     if heads <= 0:
@@ -252,39 +241,34 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
     elif stated and heads // stated > MAX_GROUP:
         message = f"num_key_value_heads is {stated}, expected one for at most {MAX_GROUP} of {heads} heads"
         yield Diagnostic("num_key_value_heads", message)
-    elif _is_310p(call) and stated not in (0, heads):
+    elif call.on("310P") and stated not in (0, heads):
         yield Diagnostic("num_key_value_heads", f"num_key_value_heads is {stated}, expected 0 on 310P", "document")
 
 
 @rules(4)
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The documented ranges of D, N2, B and S."""
+    """D, N2, B and S are in the documented ranges."""
     sizes = sizes_of(call)
     if isinstance(sizes.d, int) and sizes.d > MAX_D:
         yield Diagnostic("query", f"query has the head size {sizes.d}, expected at most {MAX_D}")
     if isinstance(sizes.n2, int) and sizes.n2 > MAX_N:
-        yield _range("key", "head count", sizes.n2, MAX_N)
-    most = 256 if _is_310p(call) else MAX_B
+        yield out_of_range("key", "head count", sizes.n2, MAX_N, "tiling")
+    most = 256 if call.on("310P") else MAX_B
     if isinstance(sizes.b, int) and sizes.b > most:
-        yield _range("query", "batch size", sizes.b, most)
-    if not _is_310p(call):
+        yield out_of_range("query", "batch size", sizes.b, most, "tiling")
+    if not call.on("310P"):
         return
     for length in sizes.lengths:
         if isinstance(length, int) and length > 65536:
-            yield _range("key", "sequence length", length, 65536)
+            yield out_of_range("key", "sequence length", length, 65536, "tiling")
     unit = 32 if any(tensor.dtype == "DT_INT8" for _, tensor in _caches(call)) else 16
     if isinstance(sizes.d, int) and sizes.d % unit:
         yield Diagnostic("query", f"query has the head size {sizes.d}, expected a multiple of {unit} on 310P")
 
 
-def _range(name: str, what: str, found: int, limit: int) -> Diagnostic:
-    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
-    return Diagnostic(name, message, extension="EXT-RANGE")
-
-
 @rules(5)
 def caches(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Keys and values are alike and fit query; a list has one tensor for each batch entry."""
+    """key and value have the same shapes and fit query. A list has one tensor for each batch entry."""
     sizes = sizes_of(call)
     if not sizes.layout or any(one_token(call)):
         return
@@ -324,11 +308,11 @@ def _heads_of(sizes: DecodeSizes, key: TensorInfo) -> int | str | None:
 
 @rules(6)
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """atten_mask is a byte for each key, of every batch entry."""
+    """atten_mask has one byte for each key of each batch entry."""
     tensor, sizes = call["atten_mask"], sizes_of(call)
     if tensor is None or not sizes.layout:
         return
-    legal = ("DT_BOOL", "DT_INT8", "DT_UINT8") + (("DT_FLOAT16",) if _is_310p(call) else ())
+    legal = ("DT_BOOL", "DT_INT8", "DT_UINT8") + (("DT_FLOAT16",) if call.on("310P") else ())
     if tensor.dtype and tensor.dtype not in legal:
         yield Diagnostic("atten_mask", f"atten_mask is {tensor.dtype}, expected {' or '.join(legal)}")
     if tensor.value is not None and tensor.dtype in ("DT_INT8", "DT_UINT8") and not ((tensor.value | 1) == 1).all():
@@ -346,7 +330,7 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def shift(call: CheckedNode) -> Iterator[Diagnostic]:
-    """pse_shift has the type of query and a number for each head and key."""
+    """pse_shift has the type of query and one number for each head and key."""
     tensor, sizes = call["pse_shift"], sizes_of(call)
     if tensor is None or not sizes.layout:
         return
@@ -366,7 +350,7 @@ def shift(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(8)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """actual_seq_lengths has one value, or one for each batch entry, each at most the number of keys."""
+    """actual_seq_lengths has one value, or one for each batch entry. Each is at most the number of keys."""
     tensor, sizes = call["actual_seq_lengths"], sizes_of(call)
     if tensor is None:
         return
@@ -387,7 +371,7 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(9)
 def pages(call: CheckedNode) -> Iterator[Diagnostic]:
-    """A paged cache has a table, blocks of a legal size and lengths."""
+    """A paged cache has a table, lengths, and blocks of a legal size."""
     sizes, table = sizes_of(call), call["block_table"]
     if not sizes.paged or table is None or not sizes.layout:
         return
@@ -414,11 +398,11 @@ def pages(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic("key", f"key has blocks of {tokens} tokens, expected {size} (block_size)")
         if len(key.shape or ()) == 3 and isinstance(width, int) and width > MAX_PAGE_WIDTH:
             yield Diagnostic("key", f"key has the width {number(width)} in a cache of pages, expected at most 65 536")
-        yield from _entries(call, sizes, blocks)
+        yield from _block_table_entries(call, sizes, blocks)
 
 
-def _entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | str | None) -> Iterator[Diagnostic]:
-    """The used entries of a constant table name blocks that are there."""
+def _block_table_entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | str | None) -> Iterator[Diagnostic]:
+    """The used entries of a constant block_table name existing blocks."""
     table, content = call["block_table"], call.content("actual_seq_lengths")
     if table is None or table.value is None or content is None or not isinstance(blocks, int):
         return
@@ -433,12 +417,13 @@ def _entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | str | None) ->
 
 @rules(10)
 def padding(call: CheckedNode) -> Iterator[Diagnostic]:
-    """kv_padding_size is one number, goes with actual_seq_lengths and leaves room for the keys."""
+    """kv_padding_size is one number, needs actual_seq_lengths and leaves room for the keys."""
     tensor, sizes = call["kv_padding_size"], sizes_of(call)
     if tensor is None:
         return
     yield from shape_is("kv_padding_size", tensor, (1,))
-    if call["actual_seq_lengths"] is None and sizes.b != 0:  # the lengths of an empty batch are an empty tensor
+    # The lengths of an empty batch are an empty tensor, which counts as absent.
+    if call["actual_seq_lengths"] is None and sizes.b != 0:
         yield Diagnostic("actual_seq_lengths", "actual_seq_lengths is absent beside kv_padding_size, expected one")
     behind, content = call.content("kv_padding_size"), call.content("actual_seq_lengths")
     if behind and content and isinstance(sizes.s, int) and not sizes.paged and not sizes.listed:
@@ -451,7 +436,8 @@ def padding(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def antiquant(call: CheckedNode) -> Iterator[Diagnostic]:
-    """INT8 keys and values beside a float query have antiquant_scale; its offset is like it."""
+    """INT8 keys and values with a float query need antiquant_scale. antiquant_offset has the shape of
+    antiquant_scale."""
     sizes, scale, offset = sizes_of(call), call["antiquant_scale"], call["antiquant_offset"]
     query = call.dtype("query")
     keys = [tensor.dtype for name, tensor in _caches(call) if name == "key"]
@@ -489,7 +475,8 @@ def _antiquant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Itera
 
 @rules(12)
 def output_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
-    """INT8 out has quant_scale2, of one number or one for each head and number; an INT8 query has its three scales."""
+    """An INT8 attention_out needs quant_scale2, which has one number, or one for each head and column. An INT8 query
+    needs its three scales."""
     sizes, scale, offset = sizes_of(call), call["quant_scale2"], call["quant_offset2"]
     query = call.dtype("query")
     if offset is not None and scale is None:
@@ -504,7 +491,7 @@ def output_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
     if query not in (None, "DT_INT8") and given:
         yield Diagnostic(given[0], f"{given[0]} is given beside a query of type {query}, expected none")
     for name in given:
-        shape = call[name].shape  # type: ignore[union-attr]  # given are those that are there
+        shape = call[name].shape  # type: ignore[union-attr]  # the inputs in `given` are present
         if shape is not None and (len(shape) > 1 or any(differ(size, 1) for size in shape)):
             yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected [1]")
     for name, tensor in (("quant_scale2", scale), ("quant_offset2", offset)):
@@ -540,7 +527,7 @@ def _quant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[
 @rules(13)
 def no_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
     """310P takes no scales of the INT8 path and no INT8 output."""
-    if not _is_310p(call):
+    if not call.on("310P"):
         return
     for name in _QUANTISED:
         if call[name] is not None:
@@ -556,12 +543,13 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
 
 
 def _type_rows() -> tuple[TypeRow, ...]:
-    """Results are int8 if quant_scale2 is given, otherwise they have query's type (float16 for int8).
+    """Results are int8 if quant_scale2 is given, otherwise they have the type of query (float16 for int8).
 
     1. Nodes without quant_scale2 in its usual place.
-    2. Nodes with it. A node with lists does not fit these rows: it has a key or value in the place of atten_mask. If
-       that is int8, as a mask may be, the tensor in the place of pse_shift is int8, too, and does not fit.
-    3. The rest are nodes with lists. Their results have query's type.
+    2. Nodes with quant_scale2 there. A node with lists does not fit these rows, because it has a key or value in the
+       place of atten_mask. If the keys and values are int8, which is also a type of masks, the tensor in the place of
+       pse_shift is int8, too, and does not fit.
+    3. The rest are nodes with lists. Their results have the type of query.
     """
     places = 13 + 2 * MOST_LISTED
     rows = [type_row((query, *(ANY,) * 8, ABSENT, *(ANY,) * 5), places, out) for query, out in OF_QUERY.items()]  # 1

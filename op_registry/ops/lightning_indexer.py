@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
@@ -72,14 +72,14 @@ def _sizes(call: CheckedNode) -> SparseSizes | None:
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query and key have one type; the weights too, or FLOAT on 950."""
+    """query and key have one type. The weights have this type or, in the prototype of Ascend 950, FLOAT."""
     yield from sparse.equal_halfs(call, ("query", "key"), ("sparse_values",))
     yield from sparse.weights(call, "weights")
 
 
 @rules(2)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """64 index heads of size 128, one key head, one weight for each token and index head."""
+    """There are 64 index heads of size 128, one key head, and one weight for each token and index head."""
     sizes = _sizes(call)
     if sizes is None:
         return
@@ -102,23 +102,19 @@ def count(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_count", message, extension=sparse.SIZES if 0 < value <= sparse.INT32_MAX else None)
 
 
-@rules(5)
-def mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 or 3, without a window."""
-    yield from one_of(call, "sparse_mode", (0, 3))
-    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+rules.shared(5, "mode", lambda call: sparse.mode(call, sparse.INT64_MAX, "tiling"))
 
 
 @rules(6)
 def values(call: CheckedNode) -> Iterator[Diagnostic]:
-    """return_values does not go with PA_BSND."""
+    """return_values is not set with PA_BSND."""
     if call.attr("return_values") and call.attr("layout_key") == PAGED:
         yield Diagnostic("return_values", f"return_values is set with {PAGED}, expected it unset")
 
 
 @rules(7)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """INT32 lengths, cumulative with TND; block_table with PA_BSND only."""
+    """The lengths are INT32, and cumulative in TND. block_table is given with PA_BSND only."""
     yield from sparse.fixed_types(call, dict.fromkeys(_LENGTHS, "DT_INT32"))
     sizes = _sizes(call)
     if sizes is None:
@@ -129,7 +125,8 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """sparse_count indices for each query token; their scores if return_values, else empty, [0]."""
+    """sparse_indices has sparse_count entries for each query token. sparse_values has their scores, or is empty, [0],
+    without return_values."""
     sizes = checked_sizes(inputs, attrs["layout_query"], attrs["layout_key"], ("query",), ("key",))
     selected = (*sizes.queries, sizes.n2, attrs["sparse_count"])
     return {
@@ -142,10 +139,5 @@ OPERATOR = Operator(
     variants=(OPDEF.OP_END_FACTORY_REG(), ASCEND950.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-        ),
-    ),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES")),
 )

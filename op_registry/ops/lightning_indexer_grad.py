@@ -81,7 +81,7 @@ def head_size(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(3)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """64 index heads, which headNum states, and one key head."""
+    """There are 64 index heads, as headNum states, and one key head."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -94,7 +94,8 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(4)
 def selected(call: CheckedNode) -> Iterator[Diagnostic]:
-    """2048 entries in each list; dy has one number for each entry, not the query's shape the document claims."""
+    """Each list has 2048 entries. dy has one number for each entry; the document wrongly gives it the shape of
+    query."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -106,7 +107,7 @@ def selected(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def key_length(call: CheckedNode) -> Iterator[Diagnostic]:
-    """S2 is not less than K; 1 to 1024 sequences."""
+    """In BSND, S2 is at least K, and there are 1 to 1024 sequences."""
     sizes, count = sparse.sizes_of(call), sparse.selected_count(call)
     if sizes is None or call.attr("layout") != "BSND":
         return
@@ -122,7 +123,7 @@ rules.values(6, "sparseMode", (0, 3))
 
 @rules(7)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Cumulative lengths with TND, none otherwise."""
+    """TND has cumulative lengths, BSND has none."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -135,7 +136,7 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """Each gradient is like its input."""
+    """Each gradient has the type and shape of its input."""
     checked_sizes(inputs, attrs["layout"], attrs["layout"], ("query",), ("key",))
     return {
         gradient: TensorInfo(inputs[name].dtype, inputs[name].shape) if name in inputs else TensorInfo("")
@@ -147,10 +148,5 @@ OPERATOR = Operator(
     variants=(OPDEF.OP_END_FACTORY_REG(),),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-        ),
-    ),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES")),
 )

@@ -2,8 +2,8 @@
 
 Its constraints are PFA.1 to PFA.11. PFA.1 to PFA.6 are those of the project's constraints list, drawn from the
 operator's document and tiling. PFA.5 (empty tensors) and PFA.6 (torch on 950) refuse nothing, so they have no rules.
-PFA.7 is what 310P adds. PFA.8 to PFA.11 are the checks that it shares with FusedInferAttentionScore, whose path for
-more than one row it is.
+PFA.7 states the further limits of 310P. PFA.8 to PFA.11 are the checks that it shares with FusedInferAttentionScore,
+which uses PromptFlashAttention for queries of more than one row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
-from fa_compiler.op_registry.constraints.prefill import UNLIMITED, is_310p
+from fa_compiler.op_registry.constraints.prefill import UNLIMITED
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, OF_QUERY, CpuKernel, TypeRow, type_row
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
@@ -144,7 +144,7 @@ _INT8_CHAIN = ("deq_scale1", "quant_scale1", "deq_scale2")
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query, key and value have one type: a half or INT8; on 310P float16."""
+    """query, key and value have one type: float16, bfloat16 or INT8, and on 310P float16."""
     query = call.dtype("query")
     if query is None:
         return
@@ -152,7 +152,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
         extension = "EXT-PROMPT-FLOAT" if query == "DT_FLOAT" else None
         message = f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8"
         yield Diagnostic("query", message, "aclnn", extension=extension)
-    elif is_310p(call) and query != "DT_FLOAT16":
+    elif call.on("310P") and query != "DT_FLOAT16":
         yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 on 310P", "aclnn")
     for name in ("key", "value"):
         dtype = call.dtype(name)
@@ -166,7 +166,7 @@ rules.shared(3, "mask", prefill.mask)
 
 @rules(4)
 def int8_results(call: CheckedNode) -> Iterator[Diagnostic]:
-    """An INT8 result needs quant_scale2, and has no rows without a key; an INT8 query needs its three scales."""
+    """An INT8 result needs quant_scale2, and each of its rows has a key. An INT8 query needs its three scales."""
     out = call.outputs.get("attention_out")
     if out is not None and out.dtype == "DT_INT8" and call["quant_scale2"] is None:
         yield Diagnostic("quant_scale2", "quant_scale2 is absent, expected with an INT8 attention_out")
@@ -181,8 +181,8 @@ def int8_results(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def on_310p(call: CheckedNode) -> Iterator[Diagnostic]:
-    """What 310P takes: sparse_mode 0 with a boolean mask, no groups, no bias, nothing quantised."""
-    if not is_310p(call):
+    """310P takes sparse_mode 0 with a boolean mask. It takes no head groups, no bias and nothing quantised."""
+    if not call.on("310P"):
         return
     for name, allowed in (
         ("sparse_mode", (0,)),
@@ -207,7 +207,7 @@ rules.shared(8, "heads", prefill.heads)
 
 @rules(9)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Sizes fit together and are in their ranges."""
+    """The sizes fit together and are in their ranges."""
     yield from prefill.same_sizes(call)
     yield from prefill.ranges(call)
 
@@ -217,18 +217,18 @@ rules.shared(10, "bias", prefill.bias)
 
 @rules(11)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """actual_seq_lengths and actual_seq_lengths_kv have one value, or one for each batch."""
+    """actual_seq_lengths and actual_seq_lengths_kv have one value, or one for each batch entry."""
     for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
         yield from prefill.lengths(call, name)
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """attention_out in the layout of the results, with Dv for D."""
+    """attention_out has the layout of the results, with Dv in place of D."""
     return {"attention_out": prompt_outputs(inputs, attrs)["attention_out"]}
 
 
 def _type_rows() -> tuple[TypeRow, ...]:
-    """Results are int8 if quant_scale2 is given, otherwise they have query's type (float16 for int8)."""
+    """Results are int8 if quant_scale2 is given, otherwise they have the type of query (float16 for int8)."""
     others = (ANY,) * (prefill.QUANT_SCALE2_PLACE - 1)
     return tuple(
         type_row((query, *others, scale, ANY), 12, out if scale == ABSENT else "int8")
@@ -242,11 +242,7 @@ OPERATOR = Operator(
     infer=infer,
     rules=rules,
     kernel=CpuKernel(
-        extensions=(
-            "EXT-PROMPT-FLOAT",
-            "EXT-PROMPT-SIZES",
-            "EXT-PROMPT-MODES",
-        ),
+        extensions=("EXT-PROMPT-FLOAT", "EXT-PROMPT-SIZES", "EXT-PROMPT-MODES"),
         required_output="attention_out",
         type_rows=_type_rows,
     ),

@@ -1,6 +1,6 @@
 """RingAttentionUpdate: joins two partial attention results of ring attention.
 
-Its constraints are RAU.1 to RAU.6. Unlike in all other operators, actual_seq_qlen begins with 0: it has one entry
+Its constraints are RAU.1 to RAU.6. Unlike in all other operators, actual_seq_qlen begins with 0, so it has one entry
 more than there are sequences.
 """
 
@@ -73,7 +73,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(2)
 def layout(call: CheckedNode) -> Iterator[Diagnostic]:
-    """input_layout is SBH or TND, of rank 3, and the two results are alike."""
+    """input_layout is SBH or TND. The two results have rank 3 and the same shape."""
     value = call.attr("input_layout")
     if value not in ("SBH", "TND"):
         yield Diagnostic("input_layout", f"input_layout is {value!r}, expected SBH or TND")
@@ -91,7 +91,8 @@ def layout(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(3)
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Statistics are [B,N,S,8] for SBH and [T,N,8] for TND, all alike; constant sums are positive."""
+    """The statistics are [B,N,S,8] for SBH and [T,N,8] for TND, and their shapes are equal. Constant sums are
+    positive."""
     result = call["prev_attn_out"]
     if any(layout(call)) or result is None:
         return
@@ -113,7 +114,7 @@ def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
             return
     heads, width = expected[1], own[2]
     folded = call.attr("input_layout") == "SBH" and isinstance(heads, int) and isinstance(width, int)
-    if folded and heads and width % heads:  # type: ignore[operator]  # folded: both are numbers
+    if folded and heads and width % heads:  # type: ignore[operator]  # if `folded` is set, both are numbers
         yield Diagnostic(
             "prev_attn_out", f"prev_attn_out has the width {width}, expected a multiple of its {heads} heads"
         )
@@ -121,7 +122,7 @@ def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(4)
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
-    """In TND, D is a multiple of 64 up to 768 and N at most 256."""
+    """In TND, D is a multiple of 64 up to 768, and N is at most 256."""
     result = call["prev_attn_out"]
     if call.attr("input_layout") != "TND" or result is None or result.shape is None or len(result.shape) != 3:
         return
@@ -134,7 +135,7 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND needs actual_seq_qlen: cumulative, from 0 to T, one entry more than sequences."""
+    """TND needs actual_seq_qlen: cumulative lengths that begin with 0 and end at T or before."""
     if call.attr("input_layout") != "TND":
         return
     tensor = call["actual_seq_qlen"]
@@ -170,7 +171,5 @@ OPERATOR = Operator(
     variants=(CURRENT.OP_END_FACTORY_REG(),),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        required_output="attn_out",
-    ),
+    kernel=CpuKernel(required_output="attn_out"),
 )

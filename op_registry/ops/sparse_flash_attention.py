@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import Shape, shape_of
@@ -94,18 +94,17 @@ rules.shared(2, "layouts", lambda call: sparse.layouts(call, "layout_query", "la
 
 @rules(3)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """One key head; 1 to 128 query heads, a power of two (any on 950)."""
+    """There is one key head. The number of query heads is 1 to 128 and a power of two (any number on 950)."""
     sizes = _sizes(call)
     if sizes is None:
         return
     yield from sparse.head_groups(call, sizes)
-    any_count = call.product is not None and call.product.name == "950"
-    yield from sparse.one_of("query", "the head count", sizes.n1, range(1, 129) if any_count else sparse.POWERS)
+    yield from sparse.one_of("query", "the head count", sizes.n1, range(1, 129) if call.on("950") else sparse.POWERS)
 
 
 @rules(4)
 def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """D is Dv is 512; key and value are alike but for the head size."""
+    """D and Dv are 512. key and value differ in the head size only."""
     sizes = _sizes(call)
     if sizes is None:
         return
@@ -121,25 +120,20 @@ rules.values(5, "attention_mode", (2,))
 
 @rules(6)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Both rope parts or none, of size 64; before the prototype of 2026 both are needed."""
+    """Both rope parts are given, or neither. Their head size is 64. Before the prototype of 2026 both are needed."""
     sizes = _sizes(call)
     if sizes is not None:
         yield from sparse.rope(call, sizes, mandatory="sinks" not in call.spec.input_names)
 
 
-@rules(7)
-def mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 or 3, without a window."""
-    yield from one_of(call, "sparse_mode", (0, 3))
-    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+rules.shared(7, "mode", lambda call: sparse.mode(call, sparse.INT64_MAX, "tiling"))
 
 
 @rules(8)
 def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_block_size is a power of two up to 128 (1 on 950) and divides the size of a page."""
+    """sparse_block_size is a power of two up to 128 (1 on 950). It divides the size of a page."""
     size = call.attr("sparse_block_size")
-    only_one = call.product is not None and call.product.name == "950"
-    allowed = (1,) if only_one else sparse.POWERS
+    allowed = (1,) if call.on("950") else sparse.POWERS
     if size not in allowed:
         message = f"sparse_block_size is {size}, expected {', '.join(map(str, allowed))}"
         yield Diagnostic("sparse_block_size", message, extension=sparse.SIZES if 0 < size <= sparse.INT32_MAX else None)
@@ -152,7 +146,7 @@ def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(9)
 def indices(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_indices is INT32, one list for each query token."""
+    """sparse_indices is INT32 and has one list for each query token and key head."""
     yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
     sizes = _sizes(call)
     if sizes is not None:
@@ -161,7 +155,8 @@ def indices(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND has cumulative lengths of the query, TND and PA_BSND lengths of the keys; one for each sequence."""
+    """TND needs cumulative lengths of query. TND and PA_BSND need lengths of the keys. There is one length for each
+    sequence."""
     sizes = _sizes(call)
     if sizes is None:
         return
@@ -171,7 +166,7 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def block_table(call: CheckedNode) -> Iterator[Diagnostic]:
-    """block_table goes with PA_BSND, one row for each sequence."""
+    """block_table is given with PA_BSND only and has one row for each sequence."""
     sizes = _sizes(call)
     if sizes is not None:
         batch = sparse.batch_of(call, sizes, _LENGTHS[0])
@@ -180,7 +175,7 @@ def block_table(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(12)
 def page_size(call: CheckedNode) -> Iterator[Diagnostic]:
-    """A page holds a multiple of 16 keys, at most 1024."""
+    """The number of keys in a page is a multiple of 16 and at most 1024."""
     sizes = _sizes(call)
     if sizes is not None:
         yield from (fault for fault in sparse.paging(call, sizes, "layout_kv", None) if fault.tensor == "key")
@@ -188,14 +183,14 @@ def page_size(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(13)
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
-    """return_softmax_lse does not go with PA_BSND."""
+    """return_softmax_lse is not set with PA_BSND."""
     if call.attr("return_softmax_lse") and call.attr("layout_kv") == PAGED:
         yield Diagnostic("return_softmax_lse", f"return_softmax_lse is set with {PAGED}, expected it unset")
 
 
 @rules(14)
 def not_empty(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query holds something; sinks are one for each head, on 950."""
+    """query is not empty. sinks has one number for each head, and among the products only 950 takes it."""
     sizes = _sizes(call)
     if sizes is None:
         return
@@ -207,7 +202,8 @@ def not_empty(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """attention_out as query with the head size of value; statistics if return_softmax_lse, else empty, [0]."""
+    """attention_out has the shape of query with the head size of value. The statistics are empty, [0], without
+    return_softmax_lse."""
     query, layout = inputs["query"], attrs["layout_query"]
     sizes = checked_sizes(inputs, layout, attrs["layout_kv"], ("query",), ("key", "value"))
     width = shape_of(inputs["value"], KEY_LAYOUTS[attrs["layout_kv"]])[-1]
@@ -224,12 +220,5 @@ OPERATOR = Operator(
     variants=(OPDEF_2025_12.OP_END_FACTORY_REG(), PROTO_2026.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-            "EXT-SPARSE-HEADS",
-            "EXT-SPARSE-EMPTY-ROWS",
-        ),
-    ),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-SPARSE-HEADS", "EXT-SPARSE-EMPTY-ROWS")),
 )

@@ -1,11 +1,11 @@
 """SparseFlashAttentionGrad: the backward pass of SparseFlashAttention.
 
-Two official orders of its inputs exist. The newest variant here is that of 2025-12, which the operator document
-follows. The reordered one of 2026 is chosen by name.
+Two official orders of its inputs exist. The default variant is that of 2025-12, which the operator document follows.
+The reordered variant of 2026 is chosen by name.
 
-The constraints are SFAG.1 to SFAG.11, for both orders. SFAG.12 of the project's list is the document's contradiction
-about determinism; no node can break it. The sources do not say which products lack `sinks` of 2026, nor whether lists
-may have another length than 2048 since then.
+The constraints are SFAG.1 to SFAG.11, for both orders. SFAG.12 of the project's list records that the document
+contradicts itself about determinism; no node can break it. The sources do not say which products lack `sinks` of 2026,
+nor whether the lists of the variant of 2026 may have a length other than 2048.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import shape_of
@@ -95,7 +95,8 @@ rules = Rules("SFAG", typed=(*_HALFS, *_GRADIENTS, "sparse_indices", "softmax_ma
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """One type for what is attended, FLOAT statistics, INT32 indices and lengths (the document says INT64)."""
+    """The attention tensors and their gradients have one type. The statistics are FLOAT. The indices and lengths are
+    INT32 (the document says INT64)."""
     yield from sparse.equal_halfs(call, _HALFS, _GRADIENTS)
     fixed = {"sparse_indices": "DT_INT32", "softmax_max": "DT_FLOAT", "softmax_sum": "DT_FLOAT"}
     yield from sparse.fixed_types(call, fixed | dict.fromkeys(_LENGTHS, "DT_INT32"))
@@ -108,7 +109,8 @@ rules.shared(
 
 @rules(3)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """One key head; 1 to 128 query heads, a power of two; a sink for each of them."""
+    """There is one key head. The number of query heads is a power of two from 1 to 128. sinks has one number for each
+    of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
         yield from sparse.head_groups(call, sizes)
@@ -118,13 +120,14 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(4)
 def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """D is 512 everywhere, the rope parts 64 or absent; d_out and out are as the forward pass gives them."""
+    """D and Dv are 512, and the rope parts have size 64 or are absent. d_out and out have the shape that the forward
+    pass gives."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
     yield from sparse.same_width(call, sizes)
     yield from sparse.shaped(call, "value", (*sizes.keys, sizes.n2, None), any_rank=True)
-    # Without value, it is key (the prototype of 2026).
+    # In the prototype of 2026 value may be absent. Then key is also the value.
     value_width = sizes.d if call["value"] is None else shape_of(call["value"], len(sizes.keys) + 2)[-1]
     for name in ("d_out", "out"):
         yield from sparse.shaped(call, name, (*sizes.queries, sizes.n1, value_width), any_rank=True)
@@ -136,7 +139,7 @@ def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def selected(call: CheckedNode) -> Iterator[Diagnostic]:
-    """2048 entries in each list of sparse_indices."""
+    """Each list of sparse_indices has 2048 entries."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
         yield from sparse.indices(call, sizes, shared=True)
@@ -153,16 +156,12 @@ def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_block_size", message, "document", extension=extension)
 
 
-@rules(7)
-def mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 or 3, without a window."""
-    yield from one_of(call, "sparse_mode", (0, 3))
-    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT32_MAX, "document")
+rules.shared(7, "mode", lambda call: sparse.mode(call, sparse.INT32_MAX, "document"))
 
 
 @rules(8)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND has cumulative lengths; batch and length are in range."""
+    """TND has cumulative lengths. Batch size and sequence length are in range."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -176,7 +175,8 @@ rules.shared(9, "statistics", sparse.statistics)
 
 @rules(10)
 def gradients(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Gradients of what is there only: of the rope parts, and since 2026 of value and sinks."""
+    """An optional gradient is given only if its input is given: this holds for the rope parts, and since 2026 for value
+    and sinks."""
     for name in ("query_rope", "key_rope", "value", "sinks"):
         output = f"d_{name}"
         if output not in call.spec.output_names:
@@ -188,14 +188,14 @@ def gradients(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def not_empty(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query has heads of some size; no tokens are no fault: the operator returns at once."""
+    """query has heads and columns. It may have no tokens, because the operator then returns at once."""
     sizes = sparse.sizes_of(call)
     if sizes is not None and 0 in (sizes.n1, sizes.d):
         yield Diagnostic("query", "query has no heads or columns, expected at least one of each")
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """Each gradient has its input's shape; without that input it is empty, [0]."""
+    """Each gradient has the shape of its input. The gradient of an absent input is empty, [0]."""
     checked_sizes(inputs, attrs["layout"], attrs["layout"], ("query",), ("key", "value"))
     names = {
         "d_query": "query",
@@ -221,11 +221,7 @@ OPERATOR = Operator(
     infer=infer,
     rules=rules,
     kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-            "EXT-SPARSE-HEADS",
-        ),
+        extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-SPARSE-HEADS"),
         reordered=("opdef_2026_reordered",),
     ),
 )

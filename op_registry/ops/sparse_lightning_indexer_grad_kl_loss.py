@@ -96,7 +96,7 @@ def _index_sizes(call: CheckedNode) -> SparseSizes | None:
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The tensors of attention and indexer have one type; the weights too, or FLOAT since 2026."""
+    """The tensors of attention and indexer have one type. The weights have this type or, since 2026, FLOAT."""
     yield from sparse.equal_halfs(call, _HALFS, ("d_query_index", "d_key_index"))
     yield from sparse.weights(call, "weight", "d_weight")
 
@@ -109,7 +109,8 @@ rules.shared(
 
 @rules(4)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """64 or 128 heads of attention (the document allows fewer, the tiling does not), a sink for each of them."""
+    """Attention has 64 or 128 heads (the document allows fewer, the tiling does not). sinks has one number for each of
+    them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
         yield from sparse.sinks(call, sizes)
@@ -118,7 +119,7 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def index_heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """8, 16, 32 or 64 index heads, and a weight for each."""
+    """There are 8, 16, 32 or 64 index heads, and one weight for each."""
     sizes = _index_sizes(call)
     if sizes is None:
         return
@@ -128,7 +129,7 @@ def index_heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(6)
 def key_heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """One key head in attention and indexer."""
+    """Attention and indexer have one key head each."""
     for name, sizes in (("key", sparse.sizes_of(call)), ("key_index", _index_sizes(call))):
         if sizes is not None and isinstance(sizes.n2, int) and sizes.n2 != 1:
             yield Diagnostic(name, f"{name} has the head count {sizes.n2}, expected 1")
@@ -136,7 +137,8 @@ def key_heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """D 512, 128 in the indexer, rope parts of 64, which are mandatory although optional in the prototype."""
+    """D is 512 in attention and 128 in the indexer. The rope parts have size 64; they are mandatory, although the
+    prototype declares them optional."""
     sizes, index = sparse.sizes_of(call), _index_sizes(call)
     if sizes is None or index is None:
         return
@@ -152,7 +154,7 @@ def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(8)
 def mode(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 3."""
+    """sparse_mode is 3, and cpu_loss_floor is not negative."""
     yield from one_of(call, "sparse_mode", (3,))
     floor = call.attr("cpu_loss_floor")
     if floor < 0:
@@ -161,7 +163,7 @@ def mode(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(9)
 def selected(call: CheckedNode) -> Iterator[Diagnostic]:
-    """2048 entries in each list; since 2026 a multiple of 1024, at most 8192."""
+    """Each list has 2048 entries. Since 2026 the number is a multiple of 1024, at most 8192."""
     sizes, count = sparse.sizes_of(call), sparse.selected_count(call)
     if sizes is not None:
         yield from sparse.indices(call, sizes)
@@ -171,7 +173,7 @@ def selected(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def sequences(call: CheckedNode) -> Iterator[Diagnostic]:
-    """No sequence has more queries than keys; cumulative lengths end at the tokens exactly."""
+    """No sequence has more queries than keys. The cumulative lengths end exactly at the number of tokens."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -193,7 +195,7 @@ rules.shared(11, "statistics", sparse.statistics)
 
 @rules(12)
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
-    """1 to 256 sequences of at most 128 K tokens."""
+    """There are 1 to 256 sequences of at most 128 K tokens."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -209,7 +211,7 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """Each gradient is like its input; the loss is one number, [1]."""
+    """Each gradient has the type and shape of its input. The loss is one number, [1]."""
     checked_sizes(inputs, attrs["layout"], attrs["layout"], ("query", "query_index"), ("key", "key_index"))
     found = {
         f"d_{name}": TensorInfo(inputs[name].dtype, inputs[name].shape) if name in inputs else TensorInfo("")
@@ -222,11 +224,5 @@ OPERATOR = Operator(
     variants=(OPDEF_2025_12.OP_END_FACTORY_REG(), OPDEF_2026.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(
-        extensions=(
-            "EXT-SPARSE-FLOAT",
-            "EXT-SPARSE-SIZES",
-            "EXT-LOSS-FLOOR",
-        ),
-    ),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-LOSS-FLOOR")),
 )
