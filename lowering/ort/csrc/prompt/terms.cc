@@ -42,7 +42,7 @@ void Call::read_mask() {
   }
   if (a_.sparse_mode >= 2) {
     const Signature signature{
-        .rules = {.mask = op_.rules.mask}, .names = op_.names, .place = {}, .statistics_layout = {}, .forward = true};
+        .rules = {.mask = op_.rules.mask}, .names = op_.names, .positions = {}, .statistics_layout = {}, .forward = true};
     fa::Attributes mode;
     mode.sparse_mode = a_.sparse_mode;
     check_constant_mask(Diagnostics{node_, signature}, mode, mask, false);
