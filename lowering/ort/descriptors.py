@@ -1,12 +1,12 @@
-"""Writes csrc/descriptors.inc: what the custom-op library knows of the operators.
+"""Writes csrc/descriptors.inc, which describes the operators to the custom-op library.
 
 For each operator that has a CPU kernel the file has a namespace with the names of its inputs and outputs, the typed
 descriptors that the library registers, the attributes with their defaults (`attr::scale_value`), and the numbers of the
 constraints by the names of their rules (`rule::heads`).
 
-ONNX Runtime finds a custom operator's kernel by the types of its inputs, so every legal combination is a descriptor of
-its own. The file is kept in the tree, so that a build needs no Python package but the build tools. A test tells when it
-is out of date:
+ONNX Runtime finds a custom operator's kernel by the types of its inputs, so each legal combination of types has its own
+descriptor. The file is in the repository, so that a build needs no Python packages except the build tools. A test fails
+if the file is out of date. This command writes it:
 
     python -m fa_compiler.lowering.ort.descriptors
 """
@@ -38,22 +38,25 @@ _ELEMENTS = {
     "DT_INT64": "int64",
 }
 
-# The products whose registered combinations are the widest, the first of which they are known; those of FP8 types have
-# no CPU kernel.
+# The products with the widest combinations of types. Those of the first product that has any are registered, except
+# combinations with FP8 types, which have no CPU kernel.
 _PRODUCTS = ("ascend910_95", "ascend910b")
 
 _HALFS = ("DT_FLOAT16", "DT_BF16")
 
 
 def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
-    """Legal types of every input and output, by name, as far as the CPU kernels take them."""
+    """The legal types of every input and output, by name. Raises ValueError if the registry has none.
+
+    Combinations with types that the CPU kernels do not take are left out.
+    """
     products = [found for soc in _PRODUCTS if (found := spec.product(soc)) is not None]
     product = next((found for found in products if found.combinations()), None)
     if product is None:
         raise ValueError(f"{spec.name}: the registry has no type combinations of {', '.join(_PRODUCTS)}")
     tensors = (*spec.inputs, *spec.outputs)
-    alone = {tensor.name: tensor.dtypes[0] for tensor in tensors if product.types_of(tensor.name) is None}
-    rows = [{**alone, **row} for row in product.combinations()]
+    only_types = {tensor.name: tensor.dtypes[0] for tensor in tensors if product.types_of(tensor.name) is None}
+    rows = [{**only_types, **row} for row in product.combinations()]
     if takes_float(spec.name):
         single = {name: "DT_FLOAT" if dtype in _HALFS else dtype for name, dtype in rows[0].items()}
         rows += [*_with_float_weights(spec, rows), single]
@@ -61,20 +64,23 @@ def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
 
 
 def _with_float_weights(spec: OpSpec, rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The rows again, with FLOAT for the weights of the index heads where the prototype has it beside half queries."""
+    """The rows with FLOAT for the weights of the index heads, if the prototype allows it with half queries."""
     names = [tensor.name for tensor in (*spec.inputs, *spec.outputs) if {"DT_FLOAT", *_HALFS} <= set(tensor.dtypes)]
     return [{**row, **dict.fromkeys(names, "DT_FLOAT")} for row in rows] if names else []
 
 
-def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple[TypeRow, ...]:
-    """What the operator is registered with: `places` inputs, those the variant does not have absent, and `outputs`."""
+def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], input_count: int) -> tuple[TypeRow, ...]:
+    """The type combinations that the operator is registered with.
+
+    Each has `input_count` inputs and the given outputs. Inputs that the variant does not have are absent.
+    """
     kernel = operator(spec.name).kernel
     if kernel is not None and kernel.type_rows is not None:
         return kernel.type_rows()
     return tuple(
         type_row(
             tuple(_ELEMENTS[row[tensor.name]] for tensor in spec.inputs),
-            places,
+            input_count,
             *(_ELEMENTS[row.get(tensor.name, tensor.dtypes[0])] for tensor in outputs),
         )
         for row in combinations(spec)
@@ -82,11 +88,10 @@ def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple
 
 
 def registered(record: Operator) -> tuple[OpSpec, ...]:
-    """The variants of an operator that the library registers: the newest one first, then those that have its inputs in
-    another order.
+    """The variants of an operator that the library registers: the newest one, then those with another order of inputs.
 
-    ONNX Runtime tells them apart by their types. It wants all operators of one name to have as many inputs and outputs,
-    and as many of them required.
+    ONNX Runtime distinguishes them by their types. All operators of one name must have the same number of inputs, of
+    outputs, and of required ones among them.
     """
     *_, newest = record.variants
     reordered = () if record.kernel is None else record.kernel.reordered
@@ -127,10 +132,10 @@ def _tensors(spec: OpSpec) -> list[str]:
 
 
 def _types(record: Operator, spec: OpSpec) -> list[str]:
-    same = registered(record)
-    required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in same)
-    outputs = max((each.outputs for each in same), key=len)
-    rows = rows_of(spec, outputs, max(len(each.inputs) for each in same))
+    variants = registered(record)
+    required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in variants)
+    outputs = max((each.outputs for each in variants), key=len)
+    rows = rows_of(spec, outputs, max(len(each.inputs) for each in variants))
     output = None if record.kernel is None else record.kernel.required_output
     return [
         f"inline constexpr size_t kRequiredInputs = {required};",
@@ -144,7 +149,7 @@ def _types(record: Operator, spec: OpSpec) -> list[str]:
 
 
 def _attributes(spec: OpSpec) -> list[str]:
-    """Every attribute with its default; one that is required has none."""
+    """Every attribute with its default. A required attribute has none."""
     lines = ["namespace attr {"]
     for entry in (*spec.attrs, *extra_attrs(spec).values()):
         cpp, nothing, literal = _ATTRIBUTES[entry.type]
@@ -164,7 +169,7 @@ def _float(value: Any) -> str:
     return f"{value!r}f" if math.isfinite(value) else f"{'-' if value < 0 else ''}__builtin_inff()"
 
 
-# By the type of an attribute: its type in C++, a value of that type, and how a default is written.
+# For each type of attribute: its type in C++, a value for required attributes, and the function that writes a default.
 _ATTRIBUTES: Mapping[str, tuple[str, str, Callable[[Any], str]]] = {
     "Int": ("int64_t", "0", str),
     "Float": ("float", "0.0f", _float),
@@ -183,7 +188,7 @@ def snake(name: str) -> str:
 
 
 def main() -> int:
-    """Writes the file in the checkout this module lies in."""
+    """Write the file into the checkout that contains this module."""
     PATH.write_text(render())
     print(PATH)
     return 0

@@ -37,7 +37,7 @@ from fa_compiler.op_registry import (
 
 Array = npt.NDArray[Any]
 
-# Any opset that every supported ONNX Runtime knows. The model has no nodes of it.
+# An opset of ONNX that every supported ONNX Runtime has. The model has no ONNX nodes, so its number does not matter.
 _ONNX_OPSET = 17
 _IR_VERSION = 8
 
@@ -94,9 +94,9 @@ def allowed(
     attributes = full_attrs(spec, attrs)
     arrays = as_arrays(spec, inputs)
     place_inputs(spec, arrays)  # raises for a missing required input
-    broken = refusal(spec, arrays, attributes, cann)
-    if broken is not None:
-        raise KernelError(f"{op_type}: {broken.message} ({broken.constraint})")
+    refused = refusal(spec, arrays, attributes, cann)
+    if refused is not None:
+        raise KernelError(f"{op_type}: {refused.message} ({refused.constraint})")
     return spec, arrays, attributes
 
 
@@ -116,7 +116,7 @@ def compute(
         session = _session(request, tuple(map(os.environ.get, _KERNEL_SETTINGS)))
         results = session.run_with_ort_values(list(request.wanted), fed(request, placed))
     except _ORT_ERRORS as error:
-        raise KernelError(_own_words(spec, str(error))) from None
+        raise KernelError(_kernel_message(spec, str(error))) from None
     return {name: from_ort(result) for name, result in zip(request.wanted, results, strict=True)}
 
 
@@ -195,9 +195,8 @@ def _element_type(spec: OpSpec, array: Array) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _session(request: Request, settings: tuple[str | None, ...]) -> ort.InferenceSession:
-    return session_of(
-        {"": request}
-    )  # the settings are only a key of the cache; the library reads them when the session is made
+    # `settings` is only a key of the cache. The library reads the settings when the session is made.
+    return session_of({"": request})
 
 
 def session_of(requests: Mapping[str, Request]) -> ort.InferenceSession:
@@ -261,8 +260,10 @@ def _output_type(
 
 
 def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The inputs without padding_mask, which every operator ignores. In the newest variant, its position may be that of
-    another input."""
+    """The inputs without padding_mask, which every operator ignores.
+
+    Another input may have its position in the newest variant.
+    """
     if "padding_mask" in get(op_type).input_names or "padding_mask" not in get(op_type, cann).input_names:
         return inputs
     return {name: value for name, value in inputs.items() if name != "padding_mask"}
@@ -285,7 +286,7 @@ def from_ort(value: ort.OrtValue) -> Array:
     return bits.view(dtypes.to_numpy("DT_BF16"))
 
 
-def _own_words(spec: OpSpec, text: str) -> str:
+def _kernel_message(spec: OpSpec, text: str) -> str:
     """The kernel's message without the text that ONNX Runtime adds; otherwise ONNX Runtime's message on one line."""
     start = text.find("node '")
     return f"{spec.name}: {' '.join(text.split())}" if start < 0 else text[start:].strip()

@@ -32,7 +32,8 @@ def library_path() -> str:
     the import system and the distribution's record can find it. In a checkout that was only compiled it is under
     build/.
     """
-    # It is searched like a module, which it is not, because this also asks the import hook of an editable installation.
+    # The library is not a module. find_spec finds it nevertheless, also through the import hook of an editable
+    # installation.
     spec = importlib.util.find_spec(f"{__package__}.{_STEM}")
     if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
         return str(Path(spec.origin).resolve())
@@ -71,7 +72,9 @@ def _recorded() -> Path | None:
 
 
 def _built() -> list[Path]:
-    """The libraries that installations left in the checkout's build folder, the newest first. Those for sanitizers or
-    for another processor are left out."""
+    """The libraries that installations left in the checkout's build folder, the newest first.
+
+    Builds with sanitizers and builds for another processor are left out.
+    """
     root = Path(__file__).resolve().parents[2]
     return sorted(root.glob(f"build/py3-*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)

@@ -1,7 +1,7 @@
-// FlashAttentionScore as the kernels get it: plain pointers, strides and numbers, already checked.
+// The input of the kernel of FlashAttentionScore: pointers, strides and numbers, already checked.
 //
-// Scores are S(i, j) = scale * A + pse or scale * (A + pse) with A = q_i . k_j + q_rope_i . k_rope_j. The softmax runs over
-// the keys that row i attends and the sink of its head. Dropout follows, then O = P V.
+// Scores are S(i, j) = scale * A + pse or scale * (A + pse) with A = q_i . k_j + q_rope_i . k_rope_j. The softmax is
+// over the keys that row i attends and the sink of its head. Dropout follows, then O = P V.
 //
 // All strides are in elements; the innermost dimension (head size) is contiguous.
 #pragma once
@@ -47,7 +47,7 @@ struct Sequence {
   int64_t pse_row = 0;
   int64_t slopes = 0;
   int64_t start = 0;  // added to j - i in a bias computed from slopes
-  int64_t drop = 0;   // the first bit; heads and rows follow without padding
+  int64_t drop = 0;   // index of the first bit in drop_mask; heads and rows follow without padding
   int64_t statistics = 0;
   int64_t statistics_head = 0;
   int64_t statistics_row = 0;
@@ -87,7 +87,7 @@ struct Problem {
   float keep_prob = 1.0f;
   const float* sink = nullptr;  // one score for each head that takes part in the softmax and has no value
 
-  bool rounded_products = false;  // float32 may be rounded to bfloat16 before it is multiplied, where that is faster
+  bool rounded_products = false;  // float32 may be rounded to bfloat16 before it is multiplied, if that is faster
   float scale = 1.0f;
   EmptyRows empty_rows = EmptyRows::zero;
   NanRows nan_rows = NanRows::nan;
@@ -97,12 +97,13 @@ struct Problem {
   float* softmax_max = nullptr;          // null if nobody reads them
   float* softmax_sum = nullptr;
 
-  // The gradient computes the scores again and subtracts softmax_max. Both passes must add up products in the same order and
-  // round the same numbers: at scores of 1e5, another order is an error of a percent in every probability.
+  // Whether the gradient may use the statistics. It computes the scores again and subtracts softmax_max. So both passes
+  // must add up products in the same order and round the same numbers: with scores of 1e5, another order changes every
+  // probability by a percent.
   bool keeps_statistics() const { return softmax_max != nullptr || softmax_sum != nullptr; }
 };
 
-// What a kernel asks of its surroundings. `parallel` runs task(data, i) for every i below count, in any order and on any
+// Memory and threads for a kernel. `parallel` runs task(data, i) for every i below count, in any order and on any
 // thread, and returns when all are done. `allocate` is thread-safe and returns null if there is no memory.
 struct Runtime {
   void* self;
@@ -115,8 +116,8 @@ enum class Outcome { done, out_of_memory };
 
 using Attention = Outcome (*)(const Problem&, const Runtime&);
 
-// The bias row of query row i, as an offset from the head's first row. With a compressed bias, the rows before the first
-// stored one continue it along its diagonals. (static: each translation unit keeps its own copy, compiled for its
+// The bias row of query row i, as an offset from the head's first row. With a compressed bias, the rows before the
+// first stored one continue it along its diagonals. (static: each translation unit keeps its own copy, compiled for its
 // instruction set)
 static inline int64_t pse_row_offset(const Problem& problem, const Sequence& sequence, int64_t i) {
   if (!problem.pse_compressed) return i * sequence.pse_row;

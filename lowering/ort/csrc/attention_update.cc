@@ -15,14 +15,15 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A rank without keys for a row says +inf: it counts for nothing, as -inf does.
-float level_of(const Tensor& lse, int64_t row) {
-  const float level = static_cast<const float*>(lse.data)[row];
-  return level == kInfinity ? -kInfinity : level;
+// The lse of a row in one rank. A rank without keys for the row has +inf; it has no weight, like -inf.
+float lse_of(const Tensor& lse, int64_t row) {
+  const float value = static_cast<const float*>(lse.data)[row];
+  return value == kInfinity ? -kInfinity : value;
 }
 
 }  // namespace
 
+// Merges the results of `sp` ranks: output = sum over i of softmax(lse)_i go_i, lse_m = ln(sum over i of exp(lse_i)).
 class Kernel final : public OpKernel {
  public:
   Kernel(ort::Api api, const NodeInfo& node);
@@ -34,13 +35,13 @@ class Kernel final : public OpKernel {
   ort::Api api_;
   std::string node_;
   int64_t ranks_ = 0;
-  bool merges_levels_ = false;  // update_type 1
+  bool writes_lse_ = false;  // update_type 1
 };
 
 Kernel::Kernel(ort::Api api, const NodeInfo& node) : api_(api), node_(node.title()) {
   const int64_t type = node.get(attr::update_type);
   if (type != 0 && type != 1) refuse(rule::update_type, "update_type is " + std::to_string(type) + ", expected 0 or 1");
-  merges_levels_ = type == 1;
+  writes_lse_ = type == 1;
   ranks_ = node.get(attr::sp);
   if (ranks_ < 1 || ranks_ > 16) refuse(rule::counts, "sp is " + std::to_string(ranks_) + ", expected 1 to 16");
   for (size_t input : {input_lse, input_go}) {
@@ -74,17 +75,17 @@ void Kernel::compute(ort::KernelContext* context) const {
   const int64_t size = go->dims[1];
   const Type type = type_of(go->type);
   void* out = output_of(api_, context, output_output, go->dims);
-  auto* merged = static_cast<float*>(output_of(api_, context, output_lse_m, merges_levels_ ? lse->dims : Dims{0}));
+  auto* merged_lse = static_cast<float*>(output_of(api_, context, output_lse_m, writes_lse_ ? lse->dims : Dims{0}));
   std::vector<float> weights(ranks);
   for (int64_t row = 0; row < rows; ++row) {
-    float top = -kInfinity;
-    for (size_t i = 0; i < ranks; ++i) top = static_cast<float>(reference::maximum(top, level_of(lse[i], row)));
+    float max = -kInfinity;
+    for (size_t i = 0; i < ranks; ++i) max = static_cast<float>(reference::maximum(max, lse_of(lse[i], row)));
     double sum = 0;
     for (size_t i = 0; i < ranks; ++i) {
-      weights[i] = top == -kInfinity ? 0.0f : std::exp(level_of(lse[i], row) - top);
+      weights[i] = max == -kInfinity ? 0.0f : std::exp(lse_of(lse[i], row) - max);
       sum += weights[i];
     }
-    if (merged != nullptr && merges_levels_) merged[row] = top + static_cast<float>(std::log(sum));
+    if (merged_lse != nullptr && writes_lse_) merged_lse[row] = max + static_cast<float>(std::log(sum));
     for (int64_t d = 0; d < size; ++d) {
       double result = 0;
       for (size_t i = 0; i < ranks; ++i) {

@@ -1,12 +1,11 @@
-// Sums and products of numbers that come from outside: attributes, sizes, the content of tensors of lengths. None may wrap
-// around.
+// Sums and products of attributes, sizes and lengths of a model, which may overflow.
 #pragma once
 
 #include <cstdint>
 
 namespace fa {
 
-// A result of sums and products, which knows whether one of them left 64 bits.
+// A result of sums and products, and whether one of them exceeded 64 bits.
 class Checked {
  public:
   Checked(int64_t value) : value_(value) {}

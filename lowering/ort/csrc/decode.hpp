@@ -1,7 +1,7 @@
-// IncreFlashAttention as the kernels get it: one token for each batch entry, and keys and values in place. Plain pointers,
-// strides and numbers, already checked. Key and value have the same shape and the same strides.
+// The input of the kernel of IncreFlashAttention: pointers, strides and numbers, already checked. Each batch entry has
+// one query token. Keys and values are read in place; key and value have the same shape and the same strides.
 //
-//     S = scale * (q . k) + pse;  masked: -1e12;  O = softmax(S) V
+//     S = scale * (q . k) + pse, or -1e12 if the key is masked;  O = softmax(S) V
 //
 // Query and output are [entry][head][size] in every layout, because there is one token. Strides are in elements.
 #pragma once
@@ -18,17 +18,17 @@ static inline int64_t bytes_of(Cell cell) { return cell == Cell::float32 ? 4 : c
 
 inline constexpr float kMaskedScore = -1e12f;
 
-// A score so far above kMaskedScore gives masked keys no weight: exp(-88) is the smallest normal float.
+// If the maximum of a row is at least this score, masked keys have no weight: their exponential is 0 in float32.
 inline constexpr float kMaskMatters = kMaskedScore + 1e9f;
 
-// One batch entry. If the cache is not paged, `key` and `value` point to the entry's first valid token at head 0.
+// One batch entry. `key` and `value` point to its first valid token at head 0, or, with pages, to the pool of blocks.
 struct DecodeEntry {
   const void* key = nullptr;
   const void* value = nullptr;
-  const int32_t* blocks = nullptr;  // pages: token t is in block blocks[t / block_size]
+  const int32_t* blocks = nullptr;  // with pages: token t is in block blocks[t / block_size]
   int64_t length = 0;
   int64_t head_stride = 0;
-  const uint8_t* mask = nullptr;  // of the first valid token on; not 0: masked
+  const uint8_t* mask = nullptr;  // from the first valid token on; not 0: masked
   int64_t pse = 0;                // index of the first valid token at head 0
 };
 
@@ -51,7 +51,7 @@ struct Decode {
   int64_t pse_head = 0;
   float scale = 1.0f;
 
-  // int8 keys and values stand for (x + offset) * scale; [key_heads][size], or one number. Null: not quantised.
+  // An int8 key or value x means (x + offset) * scale. Each is [key_heads][size], or one number; null: not quantised.
   const float* key_scale = nullptr;
   const float* key_offset = nullptr;
   const float* value_scale = nullptr;
@@ -63,7 +63,8 @@ struct Decode {
   const float* quant_offset = nullptr;
   bool quant_per_channel = false;
 
-  // With an int8 query: products of integers, and exponentials rounded to integers.
+  // With an int8 query, scores are products of integers times dequant_scale1. Exponentials times quant_scale1 are
+  // rounded to integers, and the weighted sum of the values is multiplied by dequant_scale2.
   float dequant_scale1 = 0;
   float quant_scale1 = 0;
   float dequant_scale2 = 0;
@@ -73,7 +74,7 @@ struct Decode {
 
 using Decoding = Outcome (*)(const Decode&, const Runtime&);
 
-// The offset of token `t` of an entry from the beginning of its tensor (or pool).
+// The offset of token `t` at head 0 from the pointer `key` or `value` of the entry.
 static inline int64_t row_of(const Decode& decode, const DecodeEntry& entry, int64_t t) {
   if (decode.block_size == 0) return t * decode.row_stride;
   const int64_t block = entry.blocks[t / decode.block_size];

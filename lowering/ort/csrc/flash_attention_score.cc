@@ -34,9 +34,9 @@ constexpr Signature kSignature = {
               .statistics = rule::softmax_out_layout},
     .names = kInputs,
     // In the order of Role.
-    .place = {input_query, input_key, input_value, input_real_shift, input_drop_mask, input_atten_mask, input_prefix,
-              input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx, input_query_rope,
-              input_key_rope, input_sink},
+    .positions = {input_query, input_key, input_value, input_real_shift, input_drop_mask, input_atten_mask,
+                  input_prefix, input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx,
+                  input_query_rope, input_key_rope, input_sink},
     .statistics_layout = attr::softmax_out_layout,
     .forward = true,
 };
@@ -50,7 +50,7 @@ class Kernel final : public OpKernel {
 
  private:
   ort::Api api_;
-  std::string node_;  // how messages name it
+  std::string node_;  // the node's title in messages
   Attributes attributes_;
   AllocatorPtr allocator_;
   const Variant& variant_;

@@ -34,9 +34,9 @@ constexpr Signature kSignature = {
               .statistics = rule::softmax_in_layout},
     .names = kInputs,
     // In the order of Role.
-    .place = {input_query, input_key, input_value, input_pse_shift, input_drop_mask, input_atten_mask, input_prefix,
-              input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx, input_query_rope,
-              input_key_rope, input_sink},
+    .positions = {input_query, input_key, input_value, input_pse_shift, input_drop_mask, input_atten_mask, input_prefix,
+                  input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx,
+                  input_query_rope, input_key_rope, input_sink},
     .statistics_layout = attr::softmax_in_layout,
     .forward = false,
 };
@@ -61,7 +61,7 @@ class Kernel final : public OpKernel {
   void check_statistics(const CallInputs& inputs, const Call& call) const;
 
   ort::Api api_;
-  std::string node_;  // how messages name it
+  std::string node_;  // the node's title in messages
   Attributes attributes_;
   AllocatorPtr allocator_;
   const Variant& variant_;
@@ -86,12 +86,13 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
   }
 }
 
-// dy and attention_in have the shape of attention_out.
+// Checks that dy and attention_in have the shape of attention_out.
 void Kernel::check_forward_results(const CallInputs& inputs, const Call& call) const {
   check_shape(node_, rule::forward_result, inputs, input_dy, call.out_dims());
   check_shape(node_, rule::forward_result, inputs, input_attention_in, call.out_dims());
 }
 
+// Checks the shapes of softmax_max and softmax_sum.
 void Kernel::check_statistics(const CallInputs& inputs, const Call& call) const {
   Dims expected = call.statistics_dims();
   if (attributes_.layout == Layout::TND && attributes_.statistics_like_input) {
@@ -122,7 +123,8 @@ void Kernel::compute(ort::KernelContext* context) const {
   gradients.dy = inputs.at(input_dy).data;
   const Problem& problem = gradients.problem;
   const size_t element = problem.type == Type::float32 ? 4 : 2;
-  // Only packed sequences leave out some rows and not others: tokens of no batch, batches without queries or keys.
+  // In TND the kernel may leave out some rows: tokens of no batch, and batches without queries or keys. In the other
+  // layouts it leaves out all rows or none.
   const bool clear = attributes_.layout == Layout::TND || call.has_gaps() || problem.sequence_count == 0;
   const auto like = [&](size_t output, size_t input) -> void* {
     const Tensor& tensor = inputs.at(input);

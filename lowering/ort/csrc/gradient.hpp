@@ -1,13 +1,13 @@
-// FlashAttentionScoreGrad as the kernels get it: the problem of the forward pass, and where the gradients go.
+// The input of the kernel of FlashAttentionScoreGrad: the problem of the forward pass, and the memory of the gradients.
 //
 // With P = exp(S - softmax_max) / softmax_sum, F the factors of dropout (0 or 1 / keep_prob), O = attention_in:
 //
 //     dV = (P F)^T dO    dP = (dO V^T) F    dS = P (dP - rowsum(dO O))    dQ = scale dS K    dK = scale dS^T Q
 //     dsink = -sum over rows of p_sink rowsum(P dP),  p_sink = exp(sink - softmax_max) / softmax_sum
 //
-// A score counts as softmax_max at most, so that P never exceeds 1 / softmax_sum: the statistics may be rounded in another
-// way. P is 0 where a row does not attend. With mask_value it is that of this score there, but dS is 0. dK and dV add up
-// over the query heads that share a key head.
+// A score that exceeds softmax_max, because the statistics were rounded in another way, counts as softmax_max. So P
+// never exceeds 1 / softmax_sum. If a row does not attend a key, P is 0, or with a finite mask_value the probability of
+// this score; dS is 0 in both cases. dK and dV are sums over the query heads that share a key head.
 #pragma once
 
 #include "attention.hpp"

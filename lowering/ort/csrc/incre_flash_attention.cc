@@ -12,7 +12,7 @@ class Kernel final : public OpKernel {
 
  private:
   ort::Api api_;
-  std::string node_;  // how messages name it
+  std::string node_;  // the node's title in messages
   Attributes attributes_;
   AllocatorPtr allocator_;
   const Variant& variant_;
@@ -30,7 +30,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   check(api_, ort::KernelContext_GetOutput(api_, context, 0, dims.data(), dims.size(), &value));
   const Tensor out = tensor_of(api_, value);
   const Decode& decode = call.decode(out.data, out.type);
-  if (out.count() == 0) return;  // only heads of size 0 may be more than there is memory for
+  if (out.count() == 0) return;  // with a head size of 0, the number of heads may exceed the memory
   CallRuntime runtime(api_, context, allocator_.get());
   runtime.finish(variant_.decode(decode, runtime.runtime()), node_);
 }

@@ -36,24 +36,27 @@ int64_t Tensor::count() const {
 
 namespace {
 
-// So many elements have addresses whatever their type, with room for the small factors that statistics and bits add.
-constexpr int64_t kMostElements = int64_t{1} << 59;
+// The greatest number of elements of a tensor. Their size in bytes fits 64 bits, also after multiplication by the small
+// factors of statistics and bits.
+constexpr int64_t kMaxElements = int64_t{1} << 59;
 
-// Sizes of 0 do not count: what else is made of the others must not wrap either.
+// Throws if a shape has more than kMaxElements elements. Dimensions of 0 are left out of the product, because products
+// of the other dimensions must not overflow either.
 void check_elements(const char* what, std::span<const int64_t> dims) {
   Checked product = 1;
   for (int64_t dim : dims) {
     if (dim != 0) product = product * dim;
   }
-  if (product.fits_int64() && product.value() <= kMostElements) return;
+  if (product.fits_int64() && product.value() <= kMaxElements) return;
   throw Error{ort::ErrorCode::invalid_argument,
               std::string(what) + " has the shape " + text_of(dims) + ", expected sizes that make at most 2^59 numbers"};
 }
 
-// The table of a runtime that has shape references; runtimes without them, in the same process, have another.
-std::atomic<ort::Api> with_shape_references{nullptr};
+// The table of a runtime that has GetTensorElementTypeAndShapeDataReference. A process may also have a runtime without
+// it, whose table is another.
+std::atomic<ort::Api> api_with_shape_references{nullptr};
 
-void set_rank(Tensor& tensor, size_t rank, const int64_t* dims) {
+void set_dims(Tensor& tensor, size_t rank, const int64_t* dims) {
   if (rank > Dims::kMaxRank) {
     throw Error{ort::ErrorCode::invalid_argument, "a tensor of rank " + std::to_string(rank) + ", expected at most " +
                                                       std::to_string(Dims::kMaxRank)};
@@ -63,11 +66,11 @@ void set_rank(Tensor& tensor, size_t rank, const int64_t* dims) {
 }
 
 void read_shape(ort::Api api, const ort::Value* value, Tensor& tensor) {
-  if (api == with_shape_references.load(std::memory_order_relaxed)) {
+  if (api == api_with_shape_references.load(std::memory_order_relaxed)) {
     const int64_t* dims = nullptr;
     size_t rank = 0;
     check(api, ort::GetTensorElementTypeAndShapeDataReference(api, value, &tensor.type, &dims, &rank));
-    set_rank(tensor, rank, dims);
+    set_dims(tensor, rank, dims);
     return;
   }
   ort::TensorInfo* raw = nullptr;
@@ -79,7 +82,7 @@ void read_shape(ort::Api api, const ort::Value* value, Tensor& tensor) {
   check(api, ort::GetDimensionsCount(api, raw, &rank));
   std::vector<int64_t> dims(rank);
   check(api, ort::GetDimensions(api, raw, dims.data(), rank));
-  set_rank(tensor, rank, dims.data());
+  set_dims(tensor, rank, dims.data());
 }
 
 }  // namespace
@@ -88,7 +91,7 @@ void note_version(ort::Api api, const std::string& version) {
   int major = 0;
   int minor = 0;
   if (std::sscanf(version.c_str(), "%d.%d", &major, &minor) != 2) return;
-  if (major > 1 || minor >= 24) with_shape_references.store(api, std::memory_order_relaxed);
+  if (major > 1 || minor >= 24) api_with_shape_references.store(api, std::memory_order_relaxed);
 }
 
 Tensor tensor_of(ort::Api api, const ort::Value* value) {
@@ -132,12 +135,12 @@ const char* text_of_type(ort::Element element) {
 }
 
 std::string type_fault(ort::Element found, std::initializer_list<ort::Element> expected) {
-  std::string wanted;
+  std::string alternatives;
   for (ort::Element element : expected) {
     if (element == found) return "";
-    wanted += (wanted.empty() ? "" : " or ") + std::string(text_of_type(element));
+    alternatives += (alternatives.empty() ? "" : " or ") + std::string(text_of_type(element));
   }
-  return std::string(" is ") + text_of_type(found) + ", expected " + wanted;
+  return std::string(" is ") + text_of_type(found) + ", expected " + alternatives;
 }
 
 void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims) {
@@ -167,7 +170,7 @@ size_t bytes_of(const Dims& dims, size_t element) {
 
 namespace {
 
-// Calls a getter that first tells the size it needs, then fills a buffer with a text and its end mark.
+// Reads a text from a getter. The first call of the getter returns the size, the second one the text with a final 0.
 template <class Getter>
 ort::Status* read_text(std::string& text, Getter getter) {
   size_t size = 0;
@@ -206,7 +209,7 @@ bool NodeInfo::has_output(size_t index) const {
   return index < count && is_named(ort::KernelInfo_GetOutputName, index);
 }
 
-// An optional one that the node leaves out in the middle has no name.
+// An absent optional input or output before a present one has an empty name.
 bool NodeInfo::is_named(const NameOf& name_of, size_t index) const {
   std::string text;
   check(api_, read_text(text, [&](char* out, size_t* size) { return name_of(api_, info_, index, out, size); }));
@@ -221,7 +224,8 @@ Tensor NodeInfo::constant_input(size_t index) const {
   return tensor_of(api_, is_constant != 0 ? value : nullptr);
 }
 
-// A missing attribute is a failure to ONNX Runtime; one of another type is an error to us.
+// Whether the node has the attribute, by the status of its getter. ONNX Runtime fails for an absent attribute and for
+// one of another type. This throws for one of another type, and for an absent one that is required.
 bool NodeInfo::found(ort::Status* status, const char* name, bool required) const {
   if (status == nullptr) return true;
   const std::string text = ort::GetErrorMessage(api_, status);
@@ -245,7 +249,7 @@ bool NodeInfo::get(const Attribute<bool>& attribute) const {
   return get(Attribute<int64_t>{attribute.name, attribute.fallback, attribute.required}) != 0;
 }
 
-// No attribute of an operator has a meaning as NaN or infinity; only a default may be one of them.
+// No attribute of an operator may be NaN or infinite. Only a default may be infinite.
 float NodeInfo::get(const Attribute<float>& attribute) const {
   float value = 0;
   ort::Status* status = ort::KernelInfoGetAttribute_float(api_, info_, attribute.name, &value);
@@ -297,7 +301,7 @@ void CallRuntime::release(void* self, void* memory) {
 
 void CallRuntime::parallel(void* self, void (*task)(void*, size_t), void* data, size_t count) {
   auto& call = *static_cast<CallRuntime*>(self);
-  constexpr size_t kOneByOne = 0;  // each thread takes the next task when it is done with one
+  constexpr size_t kOneByOne = 0;  // each thread takes one task at a time
   ort::Status* status = ort::KernelContext_ParallelFor(call.api_, call.context_, task, count, kOneByOne, data);
   if (status == nullptr) return;
   call.failure_ = ort::GetErrorMessage(call.api_, status);

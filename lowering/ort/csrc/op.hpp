@@ -1,5 +1,5 @@
-// What the operators share: calls into ONNX Runtime that throw, tensors with their shapes, and errors that
-// name the node and the input.
+// The part that all operators share: calls of ONNX Runtime that throw, tensors with their shapes, and errors that name
+// the node and the input.
 #pragma once
 
 #include <algorithm>
@@ -15,18 +15,19 @@
 
 namespace fa {
 
-// Becomes the status that ONNX Runtime turns into an exception with this text.
+// An error for the user. ONNX Runtime gets it as a status and throws an exception with this text.
 struct Error {
   ort::ErrorCode code;
   std::string text;
 };
 
-// Called when a runtime loads the library, with its table and its version: what newer ones have is used where it is there.
+// Called when a runtime loads the library. Notes which newer slots the table of this version has.
 void note_version(ort::Api api, const std::string& version);
 
+// Throws std::runtime_error with the text of `status`, and releases it. Null is success.
 void check(ort::Api api, ort::Status* status);
 
-// Runs `body` and turns what it throws into a status; null is success.
+// Runs `body`, and returns the exception that it throws as a status, or null.
 template <class Body>
 ort::Status* guarded(ort::Api api, Body body) {
   try {
@@ -39,13 +40,13 @@ ort::Status* guarded(ort::Api api, Body body) {
   }
 }
 
-// A shape of at most kMaxRank dimensions, more than any operator here takes. It needs no memory of its own: a call reads
-// and makes a dozen of them.
+// A shape of at most kMaxRank dimensions, which is more than any operator here takes. It does not allocate memory,
+// because a call makes a dozen of them.
 class Dims {
  public:
   static constexpr size_t kMaxRank = 8;
 
-  Dims() {}  // numbers beyond the rank stay unset
+  Dims() {}  // elements of dims_ beyond the rank are not initialised
   Dims(std::initializer_list<int64_t> dims) { append(dims); }
   explicit Dims(std::span<const int64_t> dims) { append(dims); }
 
@@ -82,41 +83,42 @@ struct Tensor {
   int64_t count() const;
 };
 
-// `value` null gives a tensor that is not present. Throws where its rank is beyond Dims::kMaxRank.
+// A null `value` gives a tensor that is not present. Throws if the rank exceeds Dims::kMaxRank.
 Tensor tensor_of(ort::Api api, const ort::Value* value);
 
-// The inputs of a call, absent ones not present; at least `least` of them.
+// The inputs of a call. Absent inputs are not present. If the node has fewer than `least` inputs, absent ones are
+// added.
 std::vector<Tensor> tensors_of(ort::Api api, const ort::KernelContext* context, size_t least = 0);
 
-// float32, float16 or bfloat16.
+// The type of an element that is float32, float16 or bfloat16.
 Type type_of(ort::Element element);
 
-// The name of an element type, as numpy has it.
+// The name of an element type, as in NumPy.
 const char* text_of_type(ort::Element element);
 
-// " is int8, expected float32 or float16"; empty if `found` is among `expected`.
+// The end of an error message, such as " is int8, expected float32 or float16". Empty if `expected` contains `found`.
 std::string type_fault(ort::Element found, std::initializer_list<ort::Element> expected);
 
 // The memory of an output of this shape; null if nobody reads the output.
 void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims);
 
-// The same, all 0 if `clear`; `element` is the bytes of a number.
+// The same. The output is set to 0 if `clear`. `element` is the size of an element in bytes.
 void* cleared_output(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims, size_t element, bool clear);
 
-// Bytes of a tensor of this shape whose elements take `element` bytes.
+// The size in bytes of a tensor of this shape. `element` is the size of an element in bytes.
 size_t bytes_of(const Dims& dims, size_t element);
 
-// A constraint: {"FA", 11} is FA.11. descriptors.inc has those of an operator in its namespace `rule`.
+// A constraint: {"FA", 11} is FA.11. In descriptors.inc, the constraints of an operator are in its namespace `rule`.
 struct Rule {
   const char* list = "";
   int number = 0;
 };
 
-// Throws an error that begins with the node's title and ends with the constraint that does not hold.
+// Throws an error that begins with the node's title and ends with the violated constraint.
 [[noreturn]] void refuse(const std::string& node, Rule rule, const std::string& text);
 
-// An attribute and its default; one that is required has none. descriptors.inc has those of an operator in its
-// namespace `attr`.
+// An attribute and its default, which has no meaning if the attribute is required. In descriptors.inc, the attributes
+// of an operator are in its namespace `attr`.
 template <class Value>
 struct Attribute {
   const char* name;
@@ -124,18 +126,18 @@ struct Attribute {
   bool required = false;
 };
 
-// Reads attributes and inputs of a node while its kernel is made.
+// Reads the attributes and constant inputs of a node, while its kernel is made.
 class NodeInfo {
  public:
   NodeInfo(ort::Api api, const ort::KernelInfo* info, const char* op_type);
 
-  // "node 'layer0/attention' (FlashAttentionScore)", as every message begins.
+  // The beginning of every message: "node 'layer0/attention' (FlashAttentionScore)".
   const std::string& title() const { return title_; }
   bool has_input(size_t index) const;
   bool has_output(size_t index) const;
-  Tensor constant_input(size_t index) const;  // not present if the input is no constant
+  Tensor constant_input(size_t index) const;  // not present if the input is not a constant
 
-  // The attribute's value, or its default where the node does not carry it. Throws where it is required.
+  // The attribute's value, or its default if the node does not have it. Throws if a required attribute is absent.
   int64_t get(const Attribute<int64_t>& attribute) const;
   bool get(const Attribute<bool>& attribute) const;
   float get(const Attribute<float>& attribute) const;
@@ -160,18 +162,18 @@ using AllocatorPtr = std::unique_ptr<ort::Allocator, AllocatorDeleter>;
 
 AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info);
 
-// A kernel of ONNX Runtime. It is made from its node (or an Error names what it does not take) and computes re-entrantly:
-// ONNX Runtime calls one kernel from several threads.
+// A kernel of ONNX Runtime, made from its node. The constructor throws an Error if it does not take the node. `compute`
+// is re-entrant, because ONNX Runtime calls one kernel from several threads.
 class OpKernel {
  public:
   virtual ~OpKernel() = default;
   virtual void compute(ort::KernelContext* context) const = 0;
 };
 
-// Makes the kernel of a node; `node` is that of `info`. Each operator's namespace has such a function.
+// Makes the kernel of a node. `info` and `node` belong to the same node. Each operator's namespace has such a function.
 using MakeKernel = std::unique_ptr<OpKernel>(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
 
-// Threads and memory of one call, as the kernels ask for them. The allocator is the session's arena.
+// Threads and memory for the kernels in one call. The allocator is the session's arena.
 class CallRuntime {
  public:
   CallRuntime(ort::Api api, const ort::KernelContext* context, ort::Allocator* allocator)
@@ -179,7 +181,7 @@ class CallRuntime {
 
   Runtime runtime() { return {this, allocate, release, parallel}; }
 
-  // Throws if ONNX Runtime refused to run the tasks, or `node` ran out of memory.
+  // Throws if ONNX Runtime failed to run the tasks, or `outcome` is out_of_memory. `node` is the node's title.
   void finish(Outcome outcome, const std::string& node) const;
 
  private:

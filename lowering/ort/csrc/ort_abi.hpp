@@ -1,8 +1,8 @@
 // The part of ONNX Runtime's C interface that this library uses, declared by number and signature.
 //
-// The onnxruntime wheels carry no headers. The interface is one table of function pointers whose slots
-// never move (each release only appends), so a slot number and a signature are all that is needed.
-// Every slot below exists since 1.18 or earlier unless it says otherwise; the library supports 1.20 and newer.
+// The onnxruntime wheels contain no headers. The interface is one table of function pointers. Releases only append to
+// it, so a slot keeps its number, and a call needs only this number and the signature. Every slot below exists since
+// 1.18 or earlier unless its comment says otherwise. The library supports ONNX Runtime 1.20 and newer.
 #pragma once
 
 #include <cstddef>
@@ -26,20 +26,20 @@ struct ApiBase {
   const char* (*version)();
 };
 
-// The oldest table that holds every slot below and every field of CustomOp.
+// The version of the oldest table that has every slot below without a comment, and every field of CustomOp.
 inline constexpr uint32_t kApiVersion = 18;
 
 enum class ErrorCode : int { fail = 1, invalid_argument = 2, not_implemented = 9 };
 
 enum class Element : int {
-  undefined = 0,  // of a descriptor: any type
+  undefined = 0,  // in a descriptor, any type
   float32 = 1, uint8 = 2, int8 = 3, int32 = 6, int64 = 7, string = 8, boolean = 9, float16 = 10, uint64 = 13,
   bfloat16 = 16,
 };
 
 enum class Characteristic : int { required = 0, optional = 1 };
 
-// One entry of the table: calling it looks the pointer up and passes the arguments on.
+// One entry of the table. A call of the object calls the function in this slot.
 template <class Signature>
 struct Slot;
 
@@ -83,12 +83,12 @@ inline constexpr Slot<Status*(const KernelInfo*, char*, size_t*)> KernelInfo_Get
 inline constexpr Slot<Status*(const KernelInfo*, size_t, int*, const Value**)> KernelInfoGetConstantInput_tensor{249};
 inline constexpr Slot<Status*(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)> KernelContext_ParallelFor{274};
 inline constexpr Slot<Status*(const KernelInfo*, int memory_type, Allocator**)> KernelInfoGetAllocator{278};
-// Since 1.24: the shape where it lies, without an object made for it.
+// Since 1.24. Returns a pointer to the shape, without a TensorInfo.
 inline constexpr Slot<Status*(const Value*, Element*, const int64_t**, size_t*)> GetTensorElementTypeAndShapeDataReference{414};
 // clang-format on
 
-// What the runtime knows of one custom operator; it passes the address of this struct to each function,
-// so an operator derives from it to carry data of its own. Fields up to the given version are read.
+// A custom operator for ONNX Runtime. The runtime passes the address of this struct to each function, so a derived
+// struct can have more data. The runtime reads the fields that exist in `version`.
 struct CustomOp {
   uint32_t version = kApiVersion;
   void* (*create)(const CustomOp*, Api, const KernelInfo*) = nullptr;  // superseded by create_v2
@@ -109,8 +109,8 @@ struct CustomOp {
   int (*variadic_output_homogeneity)(const CustomOp*) = nullptr;
   Status* (*create_v2)(const CustomOp*, Api, const KernelInfo*, void**) = nullptr;
   Status* (*compute_v2)(void*, KernelContext*) = nullptr;
-  // Left null: with it, an absent optional input crashes ONNX Runtime before 1.24, and the fused model
-  // carries its shapes in value_info anyway.
+  // This function stays null. With it, ONNX Runtime before 1.24 crashes if an optional input is absent. A fused model
+  // has its shapes in value_info, so it is not needed.
   Status* (*infer_shapes)(const CustomOp*, void*) = nullptr;
   int (*first_version)(const CustomOp*) = nullptr;
   int (*last_version)(const CustomOp*) = nullptr;

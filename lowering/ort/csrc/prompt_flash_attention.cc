@@ -1,4 +1,4 @@
-// PromptFlashAttention and FusedInferAttentionScore: the same attention under two names.
+// PromptFlashAttention and FusedInferAttentionScore. Both compute the same attention; the second has more inputs.
 #include "op.hpp"
 #include "prompt/call.hpp"
 
@@ -79,7 +79,7 @@ class Kernel final : public OpKernel {
 
  private:
   ort::Api api_;
-  std::string node_;  // how messages name it
+  std::string node_;  // the node's title in messages
   const Operator& op_;
   Attributes attributes_;
   AllocatorPtr allocator_;

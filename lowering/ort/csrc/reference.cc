@@ -1,5 +1,5 @@
-// FlashAttentionScore in plain loops: one query row at a time, scalar, sums in double. It is compiled into the library as
-// the variant "reference", so that every test can compare the fast kernels with it.
+// FlashAttentionScore in plain loops: one query row at a time, scalar, with sums in double. It is the variant
+// "reference" of the library, with which tests compare the fast kernels.
 #include <new>
 #include <vector>
 
@@ -8,7 +8,8 @@
 namespace fa::reference {
 namespace {
 
-// The softmax of one row, over the keys that have a score.
+// The softmax of one row over the keys that have a score. A masked key has one if mask_value is finite or the bias is
+// added.
 struct Softmax {
   explicit Softmax(const Row& row) {
     const Problem& problem = row.problem;

@@ -1,4 +1,4 @@
-// What the reference kernels share: numbers of every type, and one row of scores.
+// The part that the reference kernels share: numbers of every type, and one row of scores.
 #pragma once
 
 #include <cmath>
@@ -30,7 +30,7 @@ inline float to_float(uint16_t bits, Type type) {
   return sign * std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
 }
 
-// Rounds to the nearest, ties to even.
+// Rounds to the nearest number, ties to even.
 inline uint16_t from_float(float value, Type type) {
   if (type == Type::bfloat16) {
     if (std::isnan(value)) return 0x7fc0;
@@ -64,6 +64,7 @@ inline void write(void* data, int64_t index, float value, Type type) {
   }
 }
 
+// Query row `i` of query head `head`, and everything that its scores depend on.
 struct Row {
   const Problem& problem;
   const Sequence& sequence;
@@ -78,7 +79,7 @@ struct Row {
     return problem.mask[sequence.mask + head * problem.mask_head + i * problem.mask_row + j * problem.mask_column] == 0;
   }
 
-  // q_i . k_j, or its rope part.
+  // q_i . k_j of the given tensors: query and key, or their rope parts.
   double product(const Strided& query, int64_t first_query, const Strided& key, int64_t first_key, int64_t size,
                  int64_t j) const {
     double sum = 0;
@@ -101,7 +102,8 @@ struct Row {
     return read(problem.pse, offset + j * problem.pse_column, problem.pse_type);
   }
 
-  // Rounded to float32, as the operator says: a bias of -FLT_MAX swallows the product.
+  // The score of key j, rounded to float32 as in the operator. The rounding matters: with a bias of -FLT_MAX, the
+  // product is lost.
   float score(int64_t j) const {
     double sum = product(problem.query, sequence.query, problem.key, sequence.key, problem.head_size, j);
     sum += product(problem.query_rope, sequence.query_rope, problem.key_rope, sequence.key_rope, problem.rope_size, j);

@@ -13,6 +13,7 @@ double number(const void* data, int64_t index, Cell cell) {
   return read(data, index, static_cast<Type>(cell));
 }
 
+// One query head of one batch entry.
 struct DecodeRow {
   const Decode& d;
   const DecodeEntry& entry;
@@ -21,7 +22,7 @@ struct DecodeRow {
 
   int64_t key_head() const { return head / d.group(); }
 
-  // A stored number, dequantised.
+  // Number i of a key or value, dequantised.
   double cached(const void* data, int64_t token, int64_t i, const float* scale, const float* offset) const {
     const double stored = number(data, row_of(d, entry, token) + key_head() * entry.head_stride + i, d.cell);
     if (scale == nullptr) return stored;
@@ -51,8 +52,8 @@ struct DecodeRow {
     }
     const int64_t channel = d.quant_per_channel ? head * d.size + i : 0;
     result = result * d.quant_scale[channel] + (d.quant_offset == nullptr ? 0.0 : d.quant_offset[channel]);
-    const double near = std::isnan(result) ? -128.0 : std::fmin(127.0, std::fmax(-128.0, std::nearbyint(result)));
-    static_cast<int8_t*>(d.out)[at] = static_cast<int8_t>(near);
+    const double rounded = std::isnan(result) ? -128.0 : std::fmin(127.0, std::fmax(-128.0, std::nearbyint(result)));
+    static_cast<int8_t*>(d.out)[at] = static_cast<int8_t>(rounded);
   }
 
   void attend() const {

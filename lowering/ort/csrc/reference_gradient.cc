@@ -1,5 +1,5 @@
-// FlashAttentionScoreGrad in plain loops: one query row at a time, scalar, sums in double. It belongs to the variant
-// "reference", so that every test can compare the fast kernels with it.
+// FlashAttentionScoreGrad in plain loops: one query row at a time, scalar, with sums in double. It belongs to the
+// variant "reference" of the library, with which tests compare the fast kernels.
 #include <new>
 #include <vector>
 
@@ -22,7 +22,7 @@ struct Head {
   const Problem& problem() const { return gradients.problem; }
   int64_t qk_size() const { return problem().head_size + problem().rope_size; }
 
-  // Number d of a row of query or key, which the rope part follows.
+  // Number d of a row of query or key. The numbers of the rope part come after those of `nope`.
   float number(const Strided& nope, int64_t at, const Strided& rope, int64_t rope_at, int64_t n, int64_t row,
                int64_t d) const {
     const bool in_rope = d >= problem().head_size;
@@ -50,8 +50,8 @@ struct Head {
     bool zeroed = false;
     if (problem().nan_rows == NanRows::zero) zeroed = std::isnan(sum);
     if (problem().nan_rows == NanRows::infinite) zeroed = std::isinf(max) && max < 0;
-    const bool masks_score = !std::isinf(problem().mask_value);  // masked keys have this score
-    bool empty = !masks_score;
+    const bool finite_mask = !std::isinf(problem().mask_value);  // then masked keys have this score
+    bool empty = !finite_mask;
     for (int64_t j = 0; j < sequence.key_length; ++j) empty = empty && !row.attended(j);
     if (empty) {
       add_empty_row(row);
@@ -66,9 +66,9 @@ struct Head {
     double dot = 0;
     for (int64_t j = 0; j < sequence.key_length; ++j) {
       const bool attended = row.attended(j);
-      if (!attended && !masks_score) continue;
+      if (!attended && !finite_mask) continue;
       const double above = (attended ? row.score(j) : problem().mask_value) - max;
-      // above > 0: by rounding, or with statistics of other scores
+      // `above` is positive after other rounding, or with statistics of other scores.
       const double p = zeroed ? 0.0 : std::exp(above > 0 ? 0.0 : above) / sum;
       double dp = 0;
       for (int64_t d = 0; d < problem().value_size; ++d) {
@@ -89,7 +89,8 @@ struct Head {
     return problem().sink == nullptr ? 0 : -std::exp(problem().sink[head] - max) / sum * dot;
   }
 
-  // A row that attends no key adds to dV by the probabilities that it had. Its other gradients are 0.
+  // Adds the gradients of a row that attends no key. It adds to dV with the probabilities of the forward pass; its
+  // other gradients are 0.
   void add_empty_row(const Row& row) {
     write_query(row.i, Doubles(static_cast<size_t>(qk_size())));
     const EmptyRows rule = problem().empty_rows;
@@ -141,11 +142,13 @@ void run(const Gradients& gradients) {
     for (int64_t key_head = 0; key_head < problem.key_heads; ++key_head) {
       Doubles key_sums(static_cast<size_t>(sequence.key_length * (problem.head_size + problem.rope_size)));
       Doubles value_sums(static_cast<size_t>(sequence.key_length * problem.value_size));
-      Head own{gradients, sequence, 0, key_sums, value_sums};
-      for (own.head = key_head * group; own.head < (key_head + 1) * group; ++own.head) {
-        for (int64_t i = 0; i < sequence.query_length; ++i) sinks[static_cast<size_t>(own.head)] += own.run(i);
+      Head query_head{gradients, sequence, 0, key_sums, value_sums};
+      for (query_head.head = key_head * group; query_head.head < (key_head + 1) * group; ++query_head.head) {
+        for (int64_t i = 0; i < sequence.query_length; ++i) {
+          sinks[static_cast<size_t>(query_head.head)] += query_head.run(i);
+        }
       }
-      own.write_keys(key_head);
+      query_head.write_keys(key_head);
     }
   }
   for (int64_t head = 0; head < problem.heads && gradients.sink != nullptr; ++head) {

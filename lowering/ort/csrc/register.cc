@@ -1,4 +1,4 @@
-// The library's one visible symbol: ONNX Runtime calls it with the options of a session.
+// RegisterCustomOps, the library's only visible symbol. ONNX Runtime calls it with the options of a session.
 #include "op.hpp"
 #include "types.hpp"
 
@@ -11,11 +11,11 @@ namespace {
 
 constexpr const char* kDomain = "ascend";
 
-// What descriptors.inc says of an operator.
+// An operator of descriptors.inc.
 struct Operator {
   const char* name;
   size_t inputs, outputs;
-  size_t required_inputs;  // the first so many
+  size_t required_inputs;  // the first inputs are required, the others optional
   size_t required_output;  // or kNoOutput
   MakeKernel* make;
 };
@@ -28,7 +28,7 @@ struct Descriptor : ort::CustomOp {
 
 const Descriptor& of(const ort::CustomOp* self) { return *static_cast<const Descriptor*>(self); }
 
-// The kernel and the table it was made with, which compute_v2 is not given.
+// A kernel, and the table that it was made with. ONNX Runtime does not pass the table to compute_v2.
 struct Instance {
   ort::Api api;
   std::unique_ptr<OpKernel> kernel;
@@ -61,11 +61,11 @@ Descriptor descriptor_of(const Operator& op, const Types& types) {
       *kernel = new Instance{api, op.make(api, info, NodeInfo(api, info, op.name))};
     });
   };
-  d.compute_v2 = [](void* made, ort::KernelContext* context) {
-    const Instance& self = *static_cast<const Instance*>(made);
+  d.compute_v2 = [](void* instance, ort::KernelContext* context) {
+    const Instance& self = *static_cast<const Instance*>(instance);
     return guarded(self.api, [&] { self.kernel->compute(context); });
   };
-  d.destroy = [](void* made) { delete static_cast<Instance*>(made); };
+  d.destroy = [](void* instance) { delete static_cast<Instance*>(instance); };
   d.first_version = [](const ort::CustomOp*) { return 1; };
   d.last_version = [](const ort::CustomOp*) { return 1; };
   d.may_inplace = [](int**, int**) { return size_t{0}; };
@@ -75,7 +75,7 @@ Descriptor descriptor_of(const Operator& op, const Types& types) {
   return d;
 }
 
-// They live as long as the library: sessions keep pointers to them.
+// All descriptors. They live as long as the library, because sessions keep pointers to them.
 const std::vector<Descriptor>& descriptors() {
   static const std::vector<Descriptor> all = [] {
     std::vector<Descriptor> list;

@@ -12,6 +12,7 @@ using E = ort::Element;
 
 namespace ring_attention_update {
 
+// Merges two results of attention over different keys: attn_out, softmax_max and softmax_sum, `prev` and `cur`.
 class Kernel final : public OpKernel {
  public:
   Kernel(ort::Api api, const NodeInfo& node);
@@ -27,7 +28,7 @@ class Kernel final : public OpKernel {
   ort::Api api_;
   std::string node_;
   bool packed_ = false;      // TND
-  bool true_order_ = false;  // statistics of TND as [T,N,8]
+  bool statistics_by_token_ = false;  // TND: the statistics are [T,N,8]
 };
 
 struct Kernel::Operands {
@@ -50,7 +51,7 @@ Kernel::Kernel(ort::Api api, const NodeInfo& node) : api_(api), node_(node.title
   if (order != "" && order != "SBH" && order != "TND") {
     refuse(rule::input_softmax_layout, "input_softmax_layout is \"" + order + "\", expected \"\", \"SBH\" or \"TND\"");
   }
-  true_order_ = packed_ && order == "TND";
+  statistics_by_token_ = packed_ && order == "TND";
   if (packed_ && !node.has_input(input_actual_seq_qlen)) {
     refuse(rule::lengths, "input actual_seq_qlen is absent, expected one for TND");
   }
@@ -65,11 +66,11 @@ void Kernel::check_shapes(const std::vector<Tensor>& all) const {
                              " beside prev_attn_out of " + text_of(out) + ", expected equal ones of rank 3");
   }
   const Dims& rows = all[input_prev_softmax_max].dims;
-  const bool fits = packed_ ? rows == Dims{out[0], out[1], kStatisticsWidth}
-                            : rows.size() == 4 && rows[0] == out[1] && rows[2] == out[0] &&
-                                  rows[3] == kStatisticsWidth && rows[1] > 0 && out[2] % rows[1] == 0;
+  const bool matches = packed_ ? rows == Dims{out[0], out[1], kStatisticsWidth}
+                               : rows.size() == 4 && rows[0] == out[1] && rows[2] == out[0] &&
+                                     rows[3] == kStatisticsWidth && rows[1] > 0 && out[2] % rows[1] == 0;
   for (size_t input : {input_prev_softmax_max, input_prev_softmax_sum, input_cur_softmax_max, input_cur_softmax_sum}) {
-    if (fits && all[input].dims == rows) continue;
+    if (matches && all[input].dims == rows) continue;
     refuse(rule::statistics, std::string("input ") + kInputs[input] + " has the shape " + text_of(all[input].dims) +
                                  ", expected " + (packed_ ? "[T,N,8]" : "[B,N,S,8]"));
   }
@@ -79,20 +80,21 @@ void Kernel::check_shapes(const std::vector<Tensor>& all) const {
   }
 }
 
-// One row of one head: `size` numbers from `from` on, and the statistics at `statistic`.
+// Merges one row of one head: `size` numbers that begin at index `from`, and the kStatisticsWidth copies that begin at
+// `statistic`.
 void Kernel::merge(const Operands& o, int64_t from, int64_t statistic, int64_t size) {
   const float max[2] = {o.max[0][statistic], o.max[1][statistic]};
-  const auto top = static_cast<float>(reference::maximum(max[0], max[1]));
-  double share[2];
-  for (int i = 0; i < 2; ++i) share[i] = double{o.sum[i][statistic]} * std::exp(double{max[i]} - top);
-  const double total = share[0] + share[1];
+  const auto merged_max = static_cast<float>(reference::maximum(max[0], max[1]));
+  double scaled_sum[2];
+  for (int i = 0; i < 2; ++i) scaled_sum[i] = double{o.sum[i][statistic]} * std::exp(double{max[i]} - merged_max);
+  const double total = scaled_sum[0] + scaled_sum[1];
   for (int64_t d = 0; d < size && o.merged_out != nullptr; ++d) {
     double result = 0;
-    for (int i = 0; i < 2; ++i) result += reference::read(o.out[i], from + d, o.type) * (share[i] / total);
+    for (int i = 0; i < 2; ++i) result += reference::read(o.out[i], from + d, o.type) * (scaled_sum[i] / total);
     reference::write(o.merged_out, from + d, static_cast<float>(result), o.type);
   }
   for (int64_t c = 0; c < kStatisticsWidth; ++c) {
-    if (o.merged_max != nullptr) o.merged_max[statistic + c] = top;
+    if (o.merged_max != nullptr) o.merged_max[statistic + c] = merged_max;
     if (o.merged_sum != nullptr) o.merged_sum[statistic + c] = static_cast<float>(total);
   }
 }
@@ -129,9 +131,11 @@ void Kernel::compute(ort::KernelContext* context) const {
   if (ends.rank() != 1) {
     refuse(rule::lengths, "input actual_seq_qlen has shape " + text_of(ends.dims) + ", expected rank 1");
   }
-  bool rising = count > 0 && end[0] == 0 && end[count - 1] <= out[0];
-  for (int64_t i = 1; i < count; ++i) rising = rising && end[i - 1] <= end[i];
-  if (!rising) refuse(rule::lengths, "input actual_seq_qlen does not rise from 0 to at most " + std::to_string(out[0]));
+  bool ascending = count > 0 && end[0] == 0 && end[count - 1] <= out[0];
+  for (int64_t i = 1; i < count; ++i) ascending = ascending && end[i - 1] <= end[i];
+  if (!ascending) {
+    refuse(rule::lengths, "input actual_seq_qlen does not rise from 0 to at most " + std::to_string(out[0]));
+  }
   if (o.merged_out != nullptr) std::memset(o.merged_out, 0, bytes_of(out, o.type == Type::float32 ? 4 : 2));
   for (float* statistic : {o.merged_max, o.merged_sum}) {
     if (statistic != nullptr) std::memset(statistic, 0, bytes_of(rows, sizeof(float)));
@@ -141,8 +145,8 @@ void Kernel::compute(ort::KernelContext* context) const {
     for (int64_t s = 0; s < length; ++s) {
       for (int64_t n = 0; n < heads; ++n) {
         const int64_t token = end[i - 1] + s;
-        // By default a sequence's statistics are [N,S,8], wherever its tokens begin.
-        const int64_t row = true_order_ ? token * heads + n : end[i - 1] * heads + n * length + s;
+        // By default the statistics of a sequence are [N,S,8], and begin where the sequences before it end.
+        const int64_t row = statistics_by_token_ ? token * heads + n : end[i - 1] * heads + n * length + s;
         merge(o, (token * heads + n) * out[2], row * kStatisticsWidth, out[2]);
       }
     }

@@ -1,4 +1,5 @@
-// The types of one combination that an operator is registered for, as descriptors.inc lists them.
+// The types of one registered combination of inputs and outputs. descriptors.inc lists the combinations of each
+// operator.
 #pragma once
 
 #include "ort_abi.hpp"
@@ -10,7 +11,7 @@ struct Types {
   ort::Element outputs[8];
 };
 
-// The required output of an operator whose nodes may leave out any of them.
+// Stands for the required output of an operator that has none.
 inline constexpr size_t kNoOutput = ~size_t{0};
 
 }  // namespace fa

@@ -13,8 +13,9 @@ FA_DECLARE_KERNELS(reference)
 
 namespace {
 
-// variants.inc is written by CMakeLists.txt: FA_VARIANT(name, condition) for each instruction set, best first. The condition
-// looks at the processor and at what the operating system saves (xgetbv). The reference is never chosen unasked.
+// CMakeLists.txt writes variants.inc: FA_VARIANT(name, condition) for each instruction set, the best one first. The
+// condition checks that the processor has the instructions and that the operating system saves their registers
+// (xgetbv). The reference is used only if FA_COMPILER_ISA names it.
 #define FA_VARIANT(isa, supported) \
   {#isa, [] { return bool(supported); }, isa::attention, isa::gradient, &isa::sparse_kernels, isa::decode},
 constexpr Variant kVariants[] = {

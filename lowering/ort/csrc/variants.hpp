@@ -1,4 +1,4 @@
-// The variants of the kernels that the library has, the choice among them, and the environment variable that forces one.
+// The variants of the kernels in the library, and the choice of one. FA_COMPILER_ISA overrides the choice.
 #pragma once
 
 #include "decode.hpp"
@@ -16,8 +16,8 @@ struct Variant {
   Decoding decode;
 };
 
-// Declares the kernels of one variant, in namespace fa. Each instruction set compiles them from kernel/, the reference has
-// its own.
+// Declares the kernels of one variant, in namespace fa. Those of an instruction set are compiled from kernel/, those of
+// the reference from reference*.cc.
 #define FA_DECLARE_KERNELS(isa)                                \
   namespace isa {                                              \
   Outcome attention(const Problem&, const Runtime&);           \
@@ -26,8 +26,8 @@ struct Variant {
   extern const sparse::Kernels sparse_kernels;                 \
   }
 
-// The variant that FA_COMPILER_ISA names, or the best one that this machine runs. Throws std::runtime_error if the name is
-// unknown or the machine lacks the instructions.
+// The variant that FA_COMPILER_ISA names, or the best one that this machine runs. Throws std::runtime_error if the name
+// is unknown or the machine lacks the instructions.
 const Variant& chosen_variant();
 
 // Whether FA_COMPILER_FLOAT32_PRODUCTS is bfloat16: see Problem::rounded_products. False if it is not set. Throws

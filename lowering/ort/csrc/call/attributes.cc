@@ -13,7 +13,8 @@ using E = ort::Element;
 
 namespace {
 
-// The attributes of the forward operator are those of its gradient, too, but for two that only the first has.
+// FlashAttentionScore and its gradient share these attributes and their defaults, so the forward operator's names serve
+// both. Only the forward operator has cpu_masked_bias and cpu_masked_values; a gradient gets their defaults.
 namespace attr = flash_attention_score::attr;
 namespace gradient = flash_attention_score_grad::attr;
 
@@ -85,16 +86,17 @@ class Reader {
   }
 
  private:
-  bool has(Role role) const { return info_.has_input(signature_.place[static_cast<size_t>(role)]); }
+  bool has(Role role) const { return info_.has_input(signature_.positions[static_cast<size_t>(role)]); }
 
+  // The value that belongs to the text of an attribute. Throws if `values` does not contain the text.
   template <class Value>
   Value one_of(Topic topic, const Attribute<const char*>& attribute,
                std::initializer_list<std::pair<const char*, Value>> values) const {
     const std::string text = info_.get(attribute);
     std::string known;
-    for (const auto& [word, value] : values) {
-      if (text == word) return value;
-      known += (known.empty() ? "\"" : ", \"") + std::string(word) + "\"";
+    for (const auto& [name, value] : values) {
+      if (text == name) return value;
+      known += (known.empty() ? "\"" : ", \"") + std::string(name) + "\"";
     }
     diagnostics_.invalid(topic, std::string(attribute.name) + " is \"" + text + "\", expected one of " + known);
   }

@@ -1,11 +1,15 @@
-// What is added to the scores: a tensor (pse_type 0 and 1), or slopes that a bias is generated from (2 and 3).
+// The bias of the scores: a tensor (pse_type 0 and 1), or one that is computed from slopes (pse_type 2 and 3). With
+// A = q_i . k_j, the scores are
 //
 //     pse_type 1   S = scale * (A + pse)        pse_type 0   S = scale * A + pse
 //     pse_type 2   S = scale * A - slope * |(j + kv_start) - (i + q_start)|
 //     pse_type 3   S = scale * A - slope * sqrt(|(j + kv_start) - (i + q_start)|)
 //
-// A tensor is [B,N1,S1,S2] with 1 in place of any dimension (EXT-SHIFT-BROADCAST), the last 1024 rows of that
-// (compressed ALiBi), or in TND compressed or flat. It is of the query's type or float32 (EXT-SHIFT-FLOAT).
+// The type of a bias tensor is the query's or float32 (EXT-SHIFT-FLOAT). Its shape is one of
+//
+//     [B,N1,S1,S2]     any dimension may be 1 (EXT-SHIFT-BROADCAST); not in TND
+//     [B,N1,1024,S2]   the last 1024 rows (compressed ALiBi); B, N1 and S2 may be 1; in TND, S2 is the longest
+//     flat             TND only: see read_packed_bias
 #include <algorithm>
 #include <limits>
 
@@ -39,7 +43,8 @@ void Call::read_pse() {
   }
 }
 
-// Where the diagonal of slopes begins. Wrong starts are refused without slopes, too, as everywhere.
+// Reads start_ = kv_start_idx - q_start_idx, which shifts the diagonal of a bias from slopes. A value of more than 32
+// bits is refused even if the call has no slopes.
 void Call::read_start() {
   const int64_t query_start = first_integer(Role::query_start);
   const int64_t key_start = first_integer(Role::key_start);
@@ -50,6 +55,7 @@ void Call::read_start() {
   }
 }
 
+// Slopes are float32, [N1] or [B,N1].
 void Call::read_slopes() {
   const Tensor& slopes = in(Role::pse);
   const Dims full = {static_cast<int64_t>(lengths_.size()), query_.heads};
@@ -80,20 +86,21 @@ void Call::read_slopes() {
   problem_.slope_of_root = a_.pse_type == 3;
   for (size_t n = 0; n < sequences_.size(); ++n) {
     if (by_batch) sequences_[n].slopes = static_cast<int64_t>(batch_of_[n]) * query_.heads;
-    // Mode 8 cuts the first sequence only, so the starts are not those of later ones.
+    // In mode 8 only the first sequence may begin at another position, so the starts do not apply to the others.
     if (mode != 8 || batch_of_[n] == 0) sequences_[n].start = start;
   }
 }
 
+// Reads a bias tensor of rank 4 (see above): its strides, and its offset in each sequence.
 void Call::read_bias() {
   const Dims& d = in(Role::pse).dims;
   const bool compressed = problem_.pse_compressed;
   const int64_t keys = packed() ? longest_key_ : key_.length;
   const Dims full = {static_cast<int64_t>(lengths_.size()), query_.heads,
                      compressed ? kCompressedPseRows : query_.length, keys};
-  bool fits = d.size() == 4;
-  for (size_t i = 0; fits && i < 4; ++i) fits = is_one_or(d[i], full[i]);
-  if (!fits) wrong_shape(&Rules::bias, Role::pse, fa::text_of(full) + ", any of these dimensions may be 1");
+  bool matches = d.size() == 4;
+  for (size_t i = 0; matches && i < 4; ++i) matches = is_one_or(d[i], full[i]);
+  if (!matches) wrong_shape(&Rules::bias, Role::pse, fa::text_of(full) + ", any of these dimensions may be 1");
   if (compressed) check_compressed_bias();
   problem_.pse_first_stored = keys - kCompressedPseRows;
   problem_.pse_column = d[3] == keys ? 1 : 0;
@@ -105,13 +112,13 @@ void Call::read_bias() {
   }
 }
 
-// Only what lies on or below the diagonal can be rebuilt, so nothing above it may be attended.
+// A compressed bias defines only the elements on and below the diagonal. The mask must hide all keys above it.
 void Call::check_compressed_bias() const {
   const std::string input = text(Role::pse) + " of " + std::to_string(kCompressedPseRows) + " rows (compressed) ";
-  for (const Lengths& own : lengths_) {
-    if (own.query != own.key) {
-      invalid(&Rules::bias, input + "needs as many queries as keys, found " + std::to_string(own.query) + " and " +
-                                std::to_string(own.key));
+  for (const Lengths& lengths : lengths_) {
+    if (lengths.query != lengths.key) {
+      invalid(&Rules::bias, input + "needs as many queries as keys, found " + std::to_string(lengths.query) + " and " +
+                                std::to_string(lengths.key));
     }
   }
   const int64_t mode = a_.sparse_mode;
@@ -123,17 +130,18 @@ void Call::check_compressed_bias() const {
   }
 }
 
-// Batches back to back: [N1,S1,S2] or, one row for all queries, [N1,S2] of each. Forward the elements lie on dimension
-// 0 of a tensor of rank 2 or more, in the gradient the rank is 1.
+// Reads a flat bias of TND: the elements of one batch after another, without gaps. Each batch has [N1,S1,S2], or
+// [N1,S2] if its queries share one row. The forward operator takes a tensor of rank 2 or more with all elements on
+// dimension 0, the gradient a tensor of rank 1.
 void Call::read_packed_bias() {
   const Dims& d = in(Role::pse).dims;
   Checked all = 0;
   Checked one_row = 0;
-  bool differ = false;
-  for (const Lengths& own : lengths_) {
-    all = all + Checked(query_.heads) * own.query * own.key;
-    one_row = one_row + Checked(query_.heads) * own.key;
-    differ = differ || own.query != 1;
+  bool several_rows = false;
+  for (const Lengths& lengths : lengths_) {
+    all = all + Checked(query_.heads) * lengths.query * lengths.key;
+    one_row = one_row + Checked(query_.heads) * lengths.key;
+    several_rows = several_rows || lengths.query != 1;
   }
   if (!all.fits_int64() || !one_row.fits_int64()) {
     invalid(&Rules::bias, text(Role::pse) + " has " + std::to_string(in(Role::pse).count()) +
@@ -142,26 +150,26 @@ void Call::read_packed_bias() {
   const int64_t full = all.value();
   const int64_t rows = one_row.value();
   const int64_t count = in(Role::pse).count();
-  const bool rank_fits = signature_.forward ? d.size() >= 2 : d.size() == 1;
-  if (!rank_fits || d[0] != count || (count != full && count != rows)) {
+  const bool rank_matches = signature_.forward ? d.size() >= 2 : d.size() == 1;
+  if (!rank_matches || d[0] != count || (count != full && count != rows)) {
     wrong_shape(&Rules::bias, Role::pse,
                 "[B or 1,N1,1024,maxS2] (compressed), or " + std::to_string(rows) + " or " + std::to_string(full) +
                     " elements on dimension 0" + (signature_.forward ? " of 2 or more" : ""));
   }
-  if (full == rows && differ) {
+  if (full == rows && several_rows) {
     invalid(&Rules::bias, text(Role::pse) + " could be one row or a matrix for each batch with these lengths");
   }
-  int64_t at = 0;
+  int64_t offset = 0;
   size_t n = 0;
   for (size_t b = 0; b < lengths_.size(); ++b) {
     const int64_t matrix = (count == full ? lengths_[b].query : 1) * lengths_[b].key;
     if (n < sequences_.size() && batch_of_[n] == b) {
-      sequences_[n].pse = at;
+      sequences_[n].pse = offset;
       sequences_[n].pse_head = matrix;
       sequences_[n].pse_row = count == full ? lengths_[b].key : 0;
       ++n;
     }
-    at += query_.heads * matrix;
+    offset += query_.heads * matrix;
   }
 }
 

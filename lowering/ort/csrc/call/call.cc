@@ -83,8 +83,8 @@ void Call::read_operands() {
   query_ = operand_of(a_.layout, q, a_.head_num);
   key_ = operand_of(a_.layout, k, key_heads);
   value_ = operand_of(a_.layout, v, key_heads);
-  shorten(Role::key, key_);
-  shorten(Role::value, value_);
+  apply_key_length(Role::key, key_);
+  apply_key_length(Role::value, value_);
   if (query_.heads != a_.head_num && query_.heads != 0) {
     wrong_shape(&Rules::heads, Role::query,
                 std::to_string(a_.head_num) + " heads as head_num says, not " + std::to_string(query_.heads));
@@ -121,9 +121,10 @@ void Call::read_operands() {
   problem_.nan_rows = a_.nan_rows;
 }
 
-// Outside TND actual_seq_kvlen is one number (the extension EXT-KEY-LENGTH): how many keys there are in a key, value or
-// key_rope that may have room for more. The strides stay those of the whole tensor, and what lies behind is not read.
-void Call::shorten(Role role, Operand& operand) const {
+// Shortens `operand` (key, value or key_rope) to the keys in use. Outside TND, actual_seq_kvlen is their number (the
+// extension EXT-KEY-LENGTH), and the tensor may have rows beyond it, which are not read. The strides stay those of the
+// whole tensor.
+void Call::apply_key_length(Role role, Operand& operand) const {
   if (packed() || !signature_.forward || !inputs_.has(Role::key_ends)) return;
   const Tensor& given = in(Role::key_ends);
   if (given.rank() != 1 || given.count() != 1) wrong_shape(&Rules::lengths, Role::key_ends, "[1]");
@@ -135,19 +136,20 @@ void Call::shorten(Role role, Operand& operand) const {
   operand.length = length;
 }
 
-// Each of query, key and value has the common batch, or 1 (the extension EXT-BATCH-BROADCAST of the forward pass).
-void Call::read_batch(const int64_t (&found)[3]) {
+// Sets batch_ from the batch sizes of query, key and value. They are equal; in the forward operator each may also be 1
+// (the extension EXT-BATCH-BROADCAST).
+void Call::read_batch(const int64_t (&batches)[3]) {
   static constexpr Role kOperands[] = {Role::query, Role::key, Role::value};
-  batch_ = signature_.forward ? 1 : found[0];
+  batch_ = signature_.forward ? 1 : batches[0];
   Role like = Role::query;
   for (size_t i = 0; i < 3; ++i) {
-    if ((found[i] == 1 && signature_.forward) || found[i] == batch_) continue;
+    if ((batches[i] == 1 && signature_.forward) || batches[i] == batch_) continue;
     if (batch_ != 1 || !signature_.forward) {
       wrong_shape(&Rules::batch, kOperands[i],
                   "the batch " + std::to_string(batch_) + " of " + signature_.name(like) +
                       (signature_.forward ? ", or 1" : ""));
     }
-    batch_ = found[i];
+    batch_ = batches[i];
     like = kOperands[i];
   }
 }
@@ -169,25 +171,27 @@ void Call::read_rope() {
   problem_.key_rope = key_rope_.strided(in(Role::key_rope).data);
 }
 
-// The rope part of query or key has the same shape but for the head size.
-Operand Call::rope_operand(Role role, Role like, const Operand& whole) const {
+// The rope part of query or key, which `nope` describes. Their shapes are equal except for the head size.
+Operand Call::rope_operand(Role role, Role nope_role, const Operand& nope) const {
   const Dims& d = in(role).dims;
-  bool fits = d.size() == in(like).rank();
-  if (fits && folds_heads(a_.layout)) fits = whole.heads == 0 ? d[2] == 0 : d[2] % whole.heads == 0;
+  bool matches = d.size() == in(nope_role).rank();
+  if (matches && folds_heads(a_.layout)) matches = nope.heads == 0 ? d[2] == 0 : d[2] % nope.heads == 0;
   Operand rope;
-  if (fits) {
-    rope = operand_of(a_.layout, d, whole.heads);
-    if (role == Role::key_rope) shorten(role, rope);
-    fits = rope.batch == whole.batch && rope.heads == whole.heads && rope.length == whole.length;
+  if (matches) {
+    rope = operand_of(a_.layout, d, nope.heads);
+    if (role == Role::key_rope) apply_key_length(role, rope);
+    matches = rope.batch == nope.batch && rope.heads == nope.heads && rope.length == nope.length;
   }
-  if (!fits) {
+  if (!matches) {
     wrong_shape(&Rules::rope, role,
-                "the shape " + fa::text_of(in(like).dims) + " of " + signature_.name(like) + " with another head size");
+                "the shape " + fa::text_of(in(nope_role).dims) + " of " + signature_.name(nope_role) +
+                    " with another head size");
   }
   return rope;
 }
 
-// Cumulative ends without a leading 0; a trailing 0 is a batch that is not computed.
+// Reads the cumulative lengths of a packed tensor, without a leading 0. Each trailing 0 is an empty batch, and is
+// replaced with the end of the batch before it.
 std::vector<int64_t> Call::read_ends(Role role, int64_t tokens) const {
   const Tensor& tensor = in(role);
   if (!tensor.present()) invalid(&Rules::lengths, text(role) + " is needed for input_layout TND");
@@ -196,15 +200,15 @@ std::vector<int64_t> Call::read_ends(Role role, int64_t tokens) const {
   std::vector<int64_t> ends(values, values + tensor.count());
   size_t used = ends.size();
   while (used > 0 && ends[used - 1] == 0) --used;
-  int64_t before = 0;
+  int64_t previous_end = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
-    if (i >= used) ends[i] = before;
-    if (ends[i] < before || ends[i] > tokens) {
+    if (i >= used) ends[i] = previous_end;
+    if (ends[i] < previous_end || ends[i] > tokens) {
       invalid(&Rules::lengths,
               text(role) + " is " + fa::text_of(std::span(values, static_cast<size_t>(tensor.count()))) +
                   ", expected cumulative lengths that do not fall and end at " + std::to_string(tokens) + " or before");
     }
-    before = ends[i];
+    previous_end = ends[i];
   }
   return ends;
 }
@@ -236,53 +240,54 @@ void Call::read_lengths() {
     lengths_.reserve(static_cast<size_t>(batch_));
     for (int64_t b = 0; b < batch_; ++b) lengths_.push_back({0, query_.length, 0, key_.length});
   }
-  for (const Lengths& own : lengths_) {
-    longest_query_ = std::max(longest_query_, own.query);
-    longest_key_ = std::max(longest_key_, own.key);
+  for (const Lengths& lengths : lengths_) {
+    longest_query_ = std::max(longest_query_, lengths.query);
+    longest_key_ = std::max(longest_key_, lengths.key);
   }
 }
 
+// Makes a sequence of each batch that has queries and keys.
 void Call::read_sequences() {
-  const bool nothing = query_.size == 0 || key_.heads == 0 || query_.heads == 0;
+  const bool no_heads = query_.size == 0 || key_.heads == 0 || query_.heads == 0;
   sequences_.reserve(lengths_.size());
   batch_of_.reserve(lengths_.size());
   int64_t batch = 0;
-  for (const Lengths& own : lengths_) {
-    if (nothing || own.query == 0 || own.key == 0) {
-      gaps_ = gaps_ || own.query > 0;
+  for (const Lengths& lengths : lengths_) {
+    if (no_heads || lengths.query == 0 || lengths.key == 0) {
+      gaps_ = gaps_ || lengths.query > 0;
     } else {
-      add_sequence(own, batch);
+      add_sequence(lengths, batch);
     }
     ++batch;
   }
 }
 
-void Call::add_sequence(const Lengths& own, int64_t batch) {
-  const auto place = [batch](const Operand& operand, int64_t begin) {
+void Call::add_sequence(const Lengths& lengths, int64_t batch) {
+  const auto offset = [batch](const Operand& operand, int64_t begin) {
     return batch * operand.batch_stride + begin * operand.row_stride;
   };
   Sequence s;
-  s.query_length = own.query;
-  s.key_length = own.key;
-  s.query = place(query_, own.query_begin);
-  s.query_rope = place(query_rope_, own.query_begin);
-  s.key = place(key_, own.key_begin);
-  s.key_rope = place(key_rope_, own.key_begin);
-  s.value = place(value_, own.key_begin);
-  s.out = place(out_, own.query_begin);
+  s.query_length = lengths.query;
+  s.key_length = lengths.key;
+  s.query = offset(query_, lengths.query_begin);
+  s.query_rope = offset(query_rope_, lengths.query_begin);
+  s.key = offset(key_, lengths.key_begin);
+  s.key_rope = offset(key_rope_, lengths.key_begin);
+  s.value = offset(value_, lengths.key_begin);
+  s.out = offset(out_, lengths.query_begin);
   s.statistics_row = kStatisticsWidth;
-  s.statistics_head = own.query * kStatisticsWidth;
+  s.statistics_head = lengths.query * kStatisticsWidth;
   if (!packed()) {
     s.statistics = batch * query_.heads * query_.length * kStatisticsWidth;
   } else if (signature_.forward || !a_.statistics_like_input) {
-    s.statistics = own.query_begin * query_.heads * kStatisticsWidth;
+    s.statistics = lengths.query_begin * query_.heads * kStatisticsWidth;
     if (a_.statistics_like_input) {
       s.statistics_row = query_.heads * kStatisticsWidth;
       s.statistics_head = kStatisticsWidth;
     }
   } else {
-    // The gradient's "same_as_input" is [N1,T1,8].
-    s.statistics = own.query_begin * kStatisticsWidth;
+    // In the gradient, statistics of "same_as_input" are [N1,T1,8].
+    s.statistics = lengths.query_begin * kStatisticsWidth;
     s.statistics_head = query_.length * kStatisticsWidth;
   }
   sequences_.push_back(s);

@@ -1,24 +1,26 @@
-// One call of an attention operator: its tensors checked, their common sizes, and the Problem made of them.
+// One call of FlashAttentionScore or its gradient. It checks the tensors, finds their common sizes, and makes the
+// Problem for the kernels.
 //
 //     const CallInputs inputs(api, context, kSignature);
 //     Call call(kSignature, node, attributes, inputs, constant_mask_checked);
 //     ... allocate outputs of call.out_dims() and call.statistics_dims() ...
 //     const Problem problem = call.problem(out, softmax_max, softmax_sum);
 //
-// The Problem lives as long as the Call, whose sequences it points to. A gradient has the shape of its operand, so the
-// offsets and strides of query, key, value and out serve it, too.
+// The Problem points to sequences of the Call, so it is valid as long as the Call lives. A gradient has the shape of
+// its operand, so the operand's offsets and strides are those of its gradient, too.
 #pragma once
 
 #include "attributes.hpp"
 
 namespace fa {
 
-// The content of a constant mask is not used, but anything else in it would mean another operation: this refuses it.
-// `content_checked`: the shape alone is looked at.
+// Checks shape and content of the constant mask of a sparse_mode. The kernels do not read the mask, so another content
+// would give another result than the operator's. `content_checked`: the content has been checked before, so only the
+// shape is checked.
 void check_constant_mask(const Diagnostics& diagnostics, const Attributes& attributes, const Tensor& mask,
                          bool content_checked);
 
-// True if atten_mask is the constant of its mode rather than a mask of the scores or of the keys alone.
+// Whether atten_mask must be the constant mask of its mode. Otherwise it is a mask of the scores or of the keys.
 bool is_constant_mask(const Attributes& attributes, const Dims& mask);
 
 class Call {
@@ -29,13 +31,15 @@ class Call {
   const Dims& out_dims() const { return out_dims_; }
   Dims statistics_dims() const;
 
-  // True if some row of the outputs belongs to no query that has a key: those rows are 0.
+  // Whether the kernels leave out some rows of the outputs. Such a row belongs to no batch, or to a batch without keys.
+  // The caller sets these rows to 0.
   bool has_gaps() const { return gaps_; }
 
   Problem problem(void* out, float* softmax_max, float* softmax_sum);
 
  private:
-  // Where a batch lies and how long it is; also those without queries or keys, which `sequences_` leaves out.
+  // First row and number of the queries and keys of a batch. `sequences_` leaves out batches without queries or keys,
+  // `lengths_` does not.
   struct Lengths {
     int64_t query_begin, query, key_begin, key;
   };
@@ -50,25 +54,25 @@ class Call {
 
   // call.cc: sizes, strides, sequences
   void read_operands();
-  void shorten(Role role, Operand& operand) const;
-  void read_batch(const int64_t (&found)[3]);
+  void apply_key_length(Role role, Operand& operand) const;
+  void read_batch(const int64_t (&batches)[3]);
   void read_rope();
-  Operand rope_operand(Role role, Role like, const Operand& whole) const;
+  Operand rope_operand(Role role, Role nope_role, const Operand& nope) const;
   std::vector<int64_t> read_ends(Role role, int64_t tokens) const;
   void read_lengths();
   void read_sequences();
-  void add_sequence(const Lengths& own, int64_t batch);
+  void add_sequence(const Lengths& lengths, int64_t batch);
 
   // masks.cc: which keys a row attends
   void read_mask();
-  void read_structure();
+  void read_band();
   void read_prefix(int64_t mode);
   void read_score_mask();
   void read_key_mask();
   void read_packed_mask();
-  void place_mask(const Dims& four);
+  void set_mask_strides(const Dims& shape);
 
-  // bias.cc: what is added to the scores
+  // bias.cc: bias tensors and slopes
   void read_pse();
   void read_start();
   void read_slopes();
@@ -92,14 +96,14 @@ class Call {
   Dims out_dims_;
   Operand query_rope_;
   Operand key_rope_;
-  int64_t start_ = 0;  // kv_start_idx less q_start_idx
+  int64_t start_ = 0;  // kv_start_idx - q_start_idx
   int64_t batch_ = 1;  // common to query, key and value; of TND: 1
   int64_t longest_query_ = 0;
   int64_t longest_key_ = 0;
   bool gaps_ = false;
   std::vector<Lengths> lengths_;
   std::vector<Sequence> sequences_;
-  std::vector<size_t> batch_of_;  // of each entry of sequences_
+  std::vector<size_t> batch_of_;  // the batch of each of sequences_
   Problem problem_;
 };
 

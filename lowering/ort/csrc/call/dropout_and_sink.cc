@@ -1,10 +1,11 @@
-// drop_mask, one bit a score, and sink, one score a head that has no value.
+// The inputs drop_mask (one bit for each score) and sink (one score for each head, without a value).
 #include "../checked.hpp"
 #include "call.hpp"
 
 namespace fa {
 
-// Bit 1 keeps, least significant bit first, [B,N1,S1,S2] without any padding; in TND [N1,S1,S2] of each batch.
+// drop_mask holds the bits of [B,N1,S1,S2], in TND of [N1,S1,S2] of each batch, without padding. Bit 1 keeps a
+// probability. The least significant bit of a byte comes first.
 void Call::read_dropout() {
   const Tensor& mask = in(Role::drop_mask);
   Checked bits = 0;

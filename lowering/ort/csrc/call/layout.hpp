@@ -1,8 +1,10 @@
-// The input layouts as strides.
+// The input layouts and their strides. Layouts of all operators:
 //
 //     BSH [B,S,N*D]   SBH [S,B,N*D]   BSND [B,S,N,D]   BNSD [B,N,S,D]   TND [T,N,D], batches back to back
 //
-// and those of inference alone: NTD [N,T,D], NSD [N,S,D] of one batch entry, NBSD [N,B,S,D] of results.
+// Layouts of the inference operators only:
+//
+//     NTD [N,T,D]   NSD [N,S,D], a batch of 1   NBSD [N,B,S,D], results only
 #pragma once
 
 #include "../op.hpp"
@@ -28,10 +30,11 @@ struct Operand {
   Strided strided(void* data) const { return {data, head_stride, row_stride}; }
 };
 
-// `heads` is used where the layout folds heads and head size into one dimension.
+// `heads` is used only if the layout folds heads and head size into one dimension. Other layouts have the heads in
+// `dims`.
 Operand operand_of(Layout layout, const Dims& dims, int64_t heads);
 
-// The query's shape with another batch and head size.
+// The shape of attention_out: the query's shape with the given batch and head size.
 Dims output_dims(Layout layout, const Dims& query, int64_t batch, int64_t heads, int64_t value_size);
 
 }  // namespace fa

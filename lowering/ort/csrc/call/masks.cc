@@ -1,8 +1,8 @@
-// atten_mask, sparse_mode, pre_tockens and next_tockens, prefix: which keys a row attends.
+// The keys that a row attends: atten_mask, sparse_mode, pre_tockens, next_tockens and prefix.
 //
 // With d = j - i and off = S2 - S1 of the sequence:
 //
-//     mode   a row attends key j if                 atten_mask
+//     mode   row i attends key j if                 atten_mask
 //     none   always                                 absent; the mode is ignored
 //     0      mask == 0 and -pre <= d <= next        of the scores
 //     1, 5   mask == 0                              of the scores
@@ -13,9 +13,10 @@
 //     7      as 3; the last sequence with queries as 4     constant (TND)
 //     8      as 2; the first sequence with queries as 4    constant (TND)
 //
-// A mask of the scores is [B,N1,S1,S2] or [S1,S2] with 1 in place of any dimension (EXT-MASK-BROADCAST); in TND
-// [maxS1,maxS2] or [T1,T2]. A mask of the keys has rank 4 and 1 in place of S1 (EXT-BAND-MASK): it hides keys in
-// addition to the band. A band may miss the scores in part or whole (EXT-BAND-OUTSIDE): such rows attend nothing.
+// A mask of the scores is [B,N1,S1,S2] or [S1,S2], and any dimension may be 1 (EXT-MASK-BROADCAST). In TND it is
+// [maxS1,maxS2] or [T1,T2]. A mask of the keys is [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). Row i then
+// attends key j if the band allows it and the mask is 0. A band may contain no key of a row (EXT-BAND-OUTSIDE); the row
+// then attends nothing.
 #include <algorithm>
 #include <cstring>
 
@@ -28,19 +29,20 @@ constexpr int64_t kConstantColumns = 2048;
 
 bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
 
-// Whether all bytes are 0, or all are not; eight at a time, for a mask that is no constant is checked on every call.
+// Whether all bytes are 0 (`zero`), or no byte is 0. Eight bytes at a time, because a mask that is not a constant of
+// the model is checked on every call.
 bool all_bytes(const uint8_t* p, int64_t count, bool zero) {
   constexpr uint64_t kOnes = 0x0101010101010101u;
-  constexpr uint64_t kTops = 0x8080808080808080u;
+  constexpr uint64_t kHighBits = 0x8080808080808080u;
   int64_t n = 0;
-  uint64_t wrong = 0;
+  uint64_t mismatch = 0;
   for (; n + 8 <= count; n += 8) {
     uint64_t bytes;
     std::memcpy(&bytes, p + n, sizeof bytes);
-    wrong |= zero ? bytes : (bytes - kOnes) & ~bytes & kTops;
+    mismatch |= zero ? bytes : (bytes - kOnes) & ~bytes & kHighBits;
   }
-  for (; n < count; ++n) wrong |= (p[n] == 0) != zero;
-  return wrong == 0;
+  for (; n < count; ++n) mismatch |= (p[n] == 0) != zero;
+  return mismatch == 0;
 }
 
 }  // namespace
@@ -54,18 +56,18 @@ void check_constant_mask(const Diagnostics& diagnostics, const Attributes& a, co
                          bool content_checked) {
   const Dims& d = mask.dims;
   const int64_t rows = a.constant_mask_rows();
-  const bool shape_fits = d.size() >= 2 && mask.count() == rows * kConstantColumns && d.back() == kConstantColumns &&
-                          d[d.size() - 2] == rows;
+  const bool shape_matches = d.size() >= 2 && mask.count() == rows * kConstantColumns &&
+                             d.back() == kConstantColumns && d[d.size() - 2] == rows;
   const std::string input = "input atten_mask of sparse_mode " + std::to_string(a.sparse_mode);
-  if (!shape_fits) {
+  if (!shape_matches) {
     diagnostics.invalid(&Rules::mask,
                         input + " has shape " + fa::text_of(d) + ", expected " + fa::text_of({rows, kConstantColumns}));
   }
   if (content_checked) return;
   const auto* row = static_cast<const uint8_t*>(mask.data);
   for (int64_t i = 0; i < rows; ++i, row += kConstantColumns) {
-    const int64_t open = i < kConstantColumns ? i + 1 : kConstantColumns / 2;
-    if (all_bytes(row, open, true) && all_bytes(row + open, kConstantColumns - open, false)) continue;
+    const int64_t visible = i < kConstantColumns ? i + 1 : kConstantColumns / 2;
+    if (all_bytes(row, visible, true) && all_bytes(row + visible, kConstantColumns - visible, false)) continue;
     const char* expected = i < kConstantColumns ? " from the expected 1 above the diagonal and 0 elsewhere"
                                                 : " from the expected 0 in its left half and 1 in its right";
     diagnostics.invalid(&Rules::mask, input + " differs in row " + std::to_string(i) + expected);
@@ -73,7 +75,7 @@ void check_constant_mask(const Diagnostics& diagnostics, const Attributes& a, co
 }
 
 void Call::read_mask() {
-  read_structure();
+  read_band();
   const Tensor& mask = in(Role::atten_mask);
   if (is_constant_mask(a_, mask.dims)) {
     check_constant_mask(diagnostics_, a_, mask, constant_mask_checked_);
@@ -89,20 +91,21 @@ void Call::read_mask() {
   }
 }
 
-void Call::read_structure() {
+// Reads sparse_mode, pre_tockens, next_tockens and prefix into the bands of the sequences.
+void Call::read_band() {
   const int64_t mode = a_.sparse_mode;
   const int64_t pre = std::clamp(a_.pre_tokens, -kNoLimit / 2, kNoLimit / 2);
   const int64_t next = std::clamp(a_.next_tokens, -kNoLimit / 2, kNoLimit / 2);
-  // Sequences without keys are not computed, but the one that the band of modes 7 and 8 belongs to is the last or
-  // first that has queries.
-  size_t banded = lengths_.size();
+  // The band of mode 7 is that of the last batch with queries, the band of mode 8 that of the first one. This batch may
+  // have no keys and therefore no sequence.
+  size_t band_batch = lengths_.size();
   for (size_t b = 0; b < lengths_.size(); ++b) {
-    if (lengths_[b].query > 0 && (mode == 7 || banded == lengths_.size())) banded = b;
+    if (lengths_[b].query > 0 && (mode == 7 || band_batch == lengths_.size())) band_batch = b;
   }
   for (size_t n = 0; n < sequences_.size(); ++n) {
     Sequence& s = sequences_[n];
     const int64_t offset = s.key_length - s.query_length;
-    const bool band = mode == 4 || (mode >= 7 && batch_of_[n] == banded);
+    const bool band = mode == 4 || (mode >= 7 && batch_of_[n] == band_batch);
     if (mode == 0 || band) {
       const int64_t origin = band ? offset : 0;
       s.first = origin - pre;
@@ -116,7 +119,7 @@ void Call::read_structure() {
   if (mode == 5 || mode == 6) read_prefix(mode);
 }
 
-// Mode 5 has its prefix in the mask, and ignores the lengths of it.
+// Reads the prefix lengths of mode 6. In mode 5 the mask contains the prefix, and the lengths are not used.
 void Call::read_prefix(int64_t mode) {
   const Tensor& prefix = in(Role::prefix);
   if (!prefix.present()) {
@@ -128,12 +131,12 @@ void Call::read_prefix(int64_t mode) {
   if (mode == 5) return;
   const auto* values = static_cast<const int64_t*>(prefix.data);
   for (size_t b = 0; b < lengths_.size(); ++b) {
-    const Lengths& own = lengths_[b];
-    const int64_t low = std::max<int64_t>(0, own.key - own.query);
-    if (own.query > 0 && (values[b] < low || values[b] > own.key)) {
+    const Lengths& lengths = lengths_[b];
+    const int64_t low = std::max<int64_t>(0, lengths.key - lengths.query);
+    if (lengths.query > 0 && (values[b] < low || values[b] > lengths.key)) {
       invalid(&Rules::prefix, text(Role::prefix) + " of batch " + std::to_string(b) + " is " +
                                   std::to_string(values[b]) + ", expected " + std::to_string(low) + " to " +
-                                  std::to_string(own.key));
+                                  std::to_string(lengths.key));
     }
   }
   for (size_t n = 0; n < sequences_.size(); ++n) sequences_[n].prefix = values[batch_of_[n]];
@@ -142,13 +145,13 @@ void Call::read_prefix(int64_t mode) {
 void Call::read_score_mask() {
   const Dims& d = in(Role::atten_mask).dims;
   const Dims full = {batch_, query_.heads, query_.length, key_.length};
-  bool fits = d.size() == 2 || d.size() == 4;
-  for (size_t i = 0; fits && i < d.size(); ++i) fits = is_one_or(d[d.size() - 1 - i], full[3 - i]);
-  if (!fits) {
+  bool matches = d.size() == 2 || d.size() == 4;
+  for (size_t i = 0; matches && i < d.size(); ++i) matches = is_one_or(d[d.size() - 1 - i], full[3 - i]);
+  if (!matches) {
     wrong_shape(&Rules::mask, Role::atten_mask,
                 fa::text_of(full) + " or " + fa::text_of({full[2], full[3]}) + ", any of these dimensions may be 1");
   }
-  place_mask(d.size() == 4 ? d : Dims{1, 1, d[0], d[1]});
+  set_mask_strides(d.size() == 4 ? d : Dims{1, 1, d[0], d[1]});
 }
 
 void Call::read_key_mask() {
@@ -159,37 +162,38 @@ void Call::read_key_mask() {
     wrong_shape(&Rules::mask, Role::atten_mask,
                 fa::text_of({batch_, query_.heads, 1, key_.length}) + mode + ", any of these dimensions may be 1");
   }
-  place_mask(d);
+  set_mask_strides(d);
 }
 
-// `four` is the shape of the mask as [B,N1,S1,S2], 1 where it is repeated.
-void Call::place_mask(const Dims& four) {
-  problem_.mask_column = four[3] == key_.length ? 1 : 0;
-  problem_.mask_row = four[2] == 1 ? 0 : four[3];
-  problem_.mask_head = four[1] == 1 ? 0 : four[2] * four[3];
-  if (four[0] == 1) return;
+// Sets the strides of the mask, and its offset in each sequence. `shape` is [B,N1,S1,S2]; along a dimension of 1 the
+// mask is repeated.
+void Call::set_mask_strides(const Dims& shape) {
+  problem_.mask_column = shape[3] == key_.length ? 1 : 0;
+  problem_.mask_row = shape[2] == 1 ? 0 : shape[3];
+  problem_.mask_head = shape[1] == 1 ? 0 : shape[2] * shape[3];
+  if (shape[0] == 1) return;
   for (size_t n = 0; n < sequences_.size(); ++n) {
-    sequences_[n].mask = static_cast<int64_t>(batch_of_[n]) * four[1] * four[2] * four[3];
+    sequences_[n].mask = static_cast<int64_t>(batch_of_[n]) * shape[1] * shape[2] * shape[3];
   }
 }
 
 void Call::read_packed_mask() {
   const Dims& d = in(Role::atten_mask).dims;
   const size_t leading = d.size() == 4 && d[0] == 1 && d[1] == 1 ? 2 : 0;
-  const Dims own = {longest_query_, longest_key_};
-  const Dims joint = {lengths_.empty() ? 0 : lengths_.back().query_begin + lengths_.back().query,
-                      lengths_.empty() ? 0 : lengths_.back().key_begin + lengths_.back().key};
-  const Dims found{std::span(d).subspan(leading)};
-  if (found != own && found != joint) {
+  const Dims longest = {longest_query_, longest_key_};
+  const Dims tokens = {lengths_.empty() ? 0 : lengths_.back().query_begin + lengths_.back().query,
+                       lengths_.empty() ? 0 : lengths_.back().key_begin + lengths_.back().key};
+  const Dims shape{std::span(d).subspan(leading)};
+  if (shape != longest && shape != tokens) {
     wrong_shape(&Rules::mask, Role::atten_mask,
-                fa::text_of(own) + " (longest batches) or " + fa::text_of(joint) + " (all tokens)");
+                fa::text_of(longest) + " (longest batches) or " + fa::text_of(tokens) + " (all tokens)");
   }
-  problem_.mask_row = found[1];
+  problem_.mask_row = shape[1];
   problem_.mask_column = 1;
-  if (found == own) return;
+  if (shape == longest) return;
   for (size_t n = 0; n < sequences_.size(); ++n) {
     const Lengths& lengths = lengths_[batch_of_[n]];
-    sequences_[n].mask = lengths.query_begin * found[1] + lengths.key_begin;
+    sequences_[n].mask = lengths.query_begin * shape[1] + lengths.key_begin;
   }
 }
 

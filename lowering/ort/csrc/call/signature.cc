@@ -11,6 +11,6 @@ void Diagnostics::unsupported(const std::string& what) const {
 }
 
 CallInputs::CallInputs(ort::Api api, const ort::KernelContext* context, const Signature& signature)
-    : signature_(signature), all_(tensors_of(api, context, 1 + *std::ranges::max_element(signature.place))) {}
+    : signature_(signature), all_(tensors_of(api, context, 1 + *std::ranges::max_element(signature.positions))) {}
 
 }  // namespace fa

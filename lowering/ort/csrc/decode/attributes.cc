@@ -19,18 +19,18 @@ Layout layout_of(const NodeInfo& info) {
 }  // namespace
 
 Attributes read_attributes(const NodeInfo& info) {
-  constexpr int64_t kMostInGroup = 64;
+  constexpr int64_t kMaxGroup = 64;
   Attributes a;
   a.heads = info.get(attr::num_heads);
   if (a.heads <= 0) {
     refuse(info.title(), rule::heads,
            "num_heads is " + std::to_string(a.heads) + ", expected the number of query heads");
   }
-  const int64_t stated = info.get(attr::num_key_value_heads);
-  a.key_heads = stated == 0 ? a.heads : stated;
-  if (stated < 0 || a.heads % a.key_heads != 0 || a.heads / a.key_heads > kMostInGroup) {
+  const int64_t given = info.get(attr::num_key_value_heads);
+  a.key_heads = given == 0 ? a.heads : given;
+  if (given < 0 || a.heads % a.key_heads != 0 || a.heads / a.key_heads > kMaxGroup) {
     refuse(info.title(), rule::heads,
-           "num_key_value_heads is " + std::to_string(stated) + ", expected 0 or a divisor of the " +
+           "num_key_value_heads is " + std::to_string(given) + ", expected 0 or a divisor of the " +
                std::to_string(a.heads) + " query heads, at most 64 times smaller");
   }
   a.scale = info.get(attr::scale_value);

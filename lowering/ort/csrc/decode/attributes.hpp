@@ -7,11 +7,11 @@ namespace fa::incre_flash_attention {
 
 struct Attributes {
   int64_t heads = 0;
-  int64_t key_heads = 0;  // 0 in the node means as many as `heads`
+  int64_t key_heads = 0;  // as many as `heads` if the node says 0
   float scale = 1.0f;
   Layout layout = Layout::BSH;
   int64_t block_size = 0;
-  int64_t keys = 1;  // tensors of the dynamic inputs
+  int64_t keys = 1;  // number of tensors in the dynamic inputs key and value
   int64_t values = 1;
 };
 

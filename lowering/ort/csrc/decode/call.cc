@@ -5,9 +5,9 @@
 namespace fa::incre_flash_attention {
 namespace {
 
-constexpr int64_t kMostSize = 512;
-constexpr int64_t kMostBlock = 512;
-constexpr int64_t kMostPageWidth = 65536;
+constexpr int64_t kMaxHeadSize = 512;
+constexpr int64_t kMaxBlockSize = 512;
+constexpr int64_t kMaxPageWidth = 65536;
 
 Cell cell_of(E type) {
   return type == E::float32 ? Cell::float32 : type == E::float16 ? Cell::float16 : type == E::bfloat16 ? Cell::bfloat16
@@ -24,8 +24,8 @@ Call::Call(const std::string& node, const Attributes& attributes, const Inputs& 
   read_mask();
   read_pse();
   read_antiquant();
-  read_quantisation();
-  read_integers();
+  read_output_quantisation();
+  read_int8_query();
 }
 
 const Decode& Call::decode(void* out, ort::Element type) {
@@ -67,7 +67,7 @@ void Call::read_query() {
   decode_.heads = a_.heads;
   decode_.key_heads = a_.key_heads;
   decode_.size = a_.layout == Layout::BSH ? query.dims[2] / a_.heads : query.dims[3];
-  if (decode_.size > kMostSize) wrong_shape(rule::ranges, input_query, "a head size of at most 512");
+  if (decode_.size > kMaxHeadSize) wrong_shape(rule::ranges, input_query, "a head size of at most 512");
   decode_.query_cell = cell_of(query.type);
   decode_.query = query.data;
   decode_.scale = a_.scale;
@@ -78,7 +78,7 @@ void Call::read_caches() {
   want_type(rule::types, input_key, {query, E::int8});
   const E type = in_[input_key].type;
   decode_.cell = cell_of(type);
-  const int64_t listed = a_.keys > 1 ? 1 : batch_;
+  const int64_t key_batch = a_.keys > 1 ? 1 : batch_;
   if (a_.keys > 1 && (a_.keys != batch_ || paged_)) {
     refuse(paged_ ? rule::pages : rule::caches,
            "key is a list of " + std::to_string(a_.keys) + ", expected one tensor" +
@@ -94,17 +94,18 @@ void Call::read_caches() {
       refuse(rule::caches,
              "input value has the shape " + text_of(in_.value(n).dims) + ", expected " + text_of(key.dims) + " as key");
     }
-    if (!paged_ && (key.rank() != rank_of(a_.layout) || key.dims[0] != listed)) {
+    if (!paged_ && (key.rank() != rank_of(a_.layout) || key.dims[0] != key_batch)) {
       refuse(key.rank() == rank_of(a_.layout) ? rule::caches : rule::one_token,
              "input key has the shape " + text_of(key.dims) + ", expected " + fa::text_of(a_.layout) + " with batch " +
-                 std::to_string(listed));
+                 std::to_string(key_batch));
     }
-    head_strides_.push_back(read_rows(key.dims));
+    head_strides_.push_back(read_cache_strides(key.dims));
   }
 }
 
-// Checks the shape of a key and gives the stride of its heads; the other strides are the same in all of a list.
-int64_t Call::read_rows(const Dims& dims) {
+// Checks the shape of a key tensor, sets the strides that all tensors of a list have in common, and returns the stride
+// of its heads.
+int64_t Call::read_cache_strides(const Dims& dims) {
   const int64_t n2 = a_.key_heads;
   const int64_t d = decode_.size;
   const std::string expected = std::to_string(n2) + " heads of size " + std::to_string(d);
@@ -114,29 +115,29 @@ int64_t Call::read_rows(const Dims& dims) {
                 "[blocks,block_size,H]" + std::string(a_.layout == Layout::BNSD ? " or rank 4" : ""));
   }
   const size_t heads = paged_ || a_.layout == Layout::BNSD ? 1 : 2;
-  const bool fits = folded ? dims[2] == n2 * d : dims[heads] == n2 && dims[3] == d;
-  if (!fits) wrong_shape(rule::caches, input_key, expected);
-  const bool heads_first = !folded && heads == 1;
-  const int64_t tokens = dims[heads_first ? 2 : 1];
-  const int64_t head_stride = heads_first ? tokens * d : d;
-  decode_.row_stride = heads_first ? d : n2 * d;
+  const bool matches = folded ? dims[2] == n2 * d : dims[heads] == n2 && dims[3] == d;
+  if (!matches) wrong_shape(rule::caches, input_key, expected);
+  const bool heads_before_tokens = !folded && heads == 1;
+  const int64_t tokens = dims[heads_before_tokens ? 2 : 1];
+  const int64_t head_stride = heads_before_tokens ? tokens * d : d;
+  decode_.row_stride = heads_before_tokens ? d : n2 * d;
   if (!paged_) return head_stride;
   const int64_t unit = decode_.cell == Cell::int8 ? 32 : 16;
-  if (a_.block_size <= 0 || a_.block_size > kMostBlock || a_.block_size % unit != 0) {
+  if (a_.block_size <= 0 || a_.block_size > kMaxBlockSize || a_.block_size % unit != 0) {
     refuse(rule::pages, "block_size is " + std::to_string(a_.block_size) +
                             " beside a block_table, expected a multiple of " + std::to_string(unit) + " up to 512");
   }
   if (tokens != a_.block_size) {
     wrong_shape(rule::pages, input_key, "blocks of " + std::to_string(a_.block_size) + " tokens");
   }
-  if (folded && dims[2] > kMostPageWidth) wrong_shape(rule::pages, input_key, "a width of at most 65536");
+  if (folded && dims[2] > kMaxPageWidth) wrong_shape(rule::pages, input_key, "a width of at most 65536");
   decode_.block_size = a_.block_size;
   decode_.block_stride = n2 * d * a_.block_size;
   return head_stride;
 }
 
 void Call::read_entries() {
-  std::vector<int64_t> room(static_cast<size_t>(batch_));
+  std::vector<int64_t> capacity(static_cast<size_t>(batch_));
   const size_t tokens = a_.layout == Layout::BNSD ? 2 : 1;
   const Tensor& table = in_[input_block_table];
   if (paged_) {
@@ -149,66 +150,69 @@ void Call::read_entries() {
     }
   }
   for (int64_t i = 0; i < batch_; ++i) {
-    room[i] = paged_ ? table.dims[1] * a_.block_size : in_.key(a_.keys > 1 ? i : 0).dims[tokens];
+    capacity[i] = paged_ ? table.dims[1] * a_.block_size : in_.key(a_.keys > 1 ? i : 0).dims[tokens];
   }
-  columns_ = room.empty() ? 0 : *std::max_element(room.begin(), room.end());
-  std::vector<int64_t> lengths = read_lengths(room);
-  first_.assign(room.size(), 0);
-  read_padding(room, first_, lengths);
-  entries_.resize(room.size());
-  const int64_t cell = bytes_of(decode_.cell);
+  mask_columns_ = capacity.empty() ? 0 : *std::max_element(capacity.begin(), capacity.end());
+  std::vector<int64_t> lengths = read_lengths(capacity);
+  first_tokens_.assign(capacity.size(), 0);
+  read_padding(capacity, first_tokens_, lengths);
+  entries_.resize(capacity.size());
+  const int64_t element_bytes = bytes_of(decode_.cell);
   for (int64_t i = 0; i < batch_; ++i) {
     DecodeEntry& entry = entries_[i];
     entry.length = decode_.size == 0 ? 0 : lengths[i];
     const int64_t n = a_.keys > 1 ? i : 0;
     entry.head_stride = head_strides_[n];
     const int64_t width = a_.key_heads * decode_.size;
-    const int64_t begin = (paged_ || a_.keys > 1 ? 0 : i * room[i] * width) + first_[i] * decode_.row_stride;
-    entry.key = static_cast<const char*>(in_.key(n).data) + begin * cell;
-    entry.value = static_cast<const char*>(in_.value(n).data) + begin * cell;
+    const int64_t begin = (paged_ || a_.keys > 1 ? 0 : i * capacity[i] * width) + first_tokens_[i] * decode_.row_stride;
+    entry.key = static_cast<const char*>(in_.key(n).data) + begin * element_bytes;
+    entry.value = static_cast<const char*>(in_.value(n).data) + begin * element_bytes;
     if (paged_) read_pages(i, entry.length);
   }
 }
 
-std::vector<int64_t> Call::read_lengths(const std::vector<int64_t>& room) const {
-  if (!in_.has(input_actual_seq_lengths)) return room;
+// The number of valid keys of each batch entry. Without actual_seq_lengths, all keys are valid.
+std::vector<int64_t> Call::read_lengths(const std::vector<int64_t>& capacity) const {
+  if (!in_.has(input_actual_seq_lengths)) return capacity;
   want_type(rule::lengths, input_actual_seq_lengths, {E::int64});
-  const Tensor& given = in_[input_actual_seq_lengths];
-  if (given.rank() != 1 || (given.dims[0] != 1 && given.dims[0] != batch_)) {
+  const Tensor& tensor = in_[input_actual_seq_lengths];
+  if (tensor.rank() != 1 || (tensor.dims[0] != 1 && tensor.dims[0] != batch_)) {
     wrong_shape(rule::lengths, input_actual_seq_lengths, "[1] or [" + std::to_string(batch_) + "]");
   }
-  std::vector<int64_t> lengths(room.size());
-  for (size_t i = 0; i < room.size(); ++i) {
-    lengths[i] = static_cast<const int64_t*>(given.data)[given.dims[0] == 1 ? 0 : i];
-    if (lengths[i] < 0 || lengths[i] > room[i]) {
+  std::vector<int64_t> lengths(capacity.size());
+  for (size_t i = 0; i < capacity.size(); ++i) {
+    lengths[i] = static_cast<const int64_t*>(tensor.data)[tensor.dims[0] == 1 ? 0 : i];
+    if (lengths[i] < 0 || lengths[i] > capacity[i]) {
       refuse(rule::lengths, text(input_actual_seq_lengths) + " gives batch entry " + std::to_string(i) + " " +
-                                std::to_string(lengths[i]) + " keys, expected 0 to " + std::to_string(room[i]));
+                                std::to_string(lengths[i]) + " keys, expected 0 to " + std::to_string(capacity[i]));
     }
   }
   return lengths;
 }
 
-// Keys lie at the end of their room, the padding behind them; an entry that does not fit gives 0.
-void Call::read_padding(const std::vector<int64_t>& room, std::vector<int64_t>& first,
+// Reads kv_padding_size, the number of padding keys at the end of each batch entry. The valid keys are those before the
+// padding. An entry whose keys and padding exceed its capacity has no keys. With a list of keys, the padding has no
+// effect.
+void Call::read_padding(const std::vector<int64_t>& capacity, std::vector<int64_t>& first_tokens,
                         std::vector<int64_t>& lengths) const {
   if (!in_.has(input_kv_padding_size)) return;
   want_type(rule::padding, input_kv_padding_size, {E::int64});
-  const Tensor& given = in_[input_kv_padding_size];
-  if (given.rank() != 1 || given.dims[0] != 1) wrong_shape(rule::padding, input_kv_padding_size, "[1]");
-  // The lengths of an empty batch are an empty tensor, which counts as absent.
+  const Tensor& tensor = in_[input_kv_padding_size];
+  if (tensor.rank() != 1 || tensor.dims[0] != 1) wrong_shape(rule::padding, input_kv_padding_size, "[1]");
+  // With a batch of 0, the lengths are a tensor without elements, which counts as absent.
   if (!in_.has(input_actual_seq_lengths) && batch_ != 0) {
     refuse(rule::padding, "input actual_seq_lengths is absent beside kv_padding_size");
   }
   if (paged_) refuse(rule::pages, "input kv_padding_size is given beside a block_table, expected none");
   if (a_.keys > 1) return;
-  const int64_t behind = std::max<int64_t>(0, *static_cast<const int64_t*>(given.data));
-  for (size_t i = 0; i < room.size(); ++i) {
-    first[i] = room[i] - behind - lengths[i];
-    if (first[i] < 0) first[i] = lengths[i] = 0;
+  const int64_t padding = std::max<int64_t>(0, *static_cast<const int64_t*>(tensor.data));
+  for (size_t i = 0; i < capacity.size(); ++i) {
+    first_tokens[i] = capacity[i] - padding - lengths[i];
+    if (first_tokens[i] < 0) first_tokens[i] = lengths[i] = 0;
   }
 }
 
-// The used entries of the table, and no others, must name blocks that are there.
+// Checks that the used entries of block_table name blocks of the cache. The other entries are not read.
 void Call::read_pages(int64_t entry, int64_t length) {
   const Tensor& table = in_[input_block_table];
   const auto* row = static_cast<const int32_t*>(table.data) + entry * table.dims[1];

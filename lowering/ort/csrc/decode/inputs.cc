@@ -11,8 +11,8 @@ const Tensor& Inputs::operator[](Input input) const {
   if (input == input_query) return all_[0];
   if (input == input_key) return key(0);
   if (input == input_value) return value(0);
-  const size_t place = 1 + static_cast<size_t>(keys_ + values_) + (input - input_pse_shift);
-  return place < all_.size() && all_[place].present() && all_[place].count() > 0 ? all_[place] : none_;
+  const size_t position = 1 + static_cast<size_t>(keys_ + values_) + (input - input_pse_shift);
+  return position < all_.size() && all_[position].present() && all_[position].count() > 0 ? all_[position] : none_;
 }
 
 }  // namespace fa::incre_flash_attention

@@ -1,4 +1,5 @@
-// The inputs of IncreFlashAttention: key and value may be several tensors each, after which the others move up.
+// The inputs of IncreFlashAttention. key and value may be lists of tensors, which move the inputs after them to later
+// positions.
 #pragma once
 
 #include "../op.hpp"
@@ -16,7 +17,8 @@ class Inputs {
  public:
   Inputs(ort::Api api, const ort::KernelContext* context, int64_t keys, int64_t values);
 
-  // The only tensor of an input, or the first; an empty tensor counts as none, as in the operator.
+  // The tensor of an input, or the first one of a list. An optional tensor without elements counts as absent, as in the
+  // operator.
   const Tensor& operator[](Input input) const;
   bool has(Input input) const { return (*this)[input].present(); }
   const Tensor& key(int64_t n) const { return all_[1 + static_cast<size_t>(n)]; }

@@ -8,25 +8,27 @@
 namespace fa::incre_flash_attention {
 namespace {
 
-bool is(const Dims& dims, const Dims& wanted) { return dims == wanted; }
+bool equal(const Dims& dims, const Dims& expected) { return dims == expected; }
 
 }  // namespace
 
+// atten_mask [B,..,keys], where the dimensions between are 1.
 void Call::read_mask() {
   if (!in_.has(input_atten_mask)) return;
   want_type(rule::mask, input_atten_mask, {E::boolean, E::int8, E::uint8});
   const Tensor& mask = in_[input_atten_mask];
-  bool fits = mask.rank() >= 2 && mask.rank() <= 4 && mask.dims[0] == batch_ && mask.dims.back() >= columns_;
-  for (size_t i = 1; fits && i + 1 < mask.rank(); ++i) fits = mask.dims[i] == 1;
-  if (!fits) {
-    const std::string ends = std::to_string(batch_) + ",..,keys from " + std::to_string(columns_) + " on]";
+  bool matches = mask.rank() >= 2 && mask.rank() <= 4 && mask.dims[0] == batch_ && mask.dims.back() >= mask_columns_;
+  for (size_t i = 1; matches && i + 1 < mask.rank(); ++i) matches = mask.dims[i] == 1;
+  if (!matches) {
+    const std::string ends = std::to_string(batch_) + ",..,keys from " + std::to_string(mask_columns_) + " on]";
     wrong_shape(rule::mask, input_atten_mask, "[" + ends + " with ones between");
   }
   for (int64_t i = 0; i < batch_; ++i) {
-    entries_[i].mask = static_cast<const uint8_t*>(mask.data) + i * mask.dims.back() + first_[i];
+    entries_[i].mask = static_cast<const uint8_t*>(mask.data) + i * mask.dims.back() + first_tokens_[i];
   }
 }
 
+// pse_shift [B or 1,N1,1,keys].
 void Call::read_pse() {
   if (!in_.has(input_pse_shift)) return;
   const E query = in_[input_query].type;
@@ -34,25 +36,25 @@ void Call::read_pse() {
   const Tensor& pse = in_[input_pse_shift];
   const Dims& dims = pse.dims;
   if (dims.size() != 4 || (dims[0] != 1 && dims[0] != batch_) || dims[1] != a_.heads || dims[2] != 1 ||
-      dims[3] < columns_) {
+      dims[3] < mask_columns_) {
     wrong_shape(rule::shift, input_pse_shift,
                 "[" + std::to_string(batch_) + "," + std::to_string(a_.heads) + ",1,keys from " +
-                    std::to_string(columns_) + " on], or 1 as batch");
+                    std::to_string(mask_columns_) + " on], or 1 as batch");
   }
   decode_.pse = pse.data;
   decode_.pse_cell = pse.type == E::float32 ? Cell::float32 : pse.type == E::float16 ? Cell::float16 : Cell::bfloat16;
   decode_.pse_head = dims[3];
   for (int64_t i = 0; i < batch_; ++i) {
-    entries_[i].pse = (dims[0] == 1 ? 0 : i * a_.heads * dims[3]) + first_[i];
+    entries_[i].pse = (dims[0] == 1 ? 0 : i * a_.heads * dims[3]) + first_tokens_[i];
   }
 }
 
-// The numbers of an input as floats, in `converted_[store]` unless they are floats.
-const float* Call::floats(Input input, size_t store) {
+// The numbers of an input as float32. If the input has another type, they are converted and kept in converted_[slot].
+const float* Call::floats(Input input, size_t slot) {
   const Tensor& tensor = in_[input];
   if (tensor.type == E::float32) return static_cast<const float*>(tensor.data);
   const Type type = tensor.type == E::float16 ? Type::float16 : Type::bfloat16;
-  std::vector<float>& out = converted_[store];
+  std::vector<float>& out = converted_[slot];
   out.resize(static_cast<size_t>(tensor.count()));
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = reference::to_float(static_cast<const uint16_t*>(tensor.data)[i], type);
@@ -60,6 +62,7 @@ const float* Call::floats(Input input, size_t store) {
   return out.data();
 }
 
+// antiquant_scale and antiquant_offset of int8 keys and values. The key's numbers are the first half of each tensor.
 void Call::read_antiquant() {
   const E query = in_[input_query].type;
   const bool quantised = decode_.cell == Cell::int8 && query != E::int8;
@@ -72,7 +75,7 @@ void Call::read_antiquant() {
     const Dims& dims = in_[input].dims;
     const int64_t n2 = a_.key_heads;
     const int64_t d = decode_.size;
-    if (!is(dims, {2}) && !is(dims, {2, n2, 1, d}) && !is(dims, {2, n2, d}) && !is(dims, {2, n2 * d})) {
+    if (!equal(dims, {2}) && !equal(dims, {2, n2, 1, d}) && !equal(dims, {2, n2, d}) && !equal(dims, {2, n2 * d})) {
       wrong_shape(rule::antiquant, input,
                   "[2] or two for each of " + std::to_string(n2) + " heads of " + std::to_string(d));
     }
@@ -93,25 +96,28 @@ void Call::read_antiquant() {
   decode_.value_offset = decode_.key_offset + half;
 }
 
-void Call::read_quantisation() {
+// quant_scale2 and quant_offset2 of int8 results: one number, or one for each channel of each head.
+void Call::read_output_quantisation() {
   const Tensor& scale = in_[input_quant_scale2];
   const Tensor& offset = in_[input_quant_offset2];
   if (!scale.present()) {
     if (offset.present()) refuse(rule::output_quantisation, "input quant_scale2 is absent beside quant_offset2");
     return;
   }
-  const bool wide = in_[input_query].type == E::bfloat16;
+  const bool bfloat16_query = in_[input_query].type == E::bfloat16;
   const int64_t n1 = a_.heads;
   const int64_t d = decode_.size;
   for (Input input : {input_quant_scale2, input_quant_offset2}) {
     const Tensor& tensor = in_[input];
     if (!tensor.present()) continue;
     want_type(rule::output_quantisation, input,
-              wide ? std::initializer_list<E>{E::float32, E::bfloat16} : std::initializer_list<E>{E::float32});
+              bfloat16_query ? std::initializer_list<E>{E::float32, E::bfloat16}
+                             : std::initializer_list<E>{E::float32});
     const Dims& s = tensor.dims;
-    const bool channels = is(s, {1, n1, 1, d}) || is(s, {1, 1, n1, d}) || is(s, {n1, 1, d}) || is(s, {1, n1, d}) ||
-                          is(s, {1, 1, n1 * d}) || is(s, {1, n1 * d}) || is(s, {n1, d}) || is(s, {n1 * d});
-    if (!channels && !is(s, {1})) {
+    const bool per_channel = equal(s, {1, n1, 1, d}) || equal(s, {1, 1, n1, d}) || equal(s, {n1, 1, d}) ||
+                             equal(s, {1, n1, d}) || equal(s, {1, 1, n1 * d}) || equal(s, {1, n1 * d}) ||
+                             equal(s, {n1, d}) || equal(s, {n1 * d});
+    if (!per_channel && !equal(s, {1})) {
       wrong_shape(rule::output_quantisation, input,
                   "[1] or one for each of " + std::to_string(n1) + " heads of " + std::to_string(d));
     }
@@ -124,7 +130,7 @@ void Call::read_quantisation() {
   if (offset.present()) decode_.quant_offset = floats(input_quant_offset2, 3);
 }
 
-// One number; uint64 holds the bits of a float in its lower half.
+// The value of a scale with one number. A uint64 has the bits of a float32 in its lower half.
 float Call::scalar(Input input) const {
   const Tensor& tensor = in_[input];
   if (tensor.count() != 1 || tensor.rank() > 1) wrong_shape(rule::output_quantisation, input, "[1]");
@@ -135,14 +141,15 @@ float Call::scalar(Input input) const {
   return value;
 }
 
-void Call::read_integers() {
-  const bool integers = decode_.query_cell == Cell::int8;
+// The scales that an int8 query needs: dequant_scale1, quant_scale1 and dequant_scale2.
+void Call::read_int8_query() {
+  const bool int8_query = decode_.query_cell == Cell::int8;
   for (Input input : {input_dequant_scale1, input_quant_scale1, input_dequant_scale2}) {
-    if (in_.has(input) == integers) continue;
+    if (in_.has(input) == int8_query) continue;
     refuse(rule::output_quantisation,
-           text(input) + (integers ? " is absent beside an int8 query" : " is given beside a float query"));
+           text(input) + (int8_query ? " is absent beside an int8 query" : " is given beside a float query"));
   }
-  if (!integers) return;
+  if (!int8_query) return;
   want_type(rule::output_quantisation, input_dequant_scale1, {E::float32, E::uint64});
   want_type(rule::output_quantisation, input_quant_scale1, {E::float32});
   want_type(rule::output_quantisation, input_dequant_scale2, {E::float32, E::uint64});

@@ -6,14 +6,15 @@
 namespace fa::prompt {
 namespace {
 
-struct Form {
+// A value of input_layout: the layouts of query and attention_out.
+struct InputLayout {
   const char* text;
   Layout layout;
   Layout out;
-  bool fused_only;
+  bool fused_only;  // only FusedInferAttentionScore has it
 };
 
-constexpr Form kForms[] = {
+constexpr InputLayout kInputLayouts[] = {
     {"BSH", Layout::BSH, Layout::BSH, false},         {"BSND", Layout::BSND, Layout::BSND, false},
     {"BNSD", Layout::BNSD, Layout::BNSD, false},      {"BNSD_BSND", Layout::BNSD, Layout::BSND, false},
     {"TND", Layout::TND, Layout::TND, true},          {"NTD", Layout::NTD, Layout::NTD, true},
@@ -23,19 +24,19 @@ constexpr Form kForms[] = {
     {"BSND_NBSD", Layout::BSND, Layout::NBSD, true},  {"BNSD_NBSD", Layout::BNSD, Layout::NBSD, true},
 };
 
-const Form& form_of(const NodeInfo& info, const Operator& op) {
+const InputLayout& input_layout_of(const NodeInfo& info, const Operator& op) {
   const std::string text = info.get(attr::input_layout);
   std::string known;
-  for (const Form& form : kForms) {
-    if (form.fused_only && !op.fused) continue;
-    if (text == form.text) return form;
-    known += (known.empty() ? "\"" : ", \"") + std::string(form.text) + "\"";
+  for (const InputLayout& input_layout : kInputLayouts) {
+    if (input_layout.fused_only && !op.fused) continue;
+    if (text == input_layout.text) return input_layout;
+    known += (known.empty() ? "\"" : ", \"") + std::string(input_layout.text) + "\"";
   }
   refuse(info.title(), op.rules.layout, "input_layout is \"" + text + "\", expected one of " + known);
 }
 
-// Far beyond every length, and no sum of a few such numbers overflows.
-int64_t bounded(int64_t tokens) { return std::clamp(tokens, -kNoLimit / 2, kNoLimit / 2); }
+// A window clamped to a number that exceeds every length. Sums of a few such numbers do not overflow.
+int64_t clamp_window(int64_t tokens) { return std::clamp(tokens, -kNoLimit / 2, kNoLimit / 2); }
 
 }  // namespace
 
@@ -46,18 +47,18 @@ Attributes read_attributes(const NodeInfo& info, const Operator& op) {
   if (a.heads <= 0) {
     refused(&Rules::heads, "num_heads is " + std::to_string(a.heads) + ", expected the number of query heads");
   }
-  const int64_t stated = info.get(attr::num_key_value_heads);
-  a.key_heads = stated == 0 ? a.heads : stated;
-  if (stated < 0 || a.heads % a.key_heads != 0) {
-    refused(&Rules::heads, "num_key_value_heads is " + std::to_string(stated) + ", expected 0 or a divisor of the " +
+  const int64_t given = info.get(attr::num_key_value_heads);
+  a.key_heads = given == 0 ? a.heads : given;
+  if (given < 0 || a.heads % a.key_heads != 0) {
+    refused(&Rules::heads, "num_key_value_heads is " + std::to_string(given) + ", expected 0 or a divisor of the " +
                                std::to_string(a.heads) + " query heads");
   }
-  const Form& form = form_of(info, op);
-  a.layout = form.layout;
-  a.out_layout = form.out;
+  const InputLayout& input_layout = input_layout_of(info, op);
+  a.layout = input_layout.layout;
+  a.out_layout = input_layout.out;
   a.scale = info.get(op.scale);
-  a.pre_tokens = bounded(info.get(op.pre_tokens));
-  a.next_tokens = bounded(info.get(op.next_tokens));
+  a.pre_tokens = clamp_window(info.get(op.pre_tokens));
+  a.next_tokens = clamp_window(info.get(op.next_tokens));
   a.sparse_mode = info.get(attr::sparse_mode);
   a.zero_rows = (info.get(attr::inner_precise) & 2) != 0;
   if (!op.fused) return a;

@@ -5,9 +5,9 @@
 namespace fa::prompt {
 namespace {
 
-constexpr int64_t kMostSize = 768;
+constexpr int64_t kMaxHeadSize = 768;
 
-// Head sizes of query, its rope part and value for which zero rows are heard with one row of query.
+// Head sizes of query, query_rope and value. With one query row, bit 1 of inner_precise has an effect only for these.
 constexpr int64_t kZeroRowSizes[][3] = {{512, 64, 512}, {128, 0, 128}, {64, 0, 64}, {192, 64, 128}, {128, 64, 128}};
 
 }  // namespace
@@ -16,7 +16,7 @@ Call::Call(const std::string& node, const Operator& op, const Attributes& attrib
     : node_(node), op_(op), a_(attributes), in_(inputs) {
   read_query();
   read_rows();
-  read_pools();
+  read_caches();
   read_rope();
   out_dims_ = Dims{};
   const int64_t b = query_.batch, n = a_.heads, s = query_.length, d = value_.size;
@@ -29,9 +29,9 @@ Call::Call(const std::string& node, const Operator& op, const Attributes& attrib
     default: out_dims_ = Dims{n, s, d}; break;
   }
   out_ = operand_of(a_.out_layout, out_dims_, n);
-  const bool one = op_.fused && !a_.packed() && query_.length == 1;
-  one_row_ = one && a_.layout != Layout::NSD && value_.size == query_.size && problem_.rope_size == 0;
-  zero_rows_ = a_.zero_rows && (!one || std::ranges::any_of(kZeroRowSizes, [this](const int64_t (&sizes)[3]) {
+  const bool single_row = op_.fused && !a_.packed() && query_.length == 1;
+  single_row_ = single_row && a_.layout != Layout::NSD && value_.size == query_.size && problem_.rope_size == 0;
+  zero_rows_ = a_.zero_rows && (!single_row || std::ranges::any_of(kZeroRowSizes, [this](const int64_t (&sizes)[3]) {
     return sizes[0] == query_.size && sizes[1] == problem_.rope_size && sizes[2] == value_.size;
   }));
   problem_.heads = a_.heads;
@@ -43,8 +43,8 @@ Call::Call(const std::string& node, const Operator& op, const Attributes& attrib
   read_mask();
   read_bias();
   read_sink();
-  read_integers();
-  read_scales_of_results();
+  read_int8_query();
+  read_result_scales();
 }
 
 Dims Call::statistics_dims() const {
@@ -81,10 +81,10 @@ void Call::read_query() {
   if (query_.heads != a_.heads) {
     wrong_shape(&Rules::heads, input_query, std::to_string(a_.heads) + " heads (num_heads)");
   }
-  if (query_.size > kMostSize) wrong_shape(&Rules::sizes, input_query, "a head size of at most 768");
+  if (query_.size > kMaxHeadSize) wrong_shape(&Rules::sizes, input_query, "a head size of at most 768");
 }
 
-// Cumulative ends: where the sequences of a packed tensor end.
+// Reads the cumulative lengths of a packed tensor: the end of each sequence.
 std::vector<int64_t> Call::read_ends(size_t input, int64_t tokens) const {
   const Tensor& tensor = in_[input];
   if (!tensor.present()) {
@@ -94,39 +94,40 @@ std::vector<int64_t> Call::read_ends(size_t input, int64_t tokens) const {
   if (tensor.rank() != 1) wrong_shape(&Rules::packed, input, "rank 1");
   const auto* values = static_cast<const int64_t*>(tensor.data);
   std::vector<int64_t> ends(values, values + tensor.count());
-  int64_t before = 0;
+  int64_t previous_end = 0;
   for (int64_t end : ends) {
-    if (end < before || end > tokens) {
+    if (end < previous_end || end > tokens) {
       refuse(&Rules::packed, text(input) + " is " + text_of(std::span<const int64_t>(ends)) +
                                  ", expected cumulative lengths that do not fall and end at " + std::to_string(tokens) +
                                  " or before");
     }
-    before = end;
+    previous_end = end;
   }
   return ends;
 }
 
-// One length for each entry: a single one is for all, and what is behind the last entry is not read.
-std::vector<int64_t> Call::read_lengths(size_t input, const std::vector<int64_t>& room) const {
+// The length of each batch entry, at most its capacity. A single length holds for all entries. Lengths after that of
+// the last entry are not read. Without the input, the lengths are the capacities.
+std::vector<int64_t> Call::read_lengths(size_t input, const std::vector<int64_t>& capacity) const {
   const Tensor& given = in_[input];
-  if (!given.present()) return room;
+  if (!given.present()) return capacity;
   want_type(&Rules::lengths, input, {E::int64});
   const auto count = static_cast<size_t>(given.count());
-  if (given.rank() != 1 || (count != 1 && count < room.size())) {
-    wrong_shape(&Rules::lengths, input, "[1] or [" + std::to_string(room.size()) + "]");
+  if (given.rank() != 1 || (count != 1 && count < capacity.size())) {
+    wrong_shape(&Rules::lengths, input, "[1] or [" + std::to_string(capacity.size()) + "]");
   }
-  std::vector<int64_t> lengths(room.size());
-  for (size_t i = 0; i < room.size(); ++i) {
+  std::vector<int64_t> lengths(capacity.size());
+  for (size_t i = 0; i < capacity.size(); ++i) {
     lengths[i] = static_cast<const int64_t*>(given.data)[count == 1 ? 0 : i];
-    if (lengths[i] < 0 || lengths[i] > room[i]) {
+    if (lengths[i] < 0 || lengths[i] > capacity[i]) {
       refuse(&Rules::lengths, text(input) + " gives batch entry " + std::to_string(i) + " the length " +
-                                  std::to_string(lengths[i]) + ", expected 0 to " + std::to_string(room[i]));
+                                  std::to_string(lengths[i]) + ", expected 0 to " + std::to_string(capacity[i]));
     }
   }
   return lengths;
 }
 
-// Places behind the last row or key; -1 where there is no padding.
+// The number of padding rows or keys after the last one of each batch entry, or -1 if the input is absent.
 int64_t Call::read_padding(size_t input, size_t lengths) const {
   if (!in_.has(input)) return -1;
   want_type(&Rules::padding, input, {E::int64});
@@ -139,6 +140,7 @@ int64_t Call::read_padding(size_t input, size_t lengths) const {
   return std::max<int64_t>(0, *static_cast<const int64_t*>(given.data));
 }
 
+// Reads the query rows of each batch entry.
 void Call::read_rows() {
   if (a_.packed()) {
     read_padding(input_query_padding_size, input_actual_seq_lengths);
@@ -149,19 +151,19 @@ void Call::read_rows() {
     }
     return;
   }
-  const std::vector<int64_t> room(static_cast<size_t>(query_.batch), query_.length);
-  const std::vector<int64_t> rows = read_lengths(input_actual_seq_lengths, room);
-  const int64_t behind = read_padding(input_query_padding_size, input_actual_seq_lengths);
-  entries_.resize(room.size());
+  const std::vector<int64_t> capacity(static_cast<size_t>(query_.batch), query_.length);
+  const std::vector<int64_t> rows = read_lengths(input_actual_seq_lengths, capacity);
+  const int64_t padding = read_padding(input_query_padding_size, input_actual_seq_lengths);
+  entries_.resize(capacity.size());
   for (size_t i = 0; i < entries_.size(); ++i) {
     entries_[i].rows = rows[i];
-    if (behind < 0 || query_.length == 1) continue;
-    if (behind > query_.length - rows[i]) {
-      refuse(&Rules::padding, text(input_query_padding_size) + " is " + std::to_string(behind) + " beside " +
+    if (padding < 0 || query_.length == 1) continue;
+    if (padding > query_.length - rows[i]) {
+      refuse(&Rules::padding, text(input_query_padding_size) + " is " + std::to_string(padding) + " beside " +
                                   std::to_string(rows[i]) + " rows of batch entry " + std::to_string(i) +
                                   ", expected at most " + std::to_string(query_.length) + " together");
     }
-    entries_[i].first = query_.length - behind - rows[i];
+    entries_[i].first_row = query_.length - padding - rows[i];
   }
 }
 
@@ -182,18 +184,19 @@ void Call::read_rope() {
   const E type = in_[input_query].type;
   for (size_t input : {input_query_rope, input_key_rope}) want_type(&Rules::rope, input, {type});
   const Tensor& rope = in_[input_query_rope];
-  bool fits = rope.rank() == rank_of(a_.layout) && (a_.layout != Layout::BSH || rope.dims[2] % a_.heads == 0);
-  if (fits) {
+  bool matches = rope.rank() == rank_of(a_.layout) && (a_.layout != Layout::BSH || rope.dims[2] % a_.heads == 0);
+  if (matches) {
     query_rope_ = operand_of(a_.layout, rope.dims, a_.heads);
-    fits = query_rope_.batch == query_.batch && query_rope_.heads == query_.heads && query_rope_.length == query_.length;
+    matches = query_rope_.batch == query_.batch && query_rope_.heads == query_.heads &&
+              query_rope_.length == query_.length;
   }
-  if (!fits) wrong_shape(&Rules::rope, input_query_rope, "that of query with another head size");
-  key_rope_ = read_pool(input_key_rope, kInputCount, a_.key_heads);
+  if (!matches) wrong_shape(&Rules::rope, input_query_rope, "that of query with another head size");
+  key_rope_ = read_cache(input_key_rope, kInputCount, a_.key_heads);
   const bool paged = key_.block_stride != 0;
-  const bool alike = paged ? in_[input_key_rope].dims[0] == in_[input_key].dims[0]
-                           : key_rope_.plain[0].batch == key_.plain[0].batch &&
-                                 key_rope_.plain[0].length == key_.plain[0].length;
-  if (key_rope_.size != query_rope_.size || !alike) {
+  const bool lengths_match = paged ? in_[input_key_rope].dims[0] == in_[input_key].dims[0]
+                                   : key_rope_.operands[0].batch == key_.operands[0].batch &&
+                                         key_rope_.operands[0].length == key_.operands[0].length;
+  if (key_rope_.size != query_rope_.size || !lengths_match) {
     wrong_shape(&Rules::rope, input_key_rope, "that of key with the head size " + std::to_string(query_rope_.size));
   }
   problem_.rope_size = query_rope_.size;

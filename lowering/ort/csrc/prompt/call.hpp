@@ -1,10 +1,11 @@
-// One call of PromptFlashAttention or FusedInferAttentionScore: its tensors checked, and the Problem (or, of an int8 query,
-// the Decode) made of them.
+// One call of PromptFlashAttention or FusedInferAttentionScore. It checks the tensors, and runs one of two kernels.
 //
-// Both are the attention of FlashAttentionScore with other words, so they run on its kernels. What those kernels do not
-// read is brought into a form that they do: pages, prefixes and int8 keys are gathered into memory of the call. Beside
-// int8 keys or results everything is float32 there, and the results are converted at the end. One row of query on pages
-// or int8 keys is what IncreFlashAttention's kernel reads as it is.
+// The kernel of FlashAttentionScore computes the same attention, but it does not read pages, prefixes and int8 keys.
+// They are gathered into memory of the call first. With int8 keys or int8 results the kernel computes in float32, and
+// the results are converted at the end.
+//
+// The kernel of IncreFlashAttention reads pages and int8 keys in place. It runs calls with an int8 query, and calls
+// with one query row and pages or int8 keys.
 //
 //     Call call(node, op, attributes, inputs);
 //     ... allocate outputs of call.out_dims() and call.statistics_dims() ...
@@ -18,7 +19,7 @@
 
 namespace fa::prompt {
 
-// Memory of one call, from the runtime; throws where there is none.
+// Memory from the runtime. The constructor throws std::bad_alloc if there is none.
 class Scratch {
  public:
   Scratch() = default;
@@ -35,41 +36,42 @@ class Scratch {
   void* data_ = nullptr;
 };
 
-// Queries [first, first + rows) of a batch entry and its keys [key_first, key_first + keys), those of a prefix not
-// counted; of packed layouts both from the beginning of the tensor.
+// The queries [first_row, first_row + rows) and the keys [first_key, first_key + keys) of a batch entry, without the
+// keys of the prefix. In packed layouts both count from the beginning of the tensor, otherwise from that of the batch
+// entry.
 struct Entry {
-  int64_t first = 0;
+  int64_t first_row = 0;
   int64_t rows = 0;
-  int64_t key_first = 0;
+  int64_t first_key = 0;
   int64_t keys = 0;
 };
 
-// What the numbers of an int8 tensor stand for: (x + offset) * scale. At head n, channel d and token t the scale is
-// scale[n * head + d * channel + batch entry * batch + t * token].
+// Antiquantisation of an int8 tensor: a number x means (x + offset) * scale. For batch entry b, head n, channel d and
+// token t, the index into `scale` and `offset` is b * batch + n * head + d * channel + t * token.
 struct Scales {
   std::vector<float> scale;
   std::vector<float> offset;  // empty: none
   int64_t batch = 0, head = 0, channel = 0, token = 0;
 };
 
-// Where the keys lie, or the values, or the keys' rope parts.
-struct Pool {
+// The tensors of the keys, of the values, or of the keys' rope parts. They are plain tensors or pages of a pool.
+struct KvCache {
   std::vector<const Tensor*> tensors;  // one, or one for each batch entry
-  std::vector<Operand> plain;          // of each, where they are no pages
+  std::vector<Operand> operands;       // of each tensor; empty if there are pages
   int64_t size = 0;                    // of a head
-  int64_t block_stride = 0;            // of pages; 0: there are none
+  int64_t block_stride = 0;            // of a page; 0: there are no pages
   int64_t head_stride = 0, row_stride = 0;
-  int64_t unit = 0, unit_stride = 0;   // so many numbers of a head lie side by side
+  int64_t chunk = 0, chunk_stride = 0;  // a head is stored as chunks of `chunk` contiguous numbers
   const Tensor* prefix = nullptr;
-  Operand prefix_form;
+  Operand prefix_operand;
   Scales scales;
 };
 
-// As the kernels read a Pool: numbers of the problem's type, at offset[entry] head 0 of the entry's first key.
-struct View {
+// A KvCache in the form that the kernels read. Head 0 of the first key of batch entry i is at offset[i].
+struct KvView {
   std::vector<const void*> data;  // one, or one for each batch entry
-  std::vector<int64_t> head;      // stride, of each
-  int64_t row = 0;
+  std::vector<int64_t> head;      // head stride of each
+  int64_t row = 0;                // row stride
   std::vector<int64_t> offset;
 };
 
@@ -80,8 +82,9 @@ class Call {
   const Dims& out_dims() const { return out_dims_; }
   Dims statistics_dims() const;
 
-  // `out` has the type that the operator was registered for; `statistics` is null where nobody reads them.
-  void run(const Variant& variant, CallRuntime& calls, const Tensor& out, float* statistics);
+  // Computes `out`, whose type is that of the registered operator. `statistics` is softmax_lse, or null if nobody reads
+  // it.
+  void run(const Variant& variant, CallRuntime& call_runtime, const Tensor& out, float* statistics);
 
  private:
   std::string text(size_t input) const { return std::string("input ") + op_.names[input]; }
@@ -90,9 +93,10 @@ class Call {
   void want_type(Topic topic, size_t input, std::initializer_list<E> types) const;
   void want_none(Topic topic, std::initializer_list<size_t> inputs, const std::string& beside) const;
   std::vector<float> floats(const Tensor& tensor) const;
+  // Whether key and value are lists with one tensor for each batch entry.
   bool listed() const { return a_.keys > 1; }
-  bool integers() const { return in_[input_query].type == E::int8; }
-  bool antiquantised() const { return !integers() && in_[input_key].type == E::int8; }
+  bool has_int8_query() const { return in_[input_query].type == E::int8; }
+  bool antiquantised() const { return !has_int8_query() && in_[input_key].type == E::int8; }
   bool left_padded() const { return in_.has(input_query_padding_size) || in_.has(input_kv_padding_size); }
   int64_t batch() const { return static_cast<int64_t>(entries_.size()); }
   int64_t keys_of(int64_t entry) const { return prefix_ + entries_[entry].keys; }
@@ -102,43 +106,44 @@ class Call {
   void read_query();
   void read_rows();
   std::vector<int64_t> read_ends(size_t input, int64_t tokens) const;
-  std::vector<int64_t> read_lengths(size_t input, const std::vector<int64_t>& room) const;
+  std::vector<int64_t> read_lengths(size_t input, const std::vector<int64_t>& capacity) const;
   int64_t read_padding(size_t input, size_t lengths) const;
   void read_rope();
 
-  // keys.cc: where keys and values lie
-  void read_pools();
-  Pool read_pool(size_t input, size_t prefix, int64_t heads);
-  void read_pages(size_t input, Pool& pool) const;
-  void read_prefix(size_t input, Pool& pool) const;
-  void read_room(const Pool& pool, std::vector<int64_t>& room) const;
+  // keys.cc: the tensors of keys and values
+  void read_caches();
+  KvCache read_cache(size_t input, size_t prefix, int64_t heads);
+  void read_pages(size_t input, KvCache& cache) const;
+  void read_prefix(size_t input, KvCache& cache) const;
+  void read_capacity(const KvCache& cache, std::vector<int64_t>& capacity) const;
   void read_key_lengths();
   void read_table() const;
   void read_antiquant();
   Scales read_scales(size_t scale, size_t offset, int64_t part, int64_t mode, int64_t size) const;
-  View view_of(const Pool& pool) const;
-  View gathered(const Pool& pool, E type, const Runtime& runtime, Scratch& memory) const;
-  bool is_gathered(const Pool& pool, E type) const;
+  KvView view_in_place(const KvCache& cache) const;
+  KvView gather(const KvCache& cache, E type, const Runtime& runtime, Scratch& memory) const;
+  bool needs_gather(const KvCache& cache, E type) const;
 
   // terms.cc: masks, biases, scales
   void read_mask();
   void read_bias();
   void read_sink();
-  void read_scales_of_results();
+  void read_result_scales();
   float scalar(size_t input) const;
-  void read_integers();
-  void place(int64_t entry, Sequence& sequence) const;
+  void read_int8_query();
+  void fill_sequence(int64_t entry, Sequence& sequence) const;
 
-  // run.cc
-  void attend(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out, float* statistics);
-  void attend_by_rows(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out);
-  bool decodes() const;
-  bool pages_lie_alike() const;
-  std::vector<float> by_channel(const Scales& scales, const std::vector<float>& numbers, int64_t size) const;
+  // run.cc: the two kernels
+  void attend(const Variant& variant, CallRuntime& call_runtime, const Runtime& runtime, const Tensor& out,
+              float* statistics);
+  void decode_rows(const Variant& variant, CallRuntime& call_runtime, const Runtime& runtime, const Tensor& out);
+  bool uses_decode_kernel() const;
+  bool pages_have_equal_strides() const;
+  std::vector<float> expand_to_channels(const Scales& scales, const std::vector<float>& numbers, int64_t size) const;
   void fill_statistics(float* out) const;
-  void write_statistics(const std::vector<Sequence>& sequences, const std::vector<int64_t>& owners, const float* max,
+  void write_statistics(const std::vector<Sequence>& sequences, const std::vector<int64_t>& entry_of, const float* max,
                         const float* sum, float* out) const;
-  bool nothing_attended(const Sequence& sequence, int64_t row) const;
+  bool attends_nothing(const Sequence& sequence, int64_t row) const;
   void convert_row(const float* from, int64_t head, void* to, E type) const;
 
   const std::string& node_;
@@ -149,13 +154,13 @@ class Call {
   Operand query_rope_;
   Operand out_;
   Dims out_dims_;
-  bool one_row_ = false;   // the path of decoding: masks by key, no mode
-  bool zero_rows_ = false;
+  bool single_row_ = false;  // the mask is one of keys, and sparse_mode has no effect
+  bool zero_rows_ = false;   // rows without a key are 0
   std::vector<Entry> entries_;
-  std::vector<int64_t> room_;  // of keys, by batch entry
-  int64_t prefix_ = 0;         // its length
-  int64_t columns_ = 0;        // that a mask or bias must have
-  Pool key_, value_, key_rope_;
+  std::vector<int64_t> key_capacity_;  // see read_capacity
+  int64_t prefix_ = 0;                 // keys of the prefix
+  int64_t mask_columns_ = 0;           // the least number of columns of a mask or bias
+  KvCache key_, value_, key_rope_;
   Problem problem_;
   int64_t mask_batch_ = 0;
   int64_t pse_batch_ = 0;

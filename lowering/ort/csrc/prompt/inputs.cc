@@ -10,9 +10,9 @@ const Tensor& Inputs::operator[](size_t input) const {
   if (input == input_query) return all_[0];
   if (input == input_key) return key(0);
   if (input == input_value) return value(0);
-  const size_t place = 1 + static_cast<size_t>(keys_ + values_) + (input - input_pse_shift);
-  const bool given = input < inputs_ && place < all_.size() && all_[place].present() && all_[place].count() > 0;
-  return given ? all_[place] : none_;
+  const size_t position = 1 + static_cast<size_t>(keys_ + values_) + (input - input_pse_shift);
+  const bool given = input < inputs_ && position < all_.size() && all_[position].present() && all_[position].count() > 0;
+  return given ? all_[position] : none_;
 }
 
 }  // namespace fa::prompt

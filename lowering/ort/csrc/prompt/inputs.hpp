@@ -1,4 +1,4 @@
-// The tensors of one call: key and value may be several each, after which the others move up.
+// The tensors of one call. key and value may be lists of tensors, which move the inputs after them to later positions.
 #pragma once
 
 #include "attributes.hpp"
@@ -9,7 +9,8 @@ class Inputs {
  public:
   Inputs(ort::Api api, const ort::KernelContext* context, const Operator& op, const Attributes& attributes);
 
-  // The only tensor of an input, or the first. An optional one that is empty counts as absent, as in the operator.
+  // The tensor of an input, or the first one of a list. An optional tensor without elements counts as absent, as in the
+  // operator.
   const Tensor& operator[](size_t input) const;
   bool has(size_t input) const { return (*this)[input].present(); }
   const Tensor& key(int64_t n) const { return all_[1 + static_cast<size_t>(n)]; }
@@ -18,7 +19,7 @@ class Inputs {
  private:
   int64_t keys_;
   int64_t values_;
-  size_t inputs_;  // of the operator, lists counted once
+  size_t inputs_;  // of the operator; a list counts as one input
   std::vector<Tensor> all_;
   Tensor none_;
 };

@@ -1,5 +1,5 @@
-// Running a call on the kernel of FlashAttentionScore or, with an int8 query and for one row of query beside pages or int8
-// keys, on that of IncreFlashAttention, which reads both where they lie.
+// Runs a call on the kernel of IncreFlashAttention (an int8 query, or one query row with pages or int8 keys), or on the
+// kernel of FlashAttentionScore (all others).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,8 +11,8 @@
 namespace fa::prompt {
 namespace {
 
-constexpr int64_t kMostDecoded = 512;  // the head size that the decoding kernel takes
-constexpr float kLowest = -std::numeric_limits<float>::max();
+constexpr int64_t kMaxDecodeHeadSize = 512;  // of the kernel of IncreFlashAttention
+constexpr float kLowest = -std::numeric_limits<float>::max();  // softmax_max of a row that attends no key
 
 // Runs body(i) for every i below count on the threads of the call.
 template <class Body>
@@ -48,51 +48,52 @@ Scratch::~Scratch() {
   if (data_ != nullptr) runtime_->release(runtime_->self, data_);
 }
 
-void Call::run(const Variant& variant, CallRuntime& calls, const Tensor& out, float* statistics) {
+void Call::run(const Variant& variant, CallRuntime& call_runtime, const Tensor& out, float* statistics) {
   if ((out.type == E::int8) != !quant_scale_.empty()) {
     refuse(&Rules::scales, std::string("attention_out is ") + (out.type == E::int8 ? "" : "not ") + "int8 " +
                                (out.type == E::int8 ? "without" : "beside") + " the input quant_scale2");
   }
-  if (query_.size == 0) {  // keys without numbers are no keys
+  if (query_.size == 0) {  // then a row attends no key
     clear(out);
     if (statistics != nullptr) fill_statistics(statistics);
     return;
   }
-  const Runtime runtime = calls.runtime();
+  const Runtime runtime = call_runtime.runtime();
   try {
-    if (decodes()) {
-      attend_by_rows(variant, calls, runtime, out);
+    if (uses_decode_kernel()) {
+      decode_rows(variant, call_runtime, runtime, out);
     } else {
-      attend(variant, calls, runtime, out, statistics);
+      attend(variant, call_runtime, runtime, out, statistics);
     }
   } catch (const std::bad_alloc&) {
-    calls.finish(Outcome::out_of_memory, node_);
+    call_runtime.finish(Outcome::out_of_memory, node_);
   }
 }
 
-void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out,
+// Runs the kernel of FlashAttentionScore.
+void Call::attend(const Variant& variant, CallRuntime& call_runtime, const Runtime& runtime, const Tensor& out,
                   float* statistics) {
   const Tensor& query = in_[input_query];
-  const bool wide = antiquantised() || !quant_scale_.empty();
-  const E type = wide ? E::float32 : query.type;
+  const bool in_float32 = antiquantised() || !quant_scale_.empty();
+  const E type = in_float32 ? E::float32 : query.type;
   problem_.type = type_of(type);
   problem_.empty_rows = zero_rows_ || problem_.sink != nullptr ? EmptyRows::zero : EmptyRows::mean;
-  Scratch floats_of_query, key_memory, value_memory, rope_memory, results, max, sum;
+  Scratch query_floats, key_memory, value_memory, rope_memory, results, max, sum;
   const void* queries = query.data;
   if (type != query.type) {
-    floats_of_query = Scratch(runtime, static_cast<size_t>(query.count()) * sizeof(float));
-    auto* converted = floats_of_query.as<float>();
+    query_floats = Scratch(runtime, static_cast<size_t>(query.count()) * sizeof(float));
+    auto* converted = query_floats.as<float>();
     for (int64_t i = 0; i < query.count(); ++i) converted[i] = reference::read(query.data, i, type_of(query.type));
     queries = converted;
   }
   problem_.query = query_.strided(const_cast<void*>(queries));
-  const auto read = [&](const Pool& pool, Scratch& memory) {
-    return is_gathered(pool, type) ? gathered(pool, type, runtime, memory) : view_of(pool);
+  const auto read = [&](const KvCache& cache, Scratch& memory) {
+    return needs_gather(cache, type) ? gather(cache, type, runtime, memory) : view_in_place(cache);
   };
-  const View key = read(key_, key_memory);
-  const View value = read(value_, value_memory);
-  const View rope = problem_.rope_size == 0 ? View{} : read(key_rope_, rope_memory);
-  const auto strided = [](const View& view, size_t n) {
+  const KvView key = read(key_, key_memory);
+  const KvView value = read(value_, value_memory);
+  const KvView rope = problem_.rope_size == 0 ? KvView{} : read(key_rope_, rope_memory);
+  const auto strided = [](const KvView& view, size_t n) {
     return Strided{const_cast<void*>(view.data[n]), view.head[n], view.row};
   };
   problem_.key = strided(key, 0);
@@ -102,18 +103,17 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
     problem_.key_rope = strided(rope, 0);
   }
   const size_t numbers = static_cast<size_t>(out.count());
-  if (wide) results = Scratch(runtime, numbers * sizeof(float));
-  problem_.out = out_.strided(wide ? results.as<void>() : out.data);
+  if (in_float32) results = Scratch(runtime, numbers * sizeof(float));
+  problem_.out = out_.strided(in_float32 ? results.as<void>() : out.data);
   std::vector<Sequence> sequences;
-  std::vector<int64_t> owners;
+  std::vector<int64_t> entry_of;
   int64_t rows = 0;
-  int64_t written = 0;
   for (int64_t i = 0; i < batch(); ++i) {
     if (entries_[i].rows == 0 || keys_of(i) == 0) continue;
     Sequence s;
-    place(i, s);
+    fill_sequence(i, s);
     if (s.query_length == 0) continue;
-    const int64_t row = entries_[i].first + s.query;
+    const int64_t row = entries_[i].first_row + s.query;
     const int64_t b = batch_in_tensor(i);
     s.query = b * query_.batch_stride + row * query_.row_stride;
     s.query_rope = b * query_rope_.batch_stride + row * query_rope_.row_stride;
@@ -125,11 +125,10 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
     s.statistics_head = s.query_length * kStatisticsWidth;
     s.statistics_row = kStatisticsWidth;
     rows += s.query_length;
-    written += s.query_length;
     sequences.push_back(s);
-    owners.push_back(i);
+    entry_of.push_back(i);
   }
-  if (written != query_.batch * query_.length || value_.size == 0) {
+  if (rows != query_.batch * query_.length || value_.size == 0) {
     clear(out);
   }
   if (statistics != nullptr) {
@@ -144,18 +143,18 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
   problem_.sequences = sequences.data();
   problem_.sequence_count = static_cast<int64_t>(sequences.size());
   if (key.data.size() == 1) {
-    calls.finish(variant.attention(problem_, runtime), node_);
+    call_runtime.finish(variant.attention(problem_, runtime), node_);
   } else {
     problem_.sequence_count = 1;
     for (size_t n = 0; n < sequences.size(); ++n) {
       problem_.sequences = &sequences[n];
-      problem_.key = strided(key, static_cast<size_t>(owners[n]));
-      problem_.value = strided(value, static_cast<size_t>(owners[n]));
-      calls.finish(variant.attention(problem_, runtime), node_);
+      problem_.key = strided(key, static_cast<size_t>(entry_of[n]));
+      problem_.value = strided(value, static_cast<size_t>(entry_of[n]));
+      call_runtime.finish(variant.attention(problem_, runtime), node_);
     }
   }
-  if (statistics != nullptr) write_statistics(sequences, owners, max.as<float>(), sum.as<float>(), statistics);
-  if (!wide) return;
+  if (statistics != nullptr) write_statistics(sequences, entry_of, max.as<float>(), sum.as<float>(), statistics);
+  if (!in_float32) return;
   const auto heads = static_cast<size_t>(a_.heads);
   in_parallel(runtime, sequences.size() * heads, [&](size_t task) {
     const Sequence& s = sequences[task / heads];
@@ -165,10 +164,10 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
       convert_row(results.as<float>() + at, head, static_cast<char*>(out.data) + at * bytes_of(out.type), out.type);
     }
   });
-  calls.finish(Outcome::done, node_);
+  call_runtime.finish(Outcome::done, node_);
 }
 
-// One row of results of a head as the type of attention_out.
+// Converts one row of float32 results of a head to the type of attention_out.
 void Call::convert_row(const float* from, int64_t head, void* to, E type) const {
   const int64_t size = value_.size;
   if (type != E::int8) {
@@ -180,59 +179,64 @@ void Call::convert_row(const float* from, int64_t head, void* to, E type) const 
   for (int64_t d = 0; d < size; ++d) {
     const int64_t at = first + d * step;
     const float result = from[d] * quant_scale_[at] + (quant_offset_.empty() ? 0.0f : quant_offset_[at]);
-    const float near = std::isnan(result) ? -128.0f : std::fmin(127.0f, std::fmax(-128.0f, std::nearbyint(result)));
-    static_cast<int8_t*>(to)[d] = static_cast<int8_t>(near);
+    const float rounded = std::isnan(result) ? -128.0f : std::fmin(127.0f, std::fmax(-128.0f, std::nearbyint(result)));
+    static_cast<int8_t*>(to)[d] = static_cast<int8_t>(rounded);
   }
 }
 
+// Sets softmax_lse of every row to that of a row that attends no key.
 void Call::fill_statistics(float* out) const {
   std::fill_n(out, query_.batch * query_.length * a_.heads, std::numeric_limits<float>::infinity());
 }
 
-// m + ln(l) of every row, +inf where no key is attended: [B,N1,S1,1], or [T,N1,1] of packed layouts.
-void Call::write_statistics(const std::vector<Sequence>& sequences, const std::vector<int64_t>& owners, const float* max,
-                            const float* sum, float* out) const {
+// Writes softmax_lse = softmax_max + ln(softmax_sum): [B,N1,S1,1], or [T,N1,1] in packed layouts. Rows that attend no
+// key keep their value.
+void Call::write_statistics(const std::vector<Sequence>& sequences, const std::vector<int64_t>& entry_of,
+                            const float* max, const float* sum, float* out) const {
   for (size_t n = 0; n < sequences.size(); ++n) {
     const Sequence& s = sequences[n];
-    const int64_t b = batch_in_tensor(owners[n]);
+    const int64_t b = batch_in_tensor(entry_of[n]);
     const int64_t row = (s.query - b * query_.batch_stride) / query_.row_stride;
     for (int64_t head = 0; head < a_.heads; ++head) {
       for (int64_t i = 0; i < s.query_length; ++i) {
         const int64_t from = s.statistics + head * s.statistics_head + i * s.statistics_row;
         const int64_t to = a_.packed() ? (row + i) * a_.heads + head
                                        : (b * a_.heads + head) * query_.length + row + i;
-        const bool alone = problem_.sink == nullptr ? max[from] == kLowest
-                                                    : max[from] == problem_.sink[head] && sum[from] == 1.0f;
-        if (alone && nothing_attended(s, i)) continue;
+        const bool may_be_empty = problem_.sink == nullptr ? max[from] == kLowest
+                                                           : max[from] == problem_.sink[head] && sum[from] == 1.0f;
+        if (may_be_empty && attends_nothing(s, i)) continue;
         out[to] = max[from] + std::log(sum[from]);
       }
     }
   }
 }
 
-bool Call::nothing_attended(const Sequence& s, int64_t row) const {
+bool Call::attends_nothing(const Sequence& s, int64_t row) const {
   for (int64_t j = std::max<int64_t>(0, row + s.first); j < s.key_length && j - row <= s.last; ++j) {
     if (problem_.mask == nullptr || problem_.mask[s.mask + row * problem_.mask_row + j] == 0) return false;
   }
   return true;
 }
 
-// Whether the decoding kernel reads the keys where they lie, and has all that the call asks for.
-bool Call::decodes() const {
-  if (integers()) return true;
-  if (!one_row_ || a_.statistics || problem_.sink != nullptr || problem_.slopes != nullptr) return false;
+// Whether the kernel of IncreFlashAttention runs the call. It runs every call with an int8 query, and other calls if it
+// can read the keys in place and supports all inputs and attributes of the call.
+bool Call::uses_decode_kernel() const {
+  if (has_int8_query()) return true;
+  if (!single_row_ || a_.statistics || problem_.sink != nullptr || problem_.slopes != nullptr) return false;
   if (key_.prefix != nullptr || key_.scales.token != 0 || value_.scales.token != 0) return false;
-  if (query_.size > kMostDecoded) return false;
-  return key_.block_stride == 0 ? antiquantised() : pages_lie_alike();
+  if (query_.size > kMaxDecodeHeadSize) return false;
+  return key_.block_stride == 0 ? antiquantised() : pages_have_equal_strides();
 }
 
-bool Call::pages_lie_alike() const {
-  return key_.unit == key_.size && value_.unit == value_.size && key_.head_stride == value_.head_stride &&
+// Whether the pages of key and value have the same strides, and contiguous heads.
+bool Call::pages_have_equal_strides() const {
+  return key_.chunk == key_.size && value_.chunk == value_.size && key_.head_stride == value_.head_stride &&
          key_.row_stride == value_.row_stride;
 }
 
-// The scales or offsets of every channel of every head, as the decoding kernel takes them.
-std::vector<float> Call::by_channel(const Scales& scales, const std::vector<float>& numbers, int64_t size) const {
+// Scales or offsets as [key_heads][size], which the kernel of IncreFlashAttention takes.
+std::vector<float> Call::expand_to_channels(const Scales& scales, const std::vector<float>& numbers,
+                                            int64_t size) const {
   std::vector<float> out;
   for (int64_t n = 0; n < a_.key_heads && !numbers.empty(); ++n) {
     for (int64_t d = 0; d < size; ++d) out.push_back(numbers[n * scales.head + d * scales.channel]);
@@ -240,26 +244,27 @@ std::vector<float> Call::by_channel(const Scales& scales, const std::vector<floa
   return out;
 }
 
-// Each row of query is a batch entry of the decoding kernel, whose query and results are [entry][head][size].
-void Call::attend_by_rows(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out) {
+// Runs the kernel of IncreFlashAttention. Each query row becomes a batch entry of the kernel. The kernel's query and
+// results are [entry][head][size].
+void Call::decode_rows(const Variant& variant, CallRuntime& call_runtime, const Runtime& runtime, const Tensor& out) {
   const int64_t size = query_.size;
   const int64_t width = a_.heads * size;
-  const int64_t cell = bytes_of(out.type);
+  const int64_t out_bytes = bytes_of(out.type);
   const E query_type = in_[input_query].type;
   const E key_type = in_[input_key].type;
-  const int64_t query_cell = bytes_of(query_type);
-  const int64_t key_cell = bytes_of(key_type);
-  const bool in_pages = key_.block_stride != 0 && pages_lie_alike();
+  const int64_t query_bytes = bytes_of(query_type);
+  const int64_t key_bytes = bytes_of(key_type);
+  const bool paged = key_.block_stride != 0 && pages_have_equal_strides();
   Scratch key_memory, value_memory, masks;
-  const auto read = [&](const Pool& pool, Scratch& memory) {
-    if (in_pages) {
+  const auto read = [&](const KvCache& cache, Scratch& memory) {
+    if (paged) {
       const std::vector<int64_t> begins(entries_.size());
-      return View{{pool.tensors[0]->data}, {pool.head_stride}, pool.row_stride, begins};
+      return KvView{{cache.tensors[0]->data}, {cache.head_stride}, cache.row_stride, begins};
     }
-    return is_gathered(pool, key_type) ? gathered(pool, key_type, runtime, memory) : view_of(pool);
+    return needs_gather(cache, key_type) ? gather(cache, key_type, runtime, memory) : view_in_place(cache);
   };
-  const View key = read(key_, key_memory);
-  const View value = read(value_, value_memory);
+  const KvView key = read(key_, key_memory);
+  const KvView value = read(value_, value_memory);
   struct Source {
     int64_t batch, row;
     bool zero;
@@ -267,23 +272,23 @@ void Call::attend_by_rows(const Variant& variant, CallRuntime& calls, const Runt
   std::vector<Source> sources;
   std::vector<DecodeEntry> entries;
   std::vector<Sequence> sequences(entries_.size());
-  int64_t bytes = 0;
+  int64_t mask_bytes = 0;
   for (int64_t i = 0; i < batch(); ++i) {
     if (entries_[i].rows == 0 || keys_of(i) == 0) continue;
-    place(i, sequences[i]);
-    bytes += sequences[i].query_length * sequences[i].key_length;
+    fill_sequence(i, sequences[i]);
+    mask_bytes += sequences[i].query_length * sequences[i].key_length;
   }
   const bool masked = in_.has(input_atten_mask);
-  if (masked) masks = Scratch(runtime, static_cast<size_t>(bytes));
-  uint8_t* own_mask = masks.as<uint8_t>();
+  if (masked) masks = Scratch(runtime, static_cast<size_t>(mask_bytes));
+  uint8_t* row_mask = masks.as<uint8_t>();
   for (int64_t i = 0; i < batch(); ++i) {
     const Sequence& s = sequences[i];
     for (int64_t r = 0; r < s.query_length; ++r) {
       const size_t tensor = key.data.size() == 1 ? 0 : static_cast<size_t>(i);
       DecodeEntry entry;
-      entry.key = static_cast<const char*>(key.data[tensor]) + key.offset[i] * key_cell;
-      entry.value = static_cast<const char*>(value.data[tensor]) + value.offset[i] * key_cell;
-      if (in_pages) {
+      entry.key = static_cast<const char*>(key.data[tensor]) + key.offset[i] * key_bytes;
+      entry.value = static_cast<const char*>(value.data[tensor]) + value.offset[i] * key_bytes;
+      if (paged) {
         const Tensor& table = in_[input_block_table];
         entry.blocks = static_cast<const int32_t*>(table.data) + i * table.dims[1];
       }
@@ -292,32 +297,32 @@ void Call::attend_by_rows(const Variant& variant, CallRuntime& calls, const Runt
       entry.pse = s.pse + r * s.pse_row;
       bool zero = false;
       if (masked) {
-        bool any = false;
+        bool attends = false;
         for (int64_t j = 0; j < s.key_length; ++j) {
           const bool outside = j - r < s.first || j - r > s.last;
-          own_mask[j] = outside || (problem_.mask != nullptr && problem_.mask[s.mask + r * problem_.mask_row + j] != 0);
-          any = any || own_mask[j] == 0;
+          row_mask[j] = outside || (problem_.mask != nullptr && problem_.mask[s.mask + r * problem_.mask_row + j] != 0);
+          attends = attends || row_mask[j] == 0;
         }
-        entry.mask = own_mask;
-        own_mask += s.key_length;
-        zero = zero_rows_ && !any;
+        entry.mask = row_mask;
+        row_mask += s.key_length;
+        zero = zero_rows_ && !attends;
       }
       entries.push_back(entry);
-      sources.push_back({i, entries_[i].first + s.query + r, zero});
+      sources.push_back({i, entries_[i].first_row + s.query + r, zero});
     }
   }
   clear(out);
   if (entries.empty()) return;
-  const Scratch queries(runtime, entries.size() * static_cast<size_t>(width * query_cell));
-  const Scratch results(runtime, entries.size() * static_cast<size_t>(width * cell));
+  const Scratch queries(runtime, entries.size() * static_cast<size_t>(width * query_bytes));
+  const Scratch results(runtime, entries.size() * static_cast<size_t>(width * out_bytes));
   const auto* from = static_cast<const char*>(in_[input_query].data);
   for (size_t n = 0; n < entries.size(); ++n) {
     const Source& source = sources[n];
     for (int64_t head = 0; head < a_.heads; ++head) {
       const int64_t at =
           source.batch * query_.batch_stride + head * query_.head_stride + source.row * query_.row_stride;
-      std::memcpy(queries.as<char>() + (static_cast<int64_t>(n) * width + head * size) * query_cell,
-                  from + at * query_cell, static_cast<size_t>(size * query_cell));
+      std::memcpy(queries.as<char>() + (static_cast<int64_t>(n) * width + head * size) * query_bytes,
+                  from + at * query_bytes, static_cast<size_t>(size * query_bytes));
     }
   }
   Decode decode;
@@ -333,7 +338,7 @@ void Call::attend_by_rows(const Variant& variant, CallRuntime& calls, const Runt
   decode.query = queries.as<void>();
   decode.out = results.as<void>();
   decode.row_stride = key.row;
-  if (in_pages) {
+  if (paged) {
     decode.block_size = a_.block_size;
     decode.block_stride = key_.block_stride;
   }
@@ -342,36 +347,36 @@ void Call::attend_by_rows(const Variant& variant, CallRuntime& calls, const Runt
   decode.pse = problem_.pse;
   decode.pse_head = pse_head_;
   decode.scale = a_.scale;
-  const bool channels = key_.scales.head + key_.scales.channel + value_.scales.head + value_.scales.channel != 0;
+  const bool per_channel = key_.scales.head + key_.scales.channel + value_.scales.head + value_.scales.channel != 0;
   std::vector<float> expanded[4];
-  const auto scales = [&](const Scales& own, const std::vector<float>& numbers, std::vector<float>& store) {
-    if (channels) store = by_channel(own, numbers, size);
-    const std::vector<float>& found = channels ? store : numbers;
-    return found.empty() ? nullptr : found.data();
+  const auto kernel_numbers = [&](const Scales& scales, const std::vector<float>& numbers, std::vector<float>& memory) {
+    if (per_channel) memory = expand_to_channels(scales, numbers, size);
+    const std::vector<float>& used = per_channel ? memory : numbers;
+    return used.empty() ? nullptr : used.data();
   };
-  decode.key_scale = scales(key_.scales, key_.scales.scale, expanded[0]);
-  decode.key_offset = scales(key_.scales, key_.scales.offset, expanded[1]);
-  decode.value_scale = scales(value_.scales, value_.scales.scale, expanded[2]);
-  decode.value_offset = scales(value_.scales, value_.scales.offset, expanded[3]);
-  decode.antiquant_per_channel = channels;
+  decode.key_scale = kernel_numbers(key_.scales, key_.scales.scale, expanded[0]);
+  decode.key_offset = kernel_numbers(key_.scales, key_.scales.offset, expanded[1]);
+  decode.value_scale = kernel_numbers(value_.scales, value_.scales.scale, expanded[2]);
+  decode.value_offset = kernel_numbers(value_.scales, value_.scales.offset, expanded[3]);
+  decode.antiquant_per_channel = per_channel;
   decode.quant_scale = quant_scale_.empty() ? nullptr : quant_scale_.data();
   decode.quant_offset = quant_offset_.empty() ? nullptr : quant_offset_.data();
   decode.quant_per_channel = quant_scale_.size() > 1;
   decode.dequant_scale1 = dequant_scale1_;
   decode.quant_scale1 = quant_scale1_;
   decode.dequant_scale2 = dequant_scale2_;
-  calls.finish(variant.decode(decode, runtime), node_);
+  call_runtime.finish(variant.decode(decode, runtime), node_);
   const std::vector<float> zeros(static_cast<size_t>(size));
   for (size_t n = 0; n < entries.size(); ++n) {
     const Source& source = sources[n];
     for (int64_t head = 0; head < a_.heads; ++head) {
       const int64_t at = source.batch * out_.batch_stride + head * out_.head_stride + source.row * out_.row_stride;
-      char* to = static_cast<char*>(out.data) + at * cell;
+      char* to = static_cast<char*>(out.data) + at * out_bytes;
       if (source.zero) {
         convert_row(zeros.data(), head, to, out.type);
       } else {
-        std::memcpy(to, results.as<char>() + (static_cast<int64_t>(n) * width + head * size) * cell,
-                    static_cast<size_t>(size * cell));
+        std::memcpy(to, results.as<char>() + (static_cast<int64_t>(n) * width + head * size) * out_bytes,
+                    static_cast<size_t>(size * out_bytes));
       }
     }
   }

@@ -7,9 +7,10 @@
 
 namespace fa::prompt {
 
-// With d = j - i and off = keys - rows of a batch entry, a row attends a key if
+// Reads atten_mask. Without it, every row attends every key. With it, and with d = j - i and off = keys - rows of a
+// batch entry, row i attends key j if
 //
-//     mode   without a mask always; with one                  atten_mask
+//     mode   condition                                        atten_mask
 //     0      mask == 0 and -pre <= d <= next                  of the scores, [S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2]
 //            with padding: mask == 0
 //     1      mask == 0                                        of the scores
@@ -17,7 +18,8 @@ namespace fa::prompt {
 //     3      d <= off                                         the constant
 //     4      -pre <= d - off <= next                          the constant
 //
-// One row of query on the path of decoding takes a mask of keys in every mode: [1|B,keys] with ones between.
+// With single_row_, the mask is one of keys in every mode: [1|B,..,keys], where the dimensions between are 1. A key is
+// attended if its mask is 0.
 void Call::read_mask() {
   if (a_.sparse_mode < 0 || a_.sparse_mode > 4) {
     refuse(&Rules::mask, "sparse_mode is " + std::to_string(a_.sparse_mode) + ", expected 0 to 4");
@@ -26,13 +28,13 @@ void Call::read_mask() {
   want_type(&Rules::mask, input_atten_mask, {E::boolean, E::int8, E::uint8});
   const Tensor& mask = in_[input_atten_mask];
   const Dims& d = mask.dims;
-  const bool ranked = d.size() >= 2 && d.size() <= 4;
-  if (one_row_) {
-    bool fits = ranked && (d[0] == 1 || d[0] == batch()) && d.back() >= columns_;
-    for (size_t i = 1; fits && i + 1 < d.size(); ++i) fits = d[i] == 1;
-    if (!fits) {
+  const bool rank_matches = d.size() >= 2 && d.size() <= 4;
+  if (single_row_) {
+    bool matches = rank_matches && (d[0] == 1 || d[0] == batch()) && d.back() >= mask_columns_;
+    for (size_t i = 1; matches && i + 1 < d.size(); ++i) matches = d[i] == 1;
+    if (!matches) {
       wrong_shape(&Rules::mask, input_atten_mask,
-                  "[" + std::to_string(batch()) + ",..,keys from " + std::to_string(columns_) +
+                  "[" + std::to_string(batch()) + ",..,keys from " + std::to_string(mask_columns_) +
                       " on] with ones between: with one row of query every sparse_mode takes a mask of keys");
     }
     problem_.mask = static_cast<const uint8_t*>(mask.data);
@@ -42,7 +44,8 @@ void Call::read_mask() {
   }
   if (a_.sparse_mode >= 2) {
     const Signature signature{
-        .rules = {.mask = op_.rules.mask}, .names = op_.names, .place = {}, .statistics_layout = {}, .forward = true};
+        .rules = {.mask = op_.rules.mask}, .names = op_.names, .positions = {}, .statistics_layout = {},
+        .forward = true};
     fa::Attributes mode;
     mode.sparse_mode = a_.sparse_mode;
     check_constant_mask(Diagnostics{node_, signature}, mode, mask, false);
@@ -53,21 +56,22 @@ void Call::read_mask() {
     rows = 0;
     for (const Entry& entry : entries_) rows = std::max(rows, entry.rows);
   }
-  const int64_t lead = ranked && d.size() > 2 ? d[0] : 1;
-  const bool fits = ranked && (lead == 1 || lead == batch()) && (d.size() < 4 || d[1] == 1) &&
-                    d[d.size() - 2] >= rows && d.back() >= columns_;
-  if (!fits) {
+  const int64_t mask_batch = rank_matches && d.size() > 2 ? d[0] : 1;
+  const bool matches = rank_matches && (mask_batch == 1 || mask_batch == batch()) && (d.size() < 4 || d[1] == 1) &&
+                       d[d.size() - 2] >= rows && d.back() >= mask_columns_;
+  if (!matches) {
     wrong_shape(&Rules::mask, input_atten_mask,
                 "[S1,S2], [1 or " + std::to_string(batch()) + ",S1,S2] or the same with a 1 before S1, S1 from " +
-                    std::to_string(rows) + " and S2 from " + std::to_string(columns_) + " on");
+                    std::to_string(rows) + " and S2 from " + std::to_string(mask_columns_) + " on");
   }
   problem_.mask = static_cast<const uint8_t*>(mask.data);
   problem_.mask_row = d.back();
   problem_.mask_column = 1;
-  mask_batch_ = lead == 1 ? 0 : d[d.size() - 2] * d.back();
+  mask_batch_ = mask_batch == 1 ? 0 : d[d.size() - 2] * d.back();
 }
 
-// pse_shift [1|B,N1,S1,S2], or slopes [N1] or [B,N1] that a bias by distance is made of.
+// Reads pse_shift: a bias [1|B,N1,S1,S2] (pse_type 0), or slopes [N1] or [B,N1] from which a bias is computed (2 and 3,
+// see call/bias.cc).
 void Call::read_bias() {
   const Tensor& pse = in_[input_pse_shift];
   if (a_.pse_type != 0) {
@@ -100,12 +104,12 @@ void Call::read_bias() {
   const E query = in_[input_query].type;
   want_type(&Rules::bias, input_pse_shift, {query == E::int8 ? E::float16 : query});
   const Dims& d = pse.dims;
-  const bool fits = d.size() == 4 && (d[0] == 1 || d[0] == batch()) && d[1] == a_.heads && d[2] >= query_.length &&
-                    d[3] >= columns_;
-  if (!fits) {
+  const bool matches = d.size() == 4 && (d[0] == 1 || d[0] == batch()) && d[1] == a_.heads && d[2] >= query_.length &&
+                       d[3] >= mask_columns_;
+  if (!matches) {
     wrong_shape(&Rules::bias, input_pse_shift,
                 "[" + std::to_string(batch()) + " or 1," + std::to_string(a_.heads) + ",S1 from " +
-                    std::to_string(query_.length) + " on,S2 from " + std::to_string(columns_) + " on]");
+                    std::to_string(query_.length) + " on,S2 from " + std::to_string(mask_columns_) + " on]");
   }
   problem_.pse = pse.data;
   problem_.pse_type = type_of(pse.type);
@@ -124,7 +128,7 @@ void Call::read_sink() {
   problem_.sink = sink_.data();
 }
 
-// One number; uint64 holds the bits of a float in its lower half.
+// The value of a scale with one number. A uint64 has the bits of a float32 in its lower half.
 float Call::scalar(size_t input) const {
   want_type(&Rules::scales, input, {E::float32, E::uint64});
   const Tensor& tensor = in_[input];
@@ -136,8 +140,8 @@ float Call::scalar(size_t input) const {
   return value;
 }
 
-void Call::read_integers() {
-  if (!integers()) {
+void Call::read_int8_query() {
+  if (!has_int8_query()) {
     want_none(&Rules::scales, {input_dequant_scale1, input_quant_scale1, input_dequant_scale2},
               "beside a query of floats");
     return;
@@ -158,7 +162,7 @@ void Call::read_integers() {
   dequant_scale2_ = scalar(input_dequant_scale2);
 }
 
-void Call::read_scales_of_results() {
+void Call::read_result_scales() {
   const Tensor& scale = in_[input_quant_scale2];
   const Tensor& offset = in_[input_quant_offset2];
   if (!scale.present()) {
@@ -183,14 +187,15 @@ void Call::read_scales_of_results() {
   if (offset.present()) quant_offset_ = floats(offset);
 }
 
-// The rows of an entry that the mode leaves keys, with their masks and biases; `query`, `key`, `value`, `out` and the
-// statistics are left to the caller, who adds `sequence.query` rows.
-void Call::place(int64_t index, Sequence& s) const {
+// Fills in the lengths, the band, the mask and the bias of the sequence of a batch entry. The sequence has only the
+// rows that attend a key in sparse_mode; `s.query` becomes the number of rows before them. The caller sets the offsets
+// of query, key, value, out and the statistics.
+void Call::fill_sequence(int64_t index, Sequence& s) const {
   const Entry& entry = entries_[index];
   const int64_t rows = entry.rows;
   const int64_t keys = keys_of(index);
   const int64_t off = keys - rows;
-  if (in_.has(input_atten_mask) && !one_row_) {
+  if (in_.has(input_atten_mask) && !single_row_) {
     if (a_.sparse_mode == 0 && !left_padded()) {
       s.first = -a_.pre_tokens;
       s.last = a_.next_tokens;
@@ -205,8 +210,8 @@ void Call::place(int64_t index, Sequence& s) const {
   }
   const int64_t begin = std::clamp<int64_t>(-s.last, 0, rows);
   const int64_t end = s.first > s.last ? begin : std::clamp<int64_t>(keys - s.first, begin, rows);
-  const bool every = begin == 0 && end == rows;
-  if (!every && !quant_scale_.empty() && (!op_.fused || !quant_offset_.empty())) {
+  const bool all_rows = begin == 0 && end == rows;
+  if (!all_rows && !quant_scale_.empty() && (!op_.fused || !quant_offset_.empty())) {
     refuse(&Rules::rows, "sparse_mode " + std::to_string(a_.sparse_mode) + " leaves rows of batch entry " +
                              std::to_string(index) + " without a key, which int8 results do not allow");
   }
@@ -215,8 +220,8 @@ void Call::place(int64_t index, Sequence& s) const {
   s.first += begin;
   s.last += begin;
   s.query = begin;
-  const int64_t row = (a_.packed() ? 0 : entry.first) + begin;
-  const int64_t column = a_.packed() ? 0 : entry.key_first;
+  const int64_t row = (a_.packed() ? 0 : entry.first_row) + begin;
+  const int64_t column = a_.packed() ? 0 : entry.first_key;
   s.mask = index * mask_batch_ + row * problem_.mask_row + column;
   s.pse = index * pse_batch_ + row * pse_row_ + column;
   s.pse_head = pse_head_;

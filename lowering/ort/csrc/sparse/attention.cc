@@ -1,4 +1,5 @@
-// SparseFlashAttention and SparseFlashAttentionGrad: attributes and inputs of a node become a problem for the kernels.
+// SparseFlashAttention and SparseFlashAttentionGrad. The attributes and inputs of a node become a problem for the
+// kernels.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -50,7 +51,7 @@ class Kernel final : public sparse::Kernel {
         statistics_(node.get(attr::return_softmax_lse)),
         empty_rows_(empty_rows_of(checks_, node.get(attr::cpu_empty_rows))) {
     layout_ = layout_of(checks_, node, attr::layout_query, attr::layout_kv);
-    layout_.counted = true;
+    layout_.has_lengths = true;
     checks_.one_of(rule::attention_mode, attr::attention_mode.name, node.get(attr::attention_mode), {2});
     read_mode(checks_, node, attr::sparse_mode, false, layout_);
     check_windows(checks_, node, {attr::pre_tokens, attr::next_tokens});
@@ -83,7 +84,7 @@ class Kernel final : public sparse::Kernel {
     if (statistics_ && call.has_gaps()) {
       const int64_t group = a.group(), count = call.tokens() * call.heads();
       for (int64_t i = 0; i < count; ++i) {
-        // [..., key head, rows, group]: the query head of an element.
+        // The query head of element i of the statistics [..., key head, rows, group].
         const int64_t head = i / a.statistics_head % call.key_heads() * group + i % group;
         if (max != nullptr) max[i] = a.sinks != nullptr ? a.sinks[head] : sparse::kEmptyMax;
         if (sum != nullptr) sum[i] = a.sinks != nullptr ? 1.0f : 0.0f;
@@ -108,7 +109,8 @@ std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info,
 
 }  // namespace sparse_flash_attention
 
-// The order of 2026 has all inputs and outputs that the older one has.
+// SparseFlashAttentionGrad has two variants. The one of 2026 has the inputs and outputs of the older one and more, in
+// another order. One kernel runs both.
 namespace sparse_flash_attention_grad_opdef_2026_reordered {
 namespace {
 
@@ -123,15 +125,16 @@ constexpr sparse::Rules kRules = {.layout = rule::layout,
                                   .indices = rule::selected,
                                   .statistics = rule::statistics};
 
-// Where each input stands in the older order; behind its last if nowhere.
-constexpr auto kOlderPlaces = [] {
-  std::array<size_t, std::size(kInputs)> places{};
-  for (size_t i = 0; i < places.size(); ++i) {
+// The position of each input of the 2026 variant in the older one, or the number of the older inputs if it is not
+// there.
+constexpr auto kOlderPositions = [] {
+  std::array<size_t, std::size(kInputs)> positions{};
+  for (size_t i = 0; i < positions.size(); ++i) {
     const auto same = [i](const char* name) { return std::string_view(name) == kInputs[i]; };
-    places[i] = static_cast<size_t>(std::find_if(std::begin(older::kInputs), std::end(older::kInputs), same) -
-                                    std::begin(older::kInputs));
+    positions[i] = static_cast<size_t>(std::find_if(std::begin(older::kInputs), std::end(older::kInputs), same) -
+                                       std::begin(older::kInputs));
   }
-  return places;
+  return positions;
 }();
 
 class Kernel final : public sparse::Kernel {
@@ -170,27 +173,29 @@ class Kernel final : public sparse::Kernel {
     g.d_out = call.rows(inputs[input_d_out], {});
     g.out = call.rows(inputs[input_out], {});
     g.merged = !value.present();
-    const bool nothing = a.batch.rows == 0;
+    const bool no_rows = a.batch.rows == 0;
     const auto like = [&](size_t output, const Tensor& tensor, Type type, bool clear) {
       void* data = this->output(context, output, tensor.present() ? tensor.dims : Dims{0}, type, clear);
       return tensor.present() ? data : nullptr;
     };
     g.query = like(output_d_query, query, a.query.type, call.has_gaps());
     g.query_rope = like(output_d_query_rope, query_rope, a.query.type, call.has_gaps());
-    g.key = like(output_d_key, key, a.query.type, nothing);
-    g.key_rope = like(output_d_key_rope, key_rope, a.query.type, nothing);
-    g.value = like(output_d_value, value, a.query.type, nothing);
-    g.sinks = static_cast<float*>(like(output_d_sinks, sinks, Type::float32, nothing));
-    if (!nothing) run(context, &sparse::Kernels::gradient, g);
+    g.key = like(output_d_key, key, a.query.type, no_rows);
+    g.key_rope = like(output_d_key_rope, key_rope, a.query.type, no_rows);
+    g.value = like(output_d_value, value, a.query.type, no_rows);
+    g.sinks = static_cast<float*>(like(output_d_sinks, sinks, Type::float32, no_rows));
+    if (!no_rows) run(context, &sparse::Kernels::gradient, g);
   }
 
  private:
-  // In the order of 2026.
+  // The inputs in the order of the 2026 variant.
   std::vector<Tensor> inputs_of(ort::KernelContext* context) const {
-    std::vector<Tensor> given = tensors_of(api_, context, kInputCount);
-    if (reordered_) return given;
+    std::vector<Tensor> tensors = tensors_of(api_, context, kInputCount);
+    if (reordered_) return tensors;
     std::vector<Tensor> inputs;
-    for (size_t place : kOlderPlaces) inputs.push_back(place < std::size(older::kInputs) ? given[place] : Tensor{});
+    for (size_t position : kOlderPositions) {
+      inputs.push_back(position < std::size(older::kInputs) ? tensors[position] : Tensor{});
+    }
     return inputs;
   }
 

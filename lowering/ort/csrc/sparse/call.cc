@@ -8,9 +8,9 @@
 namespace fa::sparse {
 namespace {
 
-constexpr const char* kPaged = "PA_BSND";
+constexpr const char* kPagedLayout = "PA_BSND";
 
-std::string wanted_text(const Dims& dims) {
+std::string expected_text(const Dims& dims) {
   std::string text = "[";
   for (size_t i = 0; i < dims.size(); ++i) text += (i > 0 ? "," : "") + (dims[i] < 0 ? "?" : std::to_string(dims[i]));
   return text + "]";
@@ -31,10 +31,11 @@ void Checks::fail(Rule rule, const std::string& text) const { refuse(node_, rule
 
 void Checks::shape(Rule rule, const char* name, const Tensor& tensor, const Dims& expected) const {
   if (!tensor.present()) fail(rule, std::string("input ") + name + " is absent");
-  bool fits = tensor.rank() == expected.size();
-  for (size_t i = 0; fits && i < expected.size(); ++i) fits = expected[i] < 0 || tensor.dims[i] == expected[i];
-  if (!fits) {
-    fail(rule, std::string("input ") + name + " has shape " + text_of(tensor.dims) + ", expected " + wanted_text(expected));
+  bool matches = tensor.rank() == expected.size();
+  for (size_t i = 0; matches && i < expected.size(); ++i) matches = expected[i] < 0 || tensor.dims[i] == expected[i];
+  if (!matches) {
+    fail(rule, std::string("input ") + name + " has shape " + text_of(tensor.dims) + ", expected " +
+                   expected_text(expected));
   }
 }
 
@@ -56,35 +57,35 @@ Layout layout_of(const Checks& checks, const NodeInfo& node, const Attribute<con
     checks.fail(rule,
                 std::string("attribute ") + query.name + " is \"" + layout.query + "\", expected one of BSND, TND");
   }
-  if (layout.key != layout.query && layout.key != kPaged) {
+  if (layout.key != layout.query && layout.key != kPagedLayout) {
     checks.fail(rule, std::string("attribute ") + key.name + " is \"" + layout.key + "\", expected " + layout.query +
-                          " or " + kPaged);
+                          " or " + kPagedLayout);
   }
   return layout;
 }
 
-SparseCall::SparseCall(const Checks& checks, const Layout& layout, const Sides& sides) : checks_(checks) {
+SparseCall::SparseCall(const Checks& checks, const Layout& layout, const SequenceInputs& inputs) : checks_(checks) {
   const Rules& rules = checks.rules();
   const bool packed = layout.query == "TND";
-  checks.shape(rules.layout, "query", sides.query, packed ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
-  checks.shape(rules.layout, "key", sides.key, layout.key == "TND" ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
-  query_dims_ = Dims(std::span(sides.query.dims).first(sides.query.rank() - 2));
-  key_dims_ = Dims(std::span(sides.key.dims).first(sides.key.rank() - 2));
-  heads_ = sides.query.dims[sides.query.rank() - 2];
-  key_heads_ = sides.key.dims[sides.key.rank() - 2];
+  checks.shape(rules.layout, "query", inputs.query, packed ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
+  checks.shape(rules.layout, "key", inputs.key, layout.key == "TND" ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
+  query_dims_ = Dims(std::span(inputs.query.dims).first(inputs.query.rank() - 2));
+  key_dims_ = Dims(std::span(inputs.key.dims).first(inputs.key.rank() - 2));
+  heads_ = inputs.query.dims[inputs.query.rank() - 2];
+  key_heads_ = inputs.key.dims[inputs.key.rank() - 2];
   if (key_heads_ == 0 || heads_ == 0 || heads_ % key_heads_ != 0) {
     checks.fail(rules.heads, "input key has " + std::to_string(key_heads_) + " heads, expected a divisor of the " +
                                  std::to_string(heads_) + " of query");
   }
-  if (sides.query.dims.back() != sides.key.dims.back()) {
-    checks.fail(rules.sizes, "input key has the head size " + std::to_string(sides.key.dims.back()) + ", expected " +
-                                 std::to_string(sides.query.dims.back()) + " as query");
+  if (inputs.query.dims.back() != inputs.key.dims.back()) {
+    checks.fail(rules.sizes, "input key has the head size " + std::to_string(inputs.key.dims.back()) + ", expected " +
+                                 std::to_string(inputs.query.dims.back()) + " as query");
   }
   tokens_ = product_of(query_dims_);
   batch_.key_tokens = product_of(key_dims_);
   batch_.causal = layout.causal;
-  read_sequences(layout, sides);
-  read_keys(layout, sides);
+  read_sequences(layout, inputs);
+  read_keys(layout, inputs);
   for (Sequence& sequence : sequences_) {
     sequence.first_row = batch_.rows;
     batch_.rows += sequence.queries;
@@ -93,12 +94,13 @@ SparseCall::SparseCall(const Checks& checks, const Layout& layout, const Sides& 
   batch_.count = static_cast<int64_t>(sequences_.size());
 }
 
-void SparseCall::read_sequences(const Layout& layout, const Sides& sides) {
+// Reads the query tokens of each sequence.
+void SparseCall::read_sequences(const Layout& layout, const SequenceInputs& inputs) {
   const int64_t group = heads_ / key_heads_;
   if (layout.query == "TND") {
     statistics_head_ = tokens_ * group;
     int64_t start = 0;
-    for (int64_t end : ends("of the query", sides.query_lengths, tokens_)) {
+    for (int64_t end : read_ends("of the query", inputs.query_lengths, tokens_)) {
       Sequence sequence;
       sequence.query = start;
       sequence.queries = end - start;
@@ -110,8 +112,8 @@ void SparseCall::read_sequences(const Layout& layout, const Sides& sides) {
   }
   const int64_t size = query_dims_[1];
   statistics_head_ = size * group;
-  const Tensor* given = layout.counted ? &sides.query_lengths : nullptr;
-  const std::vector<int64_t> lengths = counts("of the query", given, query_dims_[0], size);
+  const Tensor* given = layout.has_lengths ? &inputs.query_lengths : nullptr;
+  const std::vector<int64_t> lengths = read_lengths("of the query", given, query_dims_[0], size);
   for (size_t b = 0; b < lengths.size(); ++b) {
     Sequence sequence;
     sequence.query = static_cast<int64_t>(b) * size;
@@ -121,53 +123,54 @@ void SparseCall::read_sequences(const Layout& layout, const Sides& sides) {
   }
 }
 
-void SparseCall::read_keys(const Layout& layout, const Sides& sides) {
+// Reads the key tokens or pages of each sequence.
+void SparseCall::read_keys(const Layout& layout, const SequenceInputs& inputs) {
   const Rules& rules = checks_.rules();
   const auto batch = static_cast<int64_t>(sequences_.size());
-  if (layout.key != kPaged && sides.block_table != nullptr && sides.block_table->present()) {
+  if (layout.key != kPagedLayout && inputs.block_table != nullptr && inputs.block_table->present()) {
     checks_.fail(rules.paging, std::string("input block_table is given although ") + layout.key_name + " is " + layout.key +
                                    ", expected none");
   }
   if (layout.key == "TND") {
-    const std::vector<int64_t> found = ends("of the keys", sides.key_lengths, key_dims_[0]);
-    if (found.size() != sequences_.size()) {
+    const std::vector<int64_t> key_ends = read_ends("of the keys", inputs.key_lengths, key_dims_[0]);
+    if (key_ends.size() != sequences_.size()) {
       checks_.fail(rules.lengths, "there are lengths of " + std::to_string(batch) + " sequences of queries and " +
-                                      std::to_string(found.size()) + " of keys");
+                                      std::to_string(key_ends.size()) + " of keys");
     }
-    for (size_t b = 0; b < found.size(); ++b) {
-      sequences_[b].key = b == 0 ? 0 : found[b - 1];
-      sequences_[b].keys = found[b] - sequences_[b].key;
+    for (size_t b = 0; b < key_ends.size(); ++b) {
+      sequences_[b].key = b == 0 ? 0 : key_ends[b - 1];
+      sequences_[b].keys = key_ends[b] - sequences_[b].key;
     }
     return;
   }
-  if (layout.key != kPaged) {
+  if (layout.key != kPagedLayout) {
     if (key_dims_[0] != batch) {
       checks_.fail(rules.layout, "input key has the batch " + std::to_string(key_dims_[0]) + ", expected " +
                                      std::to_string(batch) + " as query");
     }
-    const Tensor* given = layout.counted ? &sides.key_lengths : nullptr;
-    const std::vector<int64_t> lengths = counts("of the keys", given, batch, key_dims_[1]);
+    const Tensor* given = layout.has_lengths ? &inputs.key_lengths : nullptr;
+    const std::vector<int64_t> lengths = read_lengths("of the keys", given, batch, key_dims_[1]);
     for (size_t b = 0; b < lengths.size(); ++b) {
       sequences_[b].key = static_cast<int64_t>(b) * key_dims_[1];
       sequences_[b].keys = lengths[b];
     }
     return;
   }
-  const Tensor& table = *sides.block_table;
+  const Tensor& table = *inputs.block_table;
   checks_.shape(rules.paging, "block_table", table, {batch, -1});
-  if (!sides.key_lengths.present()) {
+  if (!inputs.key_lengths.present()) {
     checks_.fail(rules.lengths, "the lengths of the keys are absent, expected them with PA_BSND");
   }
-  const int64_t page = key_dims_[1], row = table.dims[1];
-  const Checked room = Checked(row) * page;
-  if (!room.fits_int64()) {
+  const int64_t page = key_dims_[1], pages_per_sequence = table.dims[1];
+  const Checked table_keys = Checked(pages_per_sequence) * page;
+  if (!table_keys.fits_int64()) {
     checks_.fail(rules.paging, "input block_table has shape " + text_of(table.dims) + " beside pages of " +
                                    std::to_string(page) + " keys, expected fewer than 2^63 keys in all");
   }
-  const std::vector<int64_t> lengths = counts("of the keys", &sides.key_lengths, batch, room.value());
+  const std::vector<int64_t> lengths = read_lengths("of the keys", &inputs.key_lengths, batch, table_keys.value());
   batch_.page = page;
   for (size_t b = 0; b < lengths.size(); ++b) {
-    const auto* pages = static_cast<const int32_t*>(table.data) + static_cast<int64_t>(b) * row;
+    const auto* pages = static_cast<const int32_t*>(table.data) + static_cast<int64_t>(b) * pages_per_sequence;
     for (int64_t n = 0; n * page < lengths[b]; ++n) {
       if (pages[n] < 0 || pages[n] >= key_dims_[0]) {
         checks_.fail(rules.paging, "input block_table names the page " + std::to_string(pages[n]) + ", expected 0 to " +
@@ -179,51 +182,53 @@ void SparseCall::read_keys(const Layout& layout, const Sides& sides) {
   }
 }
 
-std::vector<int64_t> SparseCall::ends(const char* name, const Tensor& tensor, int64_t total) const {
+std::vector<int64_t> SparseCall::read_ends(const char* name, const Tensor& tensor, int64_t total) const {
   const std::string title = std::string("the lengths ") + name;
   if (!tensor.present()) checks_.fail(checks_.rules().lengths, title + " are absent, expected cumulative ones with TND");
   if (tensor.rank() != 1) checks_.fail(checks_.rules().lengths, title + " have shape " + text_of(tensor.dims) + ", expected rank 1");
-  std::vector<int64_t> found;
-  int64_t before = 0;
+  std::vector<int64_t> ends;
+  int64_t previous_end = 0;
   for (int64_t i = 0; i < tensor.count(); ++i) {
     const int64_t end = integer_at(tensor, i);
-    if (end < before || end > total) {
-      checks_.fail(checks_.rules().lengths, title + " hold " + std::to_string(end) + " behind " + std::to_string(before) +
-                                                ", expected cumulative numbers up to " + std::to_string(total));
+    if (end < previous_end || end > total) {
+      checks_.fail(checks_.rules().lengths, title + " hold " + std::to_string(end) + " behind " +
+                                                std::to_string(previous_end) + ", expected cumulative numbers up to " +
+                                                std::to_string(total));
     }
-    found.push_back(end);
-    before = end;
+    ends.push_back(end);
+    previous_end = end;
   }
-  return found;
+  return ends;
 }
 
-std::vector<int64_t> SparseCall::counts(const char* name, const Tensor* tensor, int64_t batch, int64_t most) const {
-  std::vector<int64_t> found(static_cast<size_t>(batch), most);
-  if (tensor == nullptr || !tensor->present()) return found;
+std::vector<int64_t> SparseCall::read_lengths(const char* name, const Tensor* tensor, int64_t batch,
+                                              int64_t capacity) const {
+  std::vector<int64_t> lengths(static_cast<size_t>(batch), capacity);
+  if (tensor == nullptr || !tensor->present()) return lengths;
   if (tensor->rank() != 1 || tensor->count() != batch) {
     checks_.fail(checks_.rules().lengths, std::string("the lengths ") + name + " are " + std::to_string(tensor->count()) +
                                               ", expected " + std::to_string(batch));
   }
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t length = integer_at(*tensor, b);
-    if (length < 0 || length > most) {
+    if (length < 0 || length > capacity) {
       checks_.fail(checks_.rules().lengths, std::string("the lengths ") + name + " hold " + std::to_string(length) +
-                                                ", expected 0 to " + std::to_string(most));
+                                                ", expected 0 to " + std::to_string(capacity));
     }
-    found[static_cast<size_t>(b)] = length;
+    lengths[static_cast<size_t>(b)] = length;
   }
-  return found;
+  return lengths;
 }
 
-Dims SparseCall::of_query(std::initializer_list<int64_t> behind) const {
+Dims SparseCall::of_query(std::initializer_list<int64_t> trailing) const {
   Dims dims = query_dims_;
-  dims.append(behind);
+  dims.append(trailing);
   return dims;
 }
 
-Dims SparseCall::of_key(std::initializer_list<int64_t> behind) const {
+Dims SparseCall::of_key(std::initializer_list<int64_t> trailing) const {
   Dims dims = key_dims_;
-  dims.append(behind);
+  dims.append(trailing);
   return dims;
 }
 
@@ -277,15 +282,15 @@ const float* SparseCall::sinks(Rule rule, const Tensor& tensor) const {
   return static_cast<const float*>(tensor.data);
 }
 
-Lists SparseCall::lists(const Tensor& indices, int64_t block, bool any_heads, bool capped) const {
-  const bool shared = any_heads && indices.rank() >= 2 && indices.dims[indices.rank() - 2] == 1;
+Lists SparseCall::lists(const Tensor& indices, int64_t block, bool may_be_shared, bool capped) const {
+  const bool shared = may_be_shared && indices.rank() >= 2 && indices.dims[indices.rank() - 2] == 1;
   const int64_t heads = shared ? 1 : key_heads_;
   checks_.shape(checks_.rules().indices, "sparse_indices", indices, of_query({heads, -1}));
   Lists lists;
   lists.entries = static_cast<const int32_t*>(indices.data);
   lists.heads = heads;
   lists.count = indices.dims.back();
-  // A block that is longer than every sequence selects what one of that length does.
+  // A block that is longer than every sequence selects the same tokens as a block of the longest sequence's length.
   int64_t longest = 1;
   for (const Sequence& sequence : sequences_) longest = std::max(longest, sequence.keys);
   lists.block = std::min(block, longest);

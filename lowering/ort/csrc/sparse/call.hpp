@@ -1,4 +1,4 @@
-// What the operators of the sparse family read of a call: its inputs by name, its sequences, and the checks they share.
+// The part of a call that all operators of the sparse family read in the same way: layouts, sizes, sequences and pages.
 #pragma once
 
 #include "../op.hpp"
@@ -6,13 +6,13 @@
 
 namespace fa::sparse {
 
-// The constraints that all kernels of the family check, by what they are about.
+// The numbers of the constraints that all kernels of the family check, by subject.
 struct Rules {
   Rule layout = {}, heads = {}, sizes = {}, rope = {}, lengths = {}, paging = {}, mode = {}, indices = {},
        statistics = {};
 };
 
-// Throws errors that name the node and the number of the constraint.
+// Checks that throw an error with the node's name and the number of the constraint.
 class Checks {
  public:
   Checks(std::string node, const Rules& rules) : node_(std::move(node)), rules_(rules) {}
@@ -20,8 +20,9 @@ class Checks {
   const std::string& node() const { return node_; }
   const Rules& rules() const { return rules_; }
   [[noreturn]] void fail(Rule rule, const std::string& text) const;
-  // `expected` may have -1 for any size.
+  // Checks that the tensor is present and has the shape `expected`, in which -1 stands for any size.
   void shape(Rule rule, const char* name, const Tensor& tensor, const Dims& expected) const;
+  // Checks the value of an attribute.
   void one_of(Rule rule, const char* name, int64_t value, std::initializer_list<int64_t> allowed) const;
 
  private:
@@ -31,65 +32,69 @@ class Checks {
 
 inline size_t size_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
-// The tensors that tell a call's sizes.
-struct Sides {
+// The tensors from which sizes and sequences of a call are read.
+struct SequenceInputs {
   const Tensor& query;
   const Tensor& key;
   const Tensor& query_lengths;
   const Tensor& key_lengths;
-  const Tensor* block_table = nullptr;  // of the operators that take pages
+  const Tensor* block_table = nullptr;  // null: the operator takes no pages
 };
 
 struct Layout {
   std::string query = "BSND";
   std::string key = "BSND";
-  const char* key_name = "layout";  // of the attribute
+  const char* key_name = "layout";  // the attribute that holds `key`
   bool causal = false;              // sparse_mode 3
-  bool counted = false;             // BSND has lengths of its own; otherwise it is full
+  bool has_lengths = false;         // whether the operator reads lengths in BSND; otherwise all tokens are valid
 };
 
-// Reads the layouts from these attributes. If the keys have one of their own, it may say PA_BSND.
+// Reads the layouts of query and key from the given attributes. The key's layout is the query's, or PA_BSND (pages).
 Layout layout_of(const Checks& checks, const NodeInfo& node, const Attribute<const char*>& query,
                  const Attribute<const char*>& key);
 
+// One call: its sequences, and the checked tensors in the form that the kernels take.
 class SparseCall {
  public:
-  SparseCall(const Checks& checks, const Layout& layout, const Sides& sides);
+  SparseCall(const Checks& checks, const Layout& layout, const SequenceInputs& inputs);
 
   const Batch& batch() const { return batch_; }
   int64_t tokens() const { return tokens_; }
   int64_t heads() const { return heads_; }
   int64_t key_heads() const { return key_heads_; }
-  // Dimensions of a tensor with one entry for each query token, or each key token.
-  Dims of_query(std::initializer_list<int64_t> behind) const;
-  Dims of_key(std::initializer_list<int64_t> behind) const;
+  // The shape of a tensor with one entry for each query token, or for each key token. `trailing` are the last
+  // dimensions.
+  Dims of_query(std::initializer_list<int64_t> trailing) const;
+  Dims of_key(std::initializer_list<int64_t> trailing) const;
   Dims statistics_dims() const;
-  // Elements from a key head to the next in the statistics.
+  // The stride of key heads in the statistics.
   int64_t statistics_head() const { return statistics_head_; }
-  // Whether some query tokens are not computed.
+  // Whether the kernels leave out some query tokens.
   bool has_gaps() const { return batch_.rows < tokens_; }
 
   Rows rows(const Tensor& plain, const Tensor& rope) const;
-  // Batch, query and key; the rope parts are there in both or in neither.
+  // Sets batch, query, key, scale and the layout of the statistics. Checks that both rope parts are present or none.
   Attention attention(const Tensor& query, const Tensor& query_rope, const Tensor& key, const Tensor& key_rope,
                       float scale) const;
-  // softmax_max and softmax_sum as inputs.
+  // Adds the inputs softmax_max and softmax_sum.
   void add_statistics(Attention& attention, const Tensor& max, const Tensor& sum) const;
-  // One number for each head of attention; null if absent.
+  // sinks [query heads]; null if absent.
   const float* sinks(Rule rule, const Tensor& tensor) const;
-  // sparse_indices; `any_heads`: one list may serve all key heads.
-  Lists lists(const Tensor& indices, int64_t block, bool any_heads, bool capped) const;
-  // Every entry that a row uses is a key of its sequence.
+  // sparse_indices. `may_be_shared`: key heads may share one list. `capped`: see Lists.
+  Lists lists(const Tensor& indices, int64_t block, bool may_be_shared, bool capped) const;
+  // Checks that every entry that a row uses is a key of the row's sequence.
   void check_entries(const Lists& lists) const;
 
  private:
-  void read_sequences(const Layout& layout, const Sides& sides);
-  void read_keys(const Layout& layout, const Sides& sides);
-  std::vector<int64_t> ends(const char* name, const Tensor& tensor, int64_t total) const;
-  std::vector<int64_t> counts(const char* name, const Tensor* tensor, int64_t batch, int64_t most) const;
+  void read_sequences(const Layout& layout, const SequenceInputs& inputs);
+  void read_keys(const Layout& layout, const SequenceInputs& inputs);
+  // Cumulative lengths of a packed tensor with `total` tokens.
+  std::vector<int64_t> read_ends(const char* name, const Tensor& tensor, int64_t total) const;
+  // The length of each batch entry, at most `capacity`. Without the tensor, it is `capacity`.
+  std::vector<int64_t> read_lengths(const char* name, const Tensor* tensor, int64_t batch, int64_t capacity) const;
 
   const Checks& checks_;
-  Dims query_dims_, key_dims_;  // without heads and head size
+  Dims query_dims_, key_dims_;  // shapes without heads and head size
   int64_t tokens_ = 0, heads_ = 0, key_heads_ = 0, statistics_head_ = 0;
   std::vector<Sequence> sequences_;
   Batch batch_;
@@ -99,7 +104,7 @@ class SparseCall {
 void read_mode(const Checks& checks, const NodeInfo& node, const Attribute<int64_t>& mode, bool only_causal,
                Layout& layout);
 
-// Checks windows that the kernels do not use: they have to be as wide as their defaults.
+// Checks attributes of windows, which the kernels do not use: they must have their default values.
 void check_windows(const Checks& checks, const NodeInfo& node, std::initializer_list<Attribute<int64_t>> windows);
 
 }  // namespace fa::sparse

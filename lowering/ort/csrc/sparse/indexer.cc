@@ -1,4 +1,4 @@
-// LightningIndexer, its gradient, and the indexer's loss: attributes and inputs of a node become a problem for the
+// LightningIndexer, its gradient, and the indexer's loss. The attributes and inputs of a node become a problem for the
 // kernels.
 #include <limits>
 
@@ -11,7 +11,7 @@ using E = ort::Element;
 
 namespace {
 
-// The index scores' tensors, checked.
+// The tensors of the index scores. Checks the shapes of key and weights.
 sparse::Index index_of(const sparse::Checks& checks, const sparse::SparseCall& call, const Tensor& query,
                        const Tensor& key, const Tensor& weights, const char* weights_name, Rule rule) {
   const int64_t heads = query.dims[query.rank() - 2];
@@ -47,7 +47,7 @@ class Kernel final : public sparse::Kernel {
         count_(node.get(attr::sparse_count)),
         values_(node.get(attr::return_values)) {
     layout_ = layout_of(checks_, node, attr::layout_query, attr::layout_key);
-    layout_.counted = true;
+    layout_.has_lengths = true;
     read_mode(checks_, node, attr::sparse_mode, false, layout_);
     check_windows(checks_, node, {attr::pre_tokens, attr::next_tokens});
     if (count_ <= 0) {
@@ -138,11 +138,11 @@ class Kernel final : public sparse::Kernel {
     call.check_entries(g.lists);
     g.scores = inputs[input_dy].data;
     const Type type = g.index.query.type;
-    const bool nothing = g.index.batch.rows == 0;
+    const bool no_rows = g.index.batch.rows == 0;
     g.query = output(context, output_dq, query.dims, type, call.has_gaps());
-    g.key = output(context, output_dk, key.dims, type, nothing);
+    g.key = output(context, output_dk, key.dims, type, no_rows);
     g.weights = output(context, output_dweights, weights.dims, type, call.has_gaps());
-    if (!nothing) run(context, &sparse::Kernels::index_gradient, g);
+    if (!no_rows) run(context, &sparse::Kernels::index_gradient, g);
   }
 
  private:
@@ -209,15 +209,16 @@ class Kernel final : public sparse::Kernel {
     g.attention = &a;
     g.floor = floor_;
     const Type type = g.index.query.type;
-    const bool nothing = a.batch.rows == 0;
+    const bool no_rows = a.batch.rows == 0;
     g.query = output(context, output_d_query_index, query_index.dims, type, call.has_gaps());
-    g.key = output(context, output_d_key_index, key_index.dims, type, nothing);
+    g.key = output(context, output_d_key_index, key_index.dims, type, no_rows);
     g.weights = output(context, output_d_weight, weight.dims, g.index.weight_type, call.has_gaps());
     g.loss = static_cast<float*>(output(context, output_loss, {1}, Type::float32, true));
-    if (!nothing) run(context, &sparse::Kernels::index_gradient, g);
+    if (!no_rows) run(context, &sparse::Kernels::index_gradient, g);
   }
 
  private:
+  // Checks that the sequences of TND contain all tokens.
   void check_ends(const sparse::Batch& batch, int64_t queries, int64_t keys) const {
     const sparse::Sequence last = batch.count == 0 ? sparse::Sequence() : batch.sequences[batch.count - 1];
     const int64_t query_end = last.query + last.queries, key_end = last.key + last.keys;

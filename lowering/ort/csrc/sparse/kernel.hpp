@@ -1,4 +1,4 @@
-// What the kernels of the sparse family have in common.
+// The base of the kernels of the sparse family.
 #pragma once
 
 #include "../op.hpp"
@@ -16,12 +16,12 @@ class Kernel : public OpKernel {
   void* output(ort::KernelContext* context, size_t index, const Dims& dims) const {
     return output_of(api_, context, index, dims);
   }
-  // Cleared to 0 if `clear`.
+  // The output is set to 0 if `clear`.
   void* output(ort::KernelContext* context, size_t index, const Dims& dims, Type type, bool clear) const {
     return cleared_output(api_, context, index, dims, size_of(type), clear);
   }
 
-  // Runs one of the variant's kernels.
+  // Runs one of the kernels of the chosen variant.
   template <class Problem>
   void run(ort::KernelContext* context, Outcome (*Kernels::*kernel)(const Problem&, const Runtime&),
            const Problem& problem) const {

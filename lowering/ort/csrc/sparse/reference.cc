@@ -7,9 +7,9 @@
 //     dS_ihj = dI_ij w_ih where r_ihj > 0 (or NaN), else 0;  dq_ih = sum_j dS_ihj k_j;  dk_j = sum_ih dS_ihj q_ih
 //     loss = sum_ij p (ln p - ln y), each at least 1e-8 (or another floor);  y = softmax(I);  dI = y - p
 //
-// p is the mean of P over attention's heads. With sinks it is the sum of P divided by what the sinks leave of the heads. If
-// that is less than kLeastLeft of the heads, its digits are lost in the rounding of the statistics, and p is the sum of P
-// normalised to 1.
+// p is the mean of P over attention's heads. With sinks, p is the sum of P divided by n - (sum of the sinks'
+// probabilities), where n is the number of heads. If this divisor is less than kLeastLeft * n, the rounding of the
+// statistics makes it inexact, and p is the sum of P normalised to 1.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -23,6 +23,7 @@ namespace {
 using sparse::Rows;
 using Numbers = std::vector<double>;
 
+// A row of query, key or value, including its rope part.
 Numbers row_of(const Rows& rows, int64_t token, int64_t head) {
   const int64_t row = token * rows.heads + head;
   Numbers numbers;
@@ -33,7 +34,7 @@ Numbers row_of(const Rows& rows, int64_t token, int64_t head) {
 
 double dot(const Numbers& a, const Numbers& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
 
-// The gradient of a tensor, in double until all rows are added.
+// The gradient of a tensor. It is accumulated in double and rounded at the end.
 class Sums {
  public:
   Sums(const Rows& like, int64_t tokens)
@@ -58,7 +59,7 @@ class Sums {
   Numbers numbers_;
 };
 
-// Rounded to float32, as the operators say, so that softmax_max is one of the scores.
+// The score is rounded to float32, as in the operators, so that softmax_max is one of the scores.
 float score_of(const sparse::Attention& a, const Numbers& query, int64_t token, int64_t key_head) {
   return static_cast<float>(a.scale * dot(query, row_of(a.key, token, key_head)));
 }
@@ -71,6 +72,7 @@ void each_row(const sparse::Batch& batch, F f) {
   }
 }
 
+// The tokens that a row of a key head selects.
 std::vector<int64_t> selected(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t head) {
   const int64_t list = a.lists.heads == 1 ? 0 : head;
   std::vector<int64_t> tokens(selected_tokens(a.batch, a.lists, sequence, row, list, nullptr));
@@ -80,7 +82,7 @@ std::vector<int64_t> selected(const sparse::Attention& a, const sparse::Sequence
 
 // The softmax of one row and head.
 struct Softmax {
-  std::vector<int64_t> tokens;  // with a weight
+  std::vector<int64_t> tokens;  // of the weights
   Numbers weights;              // exp(score - max)
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
@@ -144,21 +146,22 @@ Outcome attention_rows(const sparse::Attention& a, const Runtime&) {
   return Outcome::done;
 }
 
-// The probability of a score in one head, by the given statistics.
-double share_of(double score, const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
+// The probability of a score in one head, computed from the given statistics.
+double probability_of(double score, const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row,
+                      int64_t q_head) {
   const int64_t head = q_head / a.group();
   const int64_t at = sequence.statistics + head * a.statistics_head + row * a.group() + q_head % a.group();
   return std::exp(score - a.softmax_max[at]) / a.softmax_sum[at];
 }
 
-double sink_share(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
-  return share_of(a.sinks[q_head], a, sequence, row, q_head);
+double sink_probability(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
+  return probability_of(a.sinks[q_head], a, sequence, row, q_head);
 }
 
 // Attention's probability of a key in one head.
 double probability(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head,
                    const Numbers& query, int64_t token) {
-  return share_of(score_of(a, query, token, q_head / a.group()), a, sequence, row, q_head);
+  return probability_of(score_of(a, query, token, q_head / a.group()), a, sequence, row, q_head);
 }
 
 Outcome attention_gradient(const sparse::Gradient& g, const Runtime&) {
@@ -171,11 +174,13 @@ Outcome attention_gradient(const sparse::Gradient& g, const Runtime&) {
     for (int64_t q_head = 0; q_head < a.query.heads; ++q_head) {
       const int64_t head = q_head / a.group();
       const Numbers query = row_of(a.query, token, q_head), d_out = row_of(g.d_out, token, q_head);
-      const double share = dot(d_out, row_of(g.out, token, q_head));
-      if (a.sinks != nullptr) d_sinks[static_cast<size_t>(q_head)] -= sink_share(a, sequence, row, q_head) * share;
+      const double delta = dot(d_out, row_of(g.out, token, q_head));
+      if (a.sinks != nullptr) {
+        d_sinks[static_cast<size_t>(q_head)] -= sink_probability(a, sequence, row, q_head) * delta;
+      }
       for (int64_t j : selected(a, sequence, row, head)) {
         const double p = probability(a, sequence, row, q_head, query, j);
-        const double ds = a.scale * p * (dot(d_out, row_of(a.value, j, head)) - share);
+        const double ds = a.scale * p * (dot(d_out, row_of(a.value, j, head)) - delta);
         d_query.add(token, q_head, ds, row_of(a.key, j, head));
         d_key.add(j, head, ds, query);
         (g.merged ? d_key : d_value).add(j, head, p, d_out);
@@ -204,7 +209,7 @@ Outcome select_rows(const sparse::Selection& s, const Runtime&) {
     }
     std::vector<int32_t> order(scores.size());
     std::iota(order.begin(), order.end(), 0);
-    // By the float that a score becomes, as the fast kernels do.
+    // The scores are compared in float32, as in the fast kernels.
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
       return static_cast<float>(scores[static_cast<size_t>(a)]) > static_cast<float>(scores[static_cast<size_t>(b)]);
     });
@@ -220,32 +225,33 @@ Outcome select_rows(const sparse::Selection& s, const Runtime&) {
   return Outcome::done;
 }
 
-// p of the listed keys.
+// p of the listed keys (see the formulas at the beginning).
 Numbers target_of(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row,
                   const std::vector<int64_t>& tokens) {
   std::vector<Numbers> logs;  // of P, for each head
-  double heads = static_cast<double>(a.query.heads), level = -std::numeric_limits<double>::infinity();
+  double heads = static_cast<double>(a.query.heads), max_log = -std::numeric_limits<double>::infinity();
   for (int64_t head = 0; head < a.query.heads; ++head) {
     const Numbers query = row_of(a.query, sequence.query + row, head);
     const int64_t at = sequence.statistics + row * a.query.heads + head;
-    Numbers& own = logs.emplace_back();
+    Numbers& head_logs = logs.emplace_back();
     for (int64_t token : tokens) {
-      own.push_back(double{score_of(a, query, token, 0)} - a.softmax_max[at] - std::log(double{a.softmax_sum[at]}));
-      level = maximum(level, own.back());
+      const double log_exp = double{score_of(a, query, token, 0)} - a.softmax_max[at];
+      head_logs.push_back(log_exp - std::log(double{a.softmax_sum[at]}));
+      max_log = maximum(max_log, head_logs.back());
     }
-    if (a.sinks != nullptr) heads -= sink_share(a, sequence, row, head);
+    if (a.sinks != nullptr) heads -= sink_probability(a, sequence, row, head);
   }
   const bool sinks_take_all = a.sinks != nullptr && heads < sparse::kLeastLeft * static_cast<double>(a.query.heads);
   Numbers p(tokens.size());
-  for (const Numbers& own : logs) {
-    for (size_t n = 0; n < p.size(); ++n) p[n] += std::exp(own[n] - (sinks_take_all ? level : 0.0));
+  for (const Numbers& head_logs : logs) {
+    for (size_t n = 0; n < p.size(); ++n) p[n] += std::exp(head_logs[n] - (sinks_take_all ? max_log : 0.0));
   }
   const double total = sinks_take_all ? std::accumulate(p.begin(), p.end(), 0.0) : heads;
   for (double& x : p) x /= total;
   return p;
 }
 
-// Returns the gradients of the scores of a row's keys and adds to the loss.
+// Returns dI of a row's keys, and adds the row's part to the loss.
 Numbers loss_gradient(const sparse::IndexGradient& g, const sparse::Sequence& sequence, int64_t row,
                     const std::vector<int64_t>& tokens, const std::vector<Numbers>& relu, const Numbers& weights,
                     double& loss) {
@@ -253,14 +259,14 @@ Numbers loss_gradient(const sparse::IndexGradient& g, const sparse::Sequence& se
   for (size_t n = 0; n < y.size(); ++n) {
     for (size_t h = 0; h < weights.size(); ++h) y[n] += weights[h] * relu[h][n];
   }
-  const double top = y.empty() ? 0 : *std::max_element(y.begin(), y.end());
+  const double max_y = y.empty() ? 0 : *std::max_element(y.begin(), y.end());
   double sum = 0;
-  for (double x : y) sum += std::exp(x - top);
+  for (double x : y) sum += std::exp(x - max_y);
   Numbers d_scores;
   const Numbers target = target_of(*g.attention, sequence, row, tokens);
   const double floor = g.floor, least = std::log(floor);
   for (size_t n = 0; n < y.size(); ++n) {
-    const double p = target[n], log_y = y[n] - top - std::log(sum);
+    const double p = target[n], log_y = y[n] - max_y - std::log(sum);
     const double q = std::max(p, floor);
     if (q != 0) loss += q * (std::log(q) - std::max(log_y, least));
     d_scores.push_back(std::exp(log_y) - p);
