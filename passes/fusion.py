@@ -94,7 +94,8 @@ class _Run:
         return self.matcher.facts
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
-        """Fuse one graph without its subgraphs. Returns the blocks in the order of their anchors."""
+        """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
+        function that holds one, in the order of the graph."""
         found = {id(anchor.node): anchor for anchor in anchors(graph, self.facts.info)}
         order = [
             node
@@ -196,10 +197,10 @@ class _Run:
         return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
     def _fuse_pair(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, alone: Decline) -> list[Block]:
-        """Fuse an attention and its gradient, and return the blocks of both. Empty where there is no gradient.
+        """Fuse an attention together with its gradient, after the attention alone was declined with `alone`.
 
-        `alone` is why the attention was not fused by itself. Where the attempt gives a better reason, the result is one
-        declined block with that reason.
+        Returns both blocks; one declined block where the attempt gives a better reason than `alone`; else an empty
+        list.
         """
         name = label(anchor.node) or ""
         if anchor.late is not None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-Kind = Literal["forward", "backward", "indexer", "softmax_only"]
+Kind = Literal["forward", "backward", "softmax_only"]
 Status = Literal["fused", "declined", "not_attention"]
 
 SCHEMA = 1

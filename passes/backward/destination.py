@@ -54,10 +54,10 @@ class GradientCompanion:
         return () if self.record.dy is None else (self.record.dy,)
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match, whose space the gradient goes by from here on, with repeated key and value heads where their
-        gradients are wanted one by one.
+        """Move the gradient into the axes of `match`, and return the match to emit.
 
-        The operator adds up the gradients of the query heads that share a key head.
+        Key and value heads are repeated where the graph reads their gradients one by one, because the operator adds up
+        those of a group.
         """
         self.record = match.space.settle(self.found)
         roles = match.roles

@@ -94,7 +94,8 @@ def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
 
 
 def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
-    """The LogSoftmax that something behind the starts takes beside them, it or its exponential."""
+    """The LogSoftmax of the indexer: a node computed from `starts`, the sums of attention's probabilities over the
+    heads, reads it or its exponential."""
     for node in reached(starts, nodes_behind, limit):
         for value in node.inputs:
             maker = producer(value)
@@ -149,7 +150,8 @@ class _Results:
     inner: IndexRegion
 
     def found(self, starts: Sequence[ir.Node]) -> dict[str, GradientTarget]:
-        """The results that everything behind the starts ends in. Raises Decline."""
+        """Follow everything computed from `starts`: each end has to be the loss or one of the three gradients. Raises
+        Decline."""
         results: dict[str, GradientTarget] = {}
         pending, seen = list(starts), set(starts)
         while pending:

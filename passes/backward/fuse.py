@@ -31,8 +31,10 @@ class FusedPair:
 
 
 def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, ranks: bool) -> FusedPair | None:
-    """Fuse the attention around an anchor with its gradient; None when there is no gradient. A second product in its
-    scores is a part of them as for the attention alone: see fusion.py, and for `ranks`.
+    """Fuse an attention together with its gradient; None when there is no gradient.
+
+    For ONNX Runtime, or if the graph ranks keys (`ranks`), a product that is added to the scores is first tried as a
+    part of them, as in fusion.py.
 
     Raises PairDecline, before any use is changed, when there is one that cannot be fused.
     """

@@ -27,7 +27,7 @@ MAX_TAIL = 32
 class GradientTarget:
     """A value that is `factor` times the operator's output.
 
-    `saved` is the number of copies that need not be made when this value is replaced.
+    `saved` is the cost of the operators that are not needed when this value is replaced.
     """
 
     value: ir.Value

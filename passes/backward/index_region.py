@@ -178,7 +178,7 @@ class IndexRegion:
         return gone, left_by(node, dims, chosen)
 
     def _summed(self, node: ir.Node) -> Part | None:
-        """9 to 11."""
+        """Cases 9 to 11: a sum."""
         part = self.reader.tensor(node.inputs[0])
         summed = None if part is None else self.summed_dims(node, part.dims)
         if part is None or summed is None:
@@ -235,7 +235,7 @@ class IndexRegion:
         return tested is not None and tested.quantity.coefficient(TARGET) is not None
 
     def _guarded(self, part: Part, test: ir.Node) -> Part | None:
-        """13."""
+        """Case 13: a selection of 0 where the target is 0, which turns log_target into safe_log_target."""
         tested, terms = self._beside_zero(test), part.quantity.terms
         if tested is None or tested.quantity.coefficient(TARGET) is None:
             return None
@@ -244,7 +244,7 @@ class IndexRegion:
         return Tensor(Polynomial({_with_safe_log(power): factor for power, factor in terms.items()}), part.dims)
 
     def _where_positive(self, part: Part, test: ir.Node) -> Part | None:
-        """14."""
+        """Case 14: a selection of 0 where the rectified products are 0."""
         tested = self._beside_zero(test)
         slope = None if tested is None else tested.quantity.coefficient(RECTIFIED)
         if tested is None or slope is None or slope <= 0:

@@ -59,9 +59,12 @@ class Gradient:
 
 @dataclass(frozen=True)
 class GradientMatch:
-    """The backward part of an attention. `dead` are nodes that read inner values for nothing; `empty_rows` as the
-    operator's attribute cpu_empty_rows; `divergence` the loss of an indexer that learns from the probabilities. Without
-    gradients, and `dy`, there is that alone."""
+    """The backward part of an attention.
+
+    `dead` are readers whose results nobody needs; `empty_rows` as the operator's attribute cpu_empty_rows; `divergence`
+    the loss of an indexer that learns from the probabilities. `dy` is None if only an indexer's loss reads the
+    probabilities: there are no gradients then.
+    """
 
     dy: View | None
     gradients: tuple[Gradient, ...]
@@ -115,7 +118,7 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
         try:
             match = matcher.match(anchor, Route(path, gradient=True))
         except Decline as decline:
-            # The other ways end in products that sum over something else than the keys.
+            # Another path may end in a product that does not sum over the keys.
             if decline.code not in (Code.NO_VALUE_MATMUL, Code.AXIS):
                 failure = failure or decline
             continue
@@ -126,7 +129,8 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
         except PairDecline as decline:
             decline.gradient = finder.gradients[0].node if finder.gradients else decline.culprit or match.node
             raise
-        # A row sum of the gradient reads like a product with values of one number for each key.
+        # No gradient: this path's product was a row sum of the gradient, which looks like a product with a vector of
+        # values.
         if pair is not None:
             return pair
     if failure is not None:
@@ -162,7 +166,8 @@ class _Finder:
             reason = "the gradient of an attention with a factor that is no number known before the run is not fused"
             raise PairDecline(Code.TRAINING, reason, factor.node)
         for gradient in self.gradients:
-            # Nothing else can: every gradient is computed from the probabilities and the gradient of the output.
+            # Only the values can be computed from their own gradient: every other gradient depends on its operand
+            # through P.
             if gradient.role == "value" and depends(self.match.value.base, gradient.node):
                 reason = f"the values {self.match.value.base.name!r} are computed from their own gradient"
                 raise PairDecline(Code.TRAINING, reason, gradient.node)

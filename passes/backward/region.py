@@ -65,7 +65,7 @@ class Region:
         self._put_forward(self.match.anchor)
 
     def _put_forward(self, anchor: SoftmaxAnchor) -> None:
-        """1."""
+        """Case 1: what the forward part computes."""
         after = self.derivation.steps.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
@@ -103,8 +103,8 @@ class Region:
         return None if made is None or self._may_be_larger(node.outputs[0], made.dims) else made
 
     def _may_be_larger(self, value: ir.Value, dims: Arrangement) -> bool:
-        """Has a value a size of its own along an axis of the probabilities, which then may be 1 in some run? There an
-        operand enlarges the gradient alone, and sums over that axis count it more than once."""
+        """Does a value differ in size from the probabilities along one of their axes? Where that axis is 1 in a run, an
+        operand enlarges only the gradient."""
         space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
         axes = space.resolve_all(self.derivation.probabilities.seen[probabilities])
         known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
@@ -154,7 +154,7 @@ class Region:
         return Tensor(Quantity.of(F, dropout.keep), known.dims)
 
     def _power(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """4."""
+        """Case 4: an integer power of row sums of exponentials."""
         found = match(POWER, node.outputs[0], self.viewer.info)
         tensor = None if found is None else self.reader.tensor(found["base"])
         if found is None or tensor is None:
@@ -181,7 +181,7 @@ class Region:
         return Tensor.of(total, left_by(node, tensor.dims, {axis}))
 
     def _output_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """6."""
+        """Case 6: the sum over the keys, computed from the output."""
         product, axes = producer(node.inputs[0]), reduced_axes(node)
         if self.dy is None or product is None or not is_op(product, "Mul") or axes is None or len(axes) != 1:
             return None
@@ -203,7 +203,7 @@ class Region:
         return space.resolve(axes) == space.resolve(self.match.roles.kv_seq)
 
     def _softmax_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """9."""
+        """Case 9: the gradient of a softmax in one node."""
         tensors = self.reader.all(node.inputs[:2])
         if tensors is None:
             return None
@@ -293,7 +293,7 @@ class Region:
         return self._row_products(product) if is_op(product.node, "Einsum") else None
 
     def _row_products(self, product: Contraction) -> Tensor[Quantity] | None:
-        """8."""
+        """Case 8: the row sums of a product of two tensors of the region."""
         tensors = self.reader.all(product.operands)
         if tensors is None or set(product.labels[0]) != set(product.labels[1]):
             return None

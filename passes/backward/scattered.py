@@ -49,7 +49,7 @@ def scattered(gradient: Gradient, view: View, read: GatheredOperand, depth: Axes
 
 
 def _returns(scatter: ir.Node, gather: ir.Node, target: GradientTarget, tracer: Tracer) -> bool:
-    """Does a node add what a target holds where the other has read?"""
+    """Does `scatter` add the gradient at exactly the entries that `gather` read?"""
     info = tracer.viewer.info
     if not is_op(scatter, SCATTERS.get(gather.op_type, "")) or int_attr(gather, "batch_dims", 0) != 0:
         return False

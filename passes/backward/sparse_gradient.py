@@ -65,7 +65,8 @@ class ListedBackward(GradientCompanion):
     """Why an attention to selected keys keeps the dense pair, for the report."""
 
     def takes(self, match: AttentionMatch, full: bool) -> bool:
-        """Is what rows without a key or a defined softmax give the gradients the operator's?"""
+        """Can the operator give the gradients what the graph gives them in rows without a key or with a NaN softmax? If
+        not, `refused` says why."""
         mask = match.mask
         if mask.nan_rows:
             self.refused = f"{OP} has no zeros for rows whose softmax is NaN, as the guard here gives"

@@ -28,7 +28,7 @@ ANY_FLOAT = (*FLOATS, ir.DataType.DOUBLE)
 
 @dataclass(frozen=True)
 class Known:
-    """`value == factor * rearranged(what is known)`, with its arrangement."""
+    """A traced value: it is `factor` times a rearranged seed, and `dims` is its arrangement."""
 
     dims: Arrangement
     factor: float
@@ -114,7 +114,7 @@ class Tracer:
 
 
 def seeds(view_stops: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
-    """The values on a view's way, by their arrangements."""
+    """The stops of a view (views.py): the arrangement of each value between its base and the viewed value."""
     return dict(view_stops)
 
 

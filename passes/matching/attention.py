@@ -2,7 +2,7 @@
 
     attention := product(probabilities, value)             probability_path.py says what may lie between
     probabilities := softmax over the keys' axis           softmax.py
-    softmax's input := terms(product(query, key))          scores.py, mask.py
+    softmax's input := terms(product(query, key))          scores.py, masks/mask.py
 
 A match goes through these stages; each is a record of its own, and what a later one needs it takes from those before:
 
@@ -22,7 +22,8 @@ softmax runs over, which is the value from the axis the second product sums over
 dimensions are the ones both products walk together.
 
 Refused, because it could change the result: an inner value that something else reads or that is a model output; an
-axis that cannot be proven to be the one it must be; scores that are rounded on the way; operands of several types.
+axis that cannot be proven to be the one it must be; scores that are rounded on the way; operands that are not
+float32, float16 or bfloat16.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def _finished(steps: Steps) -> AttentionMatch:
 
 
 def _check_rows(steps: Steps) -> None:
-    """Decline terms that may leave rows as a softmax that is spelt out does not stand."""
+    """Decline terms with which a softmax that is spelt out may differ from the operator's in a row masked by a finite
+    number."""
     anchor, finite = steps.anchor, steps.finite
     BoundedScores(steps.viewer.facts).check_rows(anchor, finite)
     if anchor.rounds and finite is not None:
@@ -140,12 +142,12 @@ def _check_rows(steps: Steps) -> None:
 
 
 def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
-    """Decline maxima that are subtracted along another axis, or from scores that grow.
+    """Decline a subtracted maximum that the plan cannot leave out.
 
-    In a row that is masked everywhere, the number of the mask less the row's maximum is 0, and a factor behind the
-    subtraction leaves it 0. The plan subtracts nothing: the number times a factor above 1 may overflow to -inf, unless
-    an earlier factor made it smaller by as much. A negative factor turns the number into the maximum of its row, beside
-    which the scores are rounded away.
+    The plan subtracts nothing, which changes no softmax, with two exceptions. A maximum along another axis than the
+    keys' is not one number for each row. And in a row that is masked everywhere by v, the graph has v - v = 0 whatever
+    factor follows, while the plan has v times that factor: a product of factors above 1 may make it overflow to -inf,
+    and a negative one makes v the row's largest score, beside which the others are rounded away.
     """
     scores, space, growth = steps.scores, steps.viewer.space, 1.0
     for term in scores.terms if scores.shifted else ():
@@ -193,7 +195,8 @@ def _check_sums_columns(steps: Steps, pv: Operands, kv_seq: Axes) -> None:
 
 
 def _check_values(steps: Steps) -> None:
-    """Decline values that hold infinities: 0 times infinity is NaN, and kernels do not read what is masked."""
+    """Decline values that hold infinities. For a masked key the graph computes 0 times infinity, which is NaN; the
+    kernels skip it."""
     value = steps.after.value
     if any(map(math.isinf, steps.viewer.facts.sets.of(value) or ())):
         reason = f"the values {value.name!r} hold infinities, as a mask does, and 0 times infinity is NaN"

@@ -39,7 +39,8 @@ class BoundedScores:
     facts: Facts
 
     def check_exponentials(self, anchor: SoftmaxAnchor) -> None:
-        """May the exponentials be without their maximum?"""
+        """Decline exponentials without a subtracted maximum, unless the user vouches for bounded scores and nothing
+        guards their total."""
         if not anchor.overflows or (BOUNDED_SCORES in self.facts.options.assume and not anchor.guarded):
             return
         reason = "exp(scores) / sum(exp(scores)) overflows for large scores, unlike the operator"
@@ -49,7 +50,8 @@ class BoundedScores:
         raise Decline(Code.OVERFLOW, reason, anchor.node, hint)
 
     def check_rows(self, anchor: SoftmaxAnchor, finite: Term | None) -> None:
-        """Can such exponentials of a row all be 0, by a `finite` number in masked places, or are they 16 bits?"""
+        """Decline such exponentials if they are not float32, or if a finite mask may make a whole row of them 0 (unless
+        no-empty-rows is assumed)."""
         if not anchor.overflows:
             return
         if self.facts.info.dtype(anchor.nodes[0].outputs[0]) != ir.DataType.FLOAT:

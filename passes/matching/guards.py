@@ -69,8 +69,8 @@ SOFTMAX_OF_SCORES = OneOf((EXPONENTIALS, Op("Div", EXPONENTIALS, Bind("total")))
 
 @dataclass(frozen=True)
 class Guarded:
-    """Probabilities that may be guarded: what the softmax gave, what was made of it by now, and the nodes that read
-    that. With `among` only these nodes count as readers."""
+    """The question whether probabilities are guarded: the softmax's output, the value reached from it, and the nodes
+    that read that value. With `among` only these count as readers."""
 
     softmax: ir.Value
     value: ir.Value
@@ -117,7 +117,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class NanGuard(Guard):
-    """1."""
+    """Case 1: a guard against NaN."""
 
     @staticmethod
     def read(asked: Guarded) -> Guard | None:
@@ -198,7 +198,7 @@ class SelectionGuard(Guard):
 
     @staticmethod
     def read(asked: Guarded) -> Guard | None:
-        """The guard of any condition."""
+        """Any Where that puts 0 into the probabilities; `meaning` then compares its condition with the mask."""
         chosen = asked.chosen()
         return None if chosen is None else SelectionGuard(chosen[0], condition=chosen[1], keep=chosen[2])
 
@@ -289,7 +289,7 @@ def product_guard(
 
 
 def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
-    """The one mask of a guard, the only selection or else the only term; None where there is no such term."""
+    """The mask that a guard is compared with: the only selection, or without selections the only addend; else None."""
     masks = [term for term in terms if isinstance(term, Add | Select)]
     selects = [term for term in masks if isinstance(term, Select)]
     found = selects or masks

@@ -26,9 +26,11 @@ def readers_of_shapes(
     after: ProbabilityPath,
     accounted_for: Callable[[ir.Value, ir.Node], bool],
 ) -> list[tuple[ir.Node, ir.Value]]:
-    """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned,
-    those left out that serve the softmax alone: they go with it. `accounted_for` tells readers of an inner value that
-    somebody else answers for."""
+    """Decline if anything but the match reads what its nodes make.
+
+    Returns the readers of a mere shape or type, each with what it reads, except those that only serve the softmax and
+    are removed with it. `accounted_for` says whether another fusion replaces a reader.
+    """
     softmax = {id(node) for node in anchor.nodes}
     scoring = (*before.nodes, *anchor.nodes)
     nodes = (*scoring, *after.nodes, after.product.node, *after.behind)

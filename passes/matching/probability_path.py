@@ -52,9 +52,12 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @dataclass(frozen=True)
 class ProbabilityPath:
-    """The nodes between the softmax and the product, in order; `side` is the operand they feed. `tests` are nodes that
-    ask for what no probability is, `behind` what takes the product, if that belongs to the attention. `divided` are the
-    probabilities masked once more."""
+    """The nodes between the softmax and the product, in order; `side` is the operand that they feed.
+
+    `tests` are the removed infinity tests (infinity_tests.py). `divided` says how the probabilities are masked and
+    divided again (renormalised.py). `behind` are nodes after the product that belong to the attention: a sink gate or a
+    late division.
+    """
 
     product: Contraction
     side: int
@@ -71,8 +74,8 @@ class ProbabilityPath:
 
 
 def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None) -> ProbabilityPath:
-    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers:
-    whoever gives it answers for the others."""
+    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers;
+    the caller has to account for all others (routes.py)."""
     walk = _Walk(viewer, among, softmax_output)
     while (product := walk.take()) is None:
         pass
@@ -111,7 +114,7 @@ class _Walk:
         return None
 
     def path(self, product: Contraction) -> ProbabilityPath:
-        """11: the way to this product. Raises Decline."""
+        """Case 11: the path to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
             raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
         made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
@@ -133,7 +136,7 @@ class _Walk:
         return [node for node in readers if node not in self.infinity.nodes]
 
     def _take_division(self, consumers: list[ir.Node]) -> bool:
-        """7."""
+        """Case 7: probabilities masked and divided by their sum."""
         if len(consumers) != 1 or self.divided is not None or self.guard is not None:
             return False
         self.divided = renormalised(self.current, consumers[0], self.viewer.info)
@@ -144,7 +147,7 @@ class _Walk:
         return True
 
     def _take_guard(self, consumers: list[ir.Node]) -> bool:
-        """4."""
+        """Case 4: a guard."""
         if len(consumers) == 1 and self.infinity.selects(consumers[0], self.current):
             return False
         found = guard_behind(Guarded(self.softmax_output, self.current, consumers, self.viewer, self.among))
@@ -158,7 +161,7 @@ class _Walk:
         return True
 
     def _check_passes(self, node: ir.Node) -> None:
-        """2, 3, 5, 6 and 8 to 10."""
+        """Cases 2, 3, 5, 6 and 8 to 10: decline a node that is none of them."""
         if (unknown := unknown_rank(node, self.viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         if _passes_on(node, self.current, self.viewer) or operand(node, self.current) is not None:
@@ -172,7 +175,7 @@ class _Walk:
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """2, 3 and 8 to 10."""
+    """Cases 2, 3 and 8 to 10: does a node keep the probabilities apart from layout, type and size?"""
     if adds_nothing(node, current, viewer):
         return True
     if node.inputs[0] is not current:
@@ -232,7 +235,7 @@ def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
 
 
 def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
-    """Is this a mean or sum over heads, or some of them, whose last axis is the probabilities' own?"""
+    """Is this a mean or sum over axis 1, the heads, or a Gather along any axis but the first?"""
     if node.inputs[0] is not value:
         return False
     if is_op(node, "Gather"):
@@ -242,7 +245,8 @@ def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
 
 
 def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -> bool:
-    """Is there any product behind this softmax, through whatever touches the probabilities element by element?
+    """Does any product read this softmax, through the operators that models put between the two: elementwise ones,
+    layout, casts, padding, quantisation, a mean over heads?
 
     Used only to tell attention that is declined from a softmax that is none (a router, a classifier).
     """

@@ -47,7 +47,7 @@ class Renormalised:
 
     @property
     def output(self) -> ir.Value:
-        """What is divided."""
+        """The probabilities after the mask and the division."""
         return self.nodes[-1].outputs[0]
 
 

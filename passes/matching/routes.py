@@ -41,12 +41,12 @@ class Route:
 
 
 ONLY = Route()
-"""The one product there is."""
+"""The route of an attention with one product and no other readers."""
 
 
 def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
-    """The ways from a softmax to products that read its probabilities, each as the nodes on it; none where there is but
-    one and nothing else reads what lies on it."""
+    """The paths from a softmax to the products that read its probabilities. Empty if there is a single product and
+    nothing else reads a value on the way."""
     viewer = Viewer(facts, AxisSpace())
     parents: dict[ir.Node, list[ir.Node]] = {}
     products: list[ir.Node] = []

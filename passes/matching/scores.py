@@ -49,7 +49,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_DEPTH = 100
-"""More operators with two candidates than this between product and softmax are no attention."""
+"""How deeply operators with two candidates may be nested between product and softmax."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
 QUANTISED = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
@@ -57,7 +57,7 @@ QUANTISED = "fuse the model before it is quantised, or leave the products of att
 
 @dataclass(frozen=True)
 class PutBeside(OwnStep):
-    """1."""
+    """Case 1: a sink beside the scores."""
 
     sink: AddSink
 
@@ -106,7 +106,7 @@ class SubtractMaximum(OwnStep):
 
 @dataclass(frozen=True)
 class ZeroSelected(OwnStep):
-    """11: everything so far times `value`, of 0 and 1: the selection that follows puts in what this makes 0."""
+    """Case 11: everything so far times `value`, which is 0 or 1. The Select that follows fills what this makes 0."""
 
     value: ir.Value
     answers: ClassVar[bool] = False
@@ -120,8 +120,8 @@ class ZeroSelected(OwnStep):
 
 
 def _infinite(scores: ScoreWalk) -> Term | None:
-    """The first term behind which scores may be infinite, by itself or as a sum or product with those before it. What a
-    term holds has to be known for a no; a finite score is lost beside the largest number."""
+    """The first term after which a score may be infinite, alone or together with the terms before it; None if all are
+    bounded. The scores themselves are not counted: beside the largest float32 a finite score is rounded away."""
     size = 0.0
     for term in scores.terms:
         match term:
@@ -153,8 +153,10 @@ class ScorePath:
 
 
 def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
-    """Follow the grammar above from a softmax's input, or from scores further up; declines name the node that broke
-    it."""
+    """Follow the grammar above from a softmax's input, or from scores further up; declines name the node that broke it.
+
+    With `inner` the walk starts inside the scores, where no sink and no subtracted maximum can stand.
+    """
     steps: list[Step] = []
     current = value
     while True:
@@ -268,7 +270,7 @@ def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_scale(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """7."""
+    """Case 7: a scale that is one known number."""
     factor = viewer.factor(node)
     return None if factor is None else (Scale(node, factor[1]), factor[0])
 
@@ -307,7 +309,7 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
-    """Is a number 1 less the other, where that is 0 or 1?"""
+    """Is `rest` equal to 1 - keep?"""
     if match(LEFT_OF_ONE, rest, info, {"keep": keep}) is not None:
         return True
     one, other = _flag(rest, info), _flag(keep, info)
@@ -315,7 +317,7 @@ def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
 
 
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
-    """Of a boolean as 0 and 1 the boolean without Not, and whether it is negated."""
+    """For a boolean cast to 0 and 1: the boolean without its Nots, and whether they negate it; else None."""
     node = value.producer()
     flag = node.inputs[0] if node is not None and is_op(node, "Cast") else None
     if flag is None or info.dtype(flag) != ir.DataType.BOOL:
@@ -345,7 +347,7 @@ def _peel_maximum(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | No
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """1."""
+    """Case 1: a sink beside the scores."""
     for step, scores in sinks(node, viewer.info):
         if _leads_to_product(scores, viewer):
             return PutBeside(node, step), scores
@@ -370,7 +372,7 @@ def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """6. Raises Decline where the cast rounds."""
+    """Case 6: a cast. Raises Decline where the cast rounds."""
     source, info = node.inputs[0], viewer.info
     if source is None or not is_op(node, "Cast", "CastLike"):
         return None
@@ -389,7 +391,7 @@ def _is_sum(node: ir.Node) -> bool:
 
 
 def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """9. Raises Decline where neither operand is scores."""
+    """Case 9: a term. Raises Decline where neither operand is scores."""
     if not _is_sum(node):
         return None
     left, right = node.inputs[0], node.inputs[1]
@@ -429,7 +431,7 @@ def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """10. Raises Decline where neither operand is scores, or the other is no number."""
+    """Case 10: a selection. Raises Decline where neither operand is scores, or the other is no number."""
     if not is_op(node, "Where"):
         return None
     condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]

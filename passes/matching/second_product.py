@@ -26,9 +26,11 @@ from fa_compiler.passes.score_ops import Scale
 
 @dataclass(frozen=True)
 class Rope:
-    """A second product that is added to the scores: of `query` and `key` over the axes `head_dim`, whose scale is
-    `ratio` times that of the first. What exporters make of attention whose query and key have a part with rotary
-    positions."""
+    """The second of two products whose sum is the scores: `query` and `key` contracted over `head_dim`, with a scale
+    `ratio` times that of the first.
+
+    Exporters write attention like this if rotary positions have a part of the head for themselves.
+    """
 
     query: View
     key: View

@@ -39,7 +39,8 @@ TOTAL = Op("ReduceLogSumExp", Bind("scores"), open_end=True, name="total")
 
 @dataclass(frozen=True)
 class SinkGate:
-    """The sink t of a gate, the difference it is subtracted in, the layout behind, and the nodes, the Mul the last."""
+    """A gate: `sink` is t, `difference` the Sub, `layout` the operators that only move elements, `nodes` all of its
+    nodes, the Mul last."""
 
     sink: ir.Value
     difference: ir.Node

@@ -59,7 +59,8 @@ class Sink:
 
 @dataclass(frozen=True)
 class ScoresWithSink:
-    """Scores with a sink: `kv_seq` are the axes of the keys, `length` their size, `axes_with_sink` the axis of both."""
+    """Scores with a sink: `kv_seq` are the axes of the keys, `length` their size, `axes_with_sink` the axis of keys and
+    sink together."""
 
     step: AddSink
     sink: Sink
@@ -163,8 +164,11 @@ def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None,
 
 
 def sink_above(sink_scores: ScoresWithSink, facts: Facts, guarded: bool) -> float:
-    """A number no sink is below. Raises Decline where it may be +inf; of a sink whose numbers are not known only behind
-    a guard by a mask: there a row without a key is 0 or NaN, and which the operator does not tell apart."""
+    """A number that no sink is below. Raises Decline where a sink may be +inf.
+
+    An unknown sink is declined only beside a guard by the mask: with a sink of +inf a row without a key would be NaN,
+    and the guard makes it 0, which the operator cannot tell apart. Without a guard the answer is -inf.
+    """
     interval = facts.bounds.of(sink_scores.step.value)
     if sink_scores.sink.view is None:
         interval = sink_scores.sink.number, sink_scores.sink.number
@@ -188,7 +192,8 @@ def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -
 
 
 def apart(step: AddSink, sink: Sink, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
-    """A sink that never was a column of the scores."""
+    """A sink that never was a column of the scores. The axis of keys and sink together is one of its own, which nothing
+    in the graph has."""
     length = viewer.space.size(kv_seq)
     return ScoresWithSink(step, sink, kv_seq, viewer.space.new(Dim(2) * length), length)
 

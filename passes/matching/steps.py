@@ -34,7 +34,8 @@ from fa_compiler.passes.score_ops import Add, Scale, Select, Term
 
 @dataclass(frozen=True)
 class Steps:
-    """An attention down to its softmax: the nodes around it, and what was done to the scores.
+    """What is known of an attention after the first stage: the paths from the softmax to both products, and the scores
+    carried out term by term.
 
     `qk` is the first product. `outside` are readers of a mere shape or type, each with what it reads. `dims` has the
     arrangement of the scores and of every value that is made of them before the softmax, and of the probabilities.
@@ -53,7 +54,7 @@ class Steps:
 
     @property
     def finite(self) -> Term | None:
-        """The first term that may change scores and not make them -inf."""
+        """The first term that may give a score another finite number, other than by scaling all of them."""
         return next((term for term in self.scores.terms if not _leaves_scores(term, self.viewer.facts)), None)
 
     @property
@@ -95,7 +96,7 @@ def _check_total(anchor: SoftmaxAnchor) -> None:
 
 
 def _leaves_scores(term: Term, facts: Facts) -> bool:
-    """Does a term leave scores as they are, or make them -inf?"""
+    """Does a term only scale scores, leave them, or make them -inf?"""
     if isinstance(term, Add):
         values = facts.sets.of(term.operand.value)
         return values is not None and values <= {0.0, -math.inf * term.sign}
@@ -107,7 +108,8 @@ def _late_values(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Valu
 
 
 def _answers(anchor: SoftmaxAnchor, after: ProbabilityPath, route: Route) -> Callable[[ir.Value, ir.Node], bool]:
-    """Does somebody else answer for this reader of an inner value?"""
+    """The predicate for `readers_of_shapes`: is this reader of an inner value accounted for by the attention's
+    gradient, or by another attention that is fused as well?"""
     late = _late_values(anchor, after) if route.gradient else ()
 
     def answered(output: ir.Value, reader: ir.Node) -> bool:
