@@ -40,11 +40,11 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, ranks
     """
     failure: Decline | None = None
     if matcher.facts.options.target == "ort" or ranks:
-        summed = replace(matcher, ropes=True)
+        with_second = replace(matcher, second_products=True)
         try:
-            found = match_pair(anchor, summed)
+            found = match_pair(anchor, with_second)
             if found is not None and found.forward.rope is not None:
-                return _fused(found, summed, rewriter)
+                return _fused(found, with_second, rewriter)
         except Decline as decline:
             failure = decline
     try:

@@ -18,7 +18,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
-from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_behind
+from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_after
 from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region
@@ -31,7 +31,7 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_behind, reached, reads_shape, reads_type
+from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add
 from fa_compiler.passes.surgery import depends
@@ -44,7 +44,7 @@ Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """One product of the backward part, and the targets behind it that its result can replace."""
+    """One product of the backward part, and the targets after it that its result can replace."""
 
     role: Role
     node: ir.Node
@@ -301,10 +301,10 @@ class _Finder:
     def _placed(
         self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
     ) -> Gradient:
-        """The targets behind the product; sums may run over heads or batch."""
+        """The targets after the product; sums may run over heads or batch."""
         roles = self.viewer.space.settle(self.match.roles)
         start = GradientTarget(product.output, dims, factor)
-        targets = targets_behind(start, (*roles.batch, *roles.heads), self.region.tracer)
+        targets = targets_after(start, (*roles.batch, *roles.heads), self.region.tracer)
         return Gradient(role, product.node, tensor.quantity, targets)
 
     # -- what has to hold -----------------------------------------------------------------------
@@ -359,9 +359,9 @@ class _Finder:
 
 
 def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
-    """The node and all behind it when nobody needs what they compute, else nothing."""
+    """The node and all after it when nobody needs what they compute, else nothing."""
     found: list[ir.Node] = []
-    for each in reached([node], nodes_behind):
+    for each in reached([node], nodes_after):
         if len(found) == limit or any(output.is_graph_output() for output in each.outputs):
             return []
         found.append(each)

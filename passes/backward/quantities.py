@@ -17,7 +17,7 @@ from enum import Enum
 
 from fa_compiler.passes.backward.polynomials import Monomial, Polynomial
 
-FACTORS = 2.0**60
+LARGEST_FACTOR = 2.0**60
 """A value more than this many times as large or as small as an operator's result is not replaced by it: one of the two
 may be infinite or 0 where the other is not."""
 

@@ -10,7 +10,7 @@ code cites the numbers of the cases; c is a number:
       4   | Pow(L, n) | Reciprocal(L) | c / L
       5   | ReduceSum(region) over the keys               of P*G, with powers of L before it
       6   | ReduceSum(dO * O) over the values' depth      D, as FlashAttention's backward part computes it
-      7   | ReduceSum(region) over a size of 1            jax: of what is repeated behind it
+      7   | ReduceSum(region) over a size of 1            jax: of what is repeated after it
       8   | Einsum(region, region)                        summed over the keys and nothing else
       9   | SoftmaxGrad_13(region, region), SoftmaxGrad   com.microsoft: P * (g - rowsum(P * g))
      10   | Where(c, region, 0) | Where(c, 0, region)     c the condition of a selection on the scores, of the guard, or
@@ -80,7 +80,7 @@ class Region:
         self.reader.put(anchor.output, Quantity.of(P, 1.0, rows, raw), scores)
         for node in after.nodes:
             if is_op(node, "Mul", "Div"):
-                # What is behind follows by the grammar.
+                # The grammar tells what follows.
                 break
             if node is where:
                 rows, raw = MaskedRows.SAME, False

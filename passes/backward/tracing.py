@@ -113,9 +113,10 @@ class Tracer:
         return dims if len(every) == len(set(every)) else None
 
 
-def seeds(view_stops: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
-    """The stops of a view (views.py): the arrangement of each value between its base and the viewed value."""
-    return dict(view_stops)
+def seeds(equivalent_values: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
+    """The equivalent values of a view (views.py): the arrangement of each value between its base and the viewed
+    value."""
+    return dict(equivalent_values)
 
 
 def left_by(node: ir.Node, dims: Arrangement, chosen: Collection[int]) -> Arrangement:

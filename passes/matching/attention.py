@@ -8,12 +8,12 @@ A match goes through these stages; each is a record of its own, and what a later
 
     1. Steps            steps.py           the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py           which operand is the key
-    3. Probabilities    probabilities.py   what the nodes behind the softmax do
+    3. Probabilities    probabilities.py   what the nodes after the softmax do
     4. ScoresWithSink   sinks.py           the sink, wherever it is written
     5. Masking          masking.py         what terms and guards come to
     6. Roles            roles.py           batch, heads, q_seq and kv_seq
 
-What the steps on the way do to the scores is in score_walk.py, what a guard behind the softmax means in guards.py,
+What the steps on the way do to the scores is in score_walk.py, what a guard after the softmax means in guards.py,
 who else may read the inner values in interior.py.
 
 What is emitted from the record is in rewrite/rewriter.py. Query, key and value are the operands of the two products,
@@ -60,10 +60,11 @@ LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add
 
 @dataclass(frozen=True)
 class Matcher:
-    """Matches anchors of one model. With `ropes` a product that is added to the scores is a part of them, no bias."""
+    """Matches anchors of one model. With `second_products` a product that is added to the scores is a part of them, no
+    bias."""
 
     facts: Facts
-    ropes: bool = False
+    second_products: bool = False
 
     def match(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionMatch:
         """The record of the attention around an anchor; raises Decline."""
@@ -71,7 +72,7 @@ class Matcher:
 
     def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> Steps:
         """The first stage of a match; raises Decline."""
-        return Steps.of(anchor, route, self.facts, self.ropes)
+        return Steps.of(anchor, route, self.facts, self.second_products)
 
     @staticmethod
     def finish(steps: Steps) -> AttentionMatch:
@@ -125,7 +126,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         derivation=Derivation(steps, probabilities, masking),
     )
     roles.check_heads(match.views, steps)
-    return match.within(space.branch()).with_second_last()
+    return match.within(space.branch()).with_larger_product_first()
 
 
 def _check_rows(steps: Steps) -> None:
@@ -161,7 +162,7 @@ def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
 
 
 def _scores_with_sink(steps: Steps, kv_seq: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
-    """The sink: a column of the scores, a gate behind the product, or a part of the total of exponentials."""
+    """The sink: a column of the scores, a gate after the product, or a part of the total of exponentials."""
     anchor, gate, scores, viewer = steps.anchor, steps.gate, steps.scores, steps.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):
         reason = "a maximum is subtracted from the scores, and not from the sink beside them"
@@ -242,7 +243,7 @@ def _operands(steps: Steps, key_side: int, pv: Operands) -> tuple[tuple[View, Vi
 def _shapes(steps: Steps, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
     found = []
-    for node, value in steps.outside:
+    for node, value in steps.shape_readers:
         if not reads_shape(node):
             continue
         if value not in probabilities.seen:
@@ -255,7 +256,7 @@ def _shapes(steps: Steps, probabilities: Probabilities) -> tuple[tuple[ir.Node, 
 def _types(steps: Steps) -> tuple[tuple[ir.Node, ir.DataType], ...]:
     """Readers of a mere type, each with that type."""
     found = []
-    for node, value in steps.outside:
+    for node, value in steps.shape_readers:
         if reads_shape(node):
             continue
         dtype = steps.viewer.info.dtype(value)

@@ -33,7 +33,7 @@ def readers_of_shapes(
     """
     softmax = {id(node) for node in anchor.nodes}
     scoring = (*before.nodes, *anchor.nodes)
-    nodes = (*scoring, *after.nodes, after.product.node, *after.behind)
+    nodes = (*scoring, *after.nodes, after.product.node, *after.tail)
     matched = {id(node) for node in (*nodes, *after.tests, *(after.guard.tests if after.guard is not None else ()))}
     harmless: list[tuple[ir.Node, ir.Value]] = []
     for node in nodes:
@@ -49,16 +49,18 @@ def readers_of_shapes(
                 for reader in distinct_consumers(output)
                 if id(reader) not in matched and not accounted_for(output, reader)
             ]
-            outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
-            outside.extend(each for each in readers if each.graph is not anchor.node.graph)
-            inside = [each for each in readers if each not in outside and not _serves_only(each, softmax, matched)]
-            harmless.extend((each, output) for each in inside)
-            if not outside and not output.is_graph_output():
+            strangers = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
+            strangers.extend(each for each in readers if each.graph is not anchor.node.graph)
+            shape_readers = [
+                each for each in readers if each not in strangers and not _serves_only(each, softmax, matched)
+            ]
+            harmless.extend((each, output) for each in shape_readers)
+            if not strangers and not output.is_graph_output():
                 continue
             late = output is anchor.output or any(node is other for other in after.nodes)
             code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
             what = "probabilities" if late else "scores"
-            who = f"{label(outside[0])} reads them" if outside else "they are a model output"
+            who = f"{label(strangers[0])} reads them" if strangers else "they are a model output"
             raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
     return harmless
 

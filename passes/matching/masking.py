@@ -1,7 +1,7 @@
 """What an attention's terms and guards come to: the mask plan, and what was decided on the way to it.
 
     terms     those of the scores; a mask by which probabilities are divided again (renormalised.py) is one more
-    guard     what a guard behind the softmax tests (guards.py), or a factor on the probabilities that is the mask
+    guard     what a guard after the softmax tests (guards.py), or a factor on the probabilities that is the mask
     sink      beside the scores it makes a row without a key 0; as a gate, or in the total alone, it leaves that row NaN
 
 Refused with a sink:
@@ -41,7 +41,7 @@ from fa_compiler.passes.score_ops import Add, Term
 class Masking:
     """The plan and its planner.
 
-    `row` is the label of the query dimension that counts its rows (None if it has none), `tested` what the guard behind
+    `row` is the label of the query dimension that counts its rows (None if it has none), `tested` what the guard after
     the softmax tests, `factors` the factors on the probabilities that are no mask.
     """
 

@@ -63,7 +63,7 @@ class AttentionMatch:
     rope: Rope | None = None
     derivation: Derivation | None = None
 
-    def with_second_last(self) -> AttentionMatch:
+    def with_larger_product_first(self) -> AttentionMatch:
         """The same match, its two products exchanged if the second is the better first one.
 
         The first product is the one that sums over more elements. In float16 it is the one with the larger scale: the

@@ -43,7 +43,7 @@ class OwnStep:
         """All nodes of the step, its own the last."""
         return (self.node,)
 
-    def walk(self, scores: ScoreWalk) -> None:
+    def walk(self, walk: ScoreWalk) -> None:
         """Do to the scores what the step does. Raises Decline."""
         raise NotImplementedError
 

@@ -4,7 +4,7 @@
 
 Accepted where it runs along the same axes as the scores, in sizes that are proven to be theirs, and is made of what
 scores are made of (score_like.py): a mask outweighs the sum as it does the scores. The scales of the two are at most
-LARGEST_RATIO (simulation.py) apart. Anything else stays a bias.
+LARGEST_RATIO (final_scores.py) apart. Anything else stays a bias.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Attention sinks: one more score in each row, which takes part in the softmax and has no value.
 
-Grammar, directly behind the last term of the scores, and again behind the softmax; the code cites the numbers of the
+Grammar, directly after the last term of the scores, and again after the softmax; the code cites the numbers of the
 cases:
 
     sink_scores :=
       1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
                                                         or for all of them
-      2   | Pad(scores, 1 in front or behind, c)        along the keys; the number c
+      2   | Pad(scores, 1 in front or after, c)         along the keys; the number c
     dropped :=
       3     Slice(probabilities) | Split(probabilities)    that leaves out exactly that column
 
 This is the definition of the operator's input `sink`: exp(sink - max) is added to a row's sum. A row whose scores are
 all masked gives zeros, for the sink then has all of the probability.
 
-Refused: a sink that differs between rows or batch entries; a term or factor behind it; a column that is kept, or
+Refused: a sink that differs between rows or batch entries; a term or factor after it; a column that is kept, or
 another one that is left out; the same along another axis, which adds a row or a head to leave it out again.
 """
 
@@ -40,7 +40,7 @@ from fa_compiler.passes.values.symbolic import Dim
 
 @dataclass(frozen=True)
 class AddSink:
-    """One more score along `axis`, in front of the others or behind them: `value`, or `number` where there is none."""
+    """One more score along `axis`, in front of the others or after them: `value`, or `number` where there is none."""
 
     node: ir.Node
     axis: int

@@ -115,7 +115,7 @@ class SoftmaxAnchor:
     overflows   no maximum is subtracted
     rounds      the logarithm of the sum is subtracted (cases 4 and 5)
     masked      the exponentials are masked before they are summed
-    guarded     set only with `overflows`: something keeps the total from being 0
+    floored     set only with `overflows`: something keeps the total from being 0
     late        the division comes after the product with the values, and `output` is then the exponentials
     sink        the sink that the total includes
     """
@@ -128,7 +128,7 @@ class SoftmaxAnchor:
     rounds: bool = False
     late: LateDivision | None = None
     masked: bool = False
-    guarded: bool = False
+    floored: bool = False
     sink: SinkTotal | None = None
 
     @property
@@ -145,7 +145,7 @@ class SoftmaxAnchor:
 def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     """All anchors of one graph in its order, those of subgraphs not included.
 
-    Exponentials that are divided by their total both behind the product and before it, as where the probabilities are
+    Exponentials that are divided by their total both after the product and before it, as where the probabilities are
     an output, too, are one softmax: that of the late division.
     """
     found = list(_every_anchor(graph, info))
@@ -216,7 +216,7 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
     total, dividing = quotient["total"], quotient.nodes
     guarded, guards = _unguarded(total, quotient["e"], info)
     for plain, more in ((guarded, None), *summands(guarded)):
-        given, path = _behind_product(quotient["e"], plain, info)
+        given, path = _exponentials_of(quotient["e"], plain, info)
         found = match(EXPONENTIALS, given, info)
         sums = None if found is None else _reduced(plain, SUMS, given, info)
         if found is None or sums is None or _is_number(found.get("factor"), info):
@@ -230,7 +230,7 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
         shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
         if shift is None:  # 9
             return SoftmaxAnchor(
-                scores, output, sums[0], nodes, True, late=late, masked=masked, guarded=bool(guards), sink=sink
+                scores, output, sums[0], nodes, True, late=late, masked=masked, floored=bool(guards), sink=sink
             )
         if shift[0] != sums[0]:
             return None
@@ -247,7 +247,7 @@ def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
     return value is not None and info.scalar(value) is not None
 
 
-def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+def _exponentials_of(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """The exponentials that a product with values reads, and the nodes from them to the product, if `total` is their
     sum. Otherwise the value itself and ()."""
     node, summed = value.producer(), match(SUM, source_through(total, "Identity", *RESHAPES), info)

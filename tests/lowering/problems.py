@@ -25,10 +25,10 @@ _ROUNDING = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _PLAIN = 1e-5
 
 TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
-"""The constant mask of sparse_mode 2, 3, 4, 7 and 8."""
+"""The compressed mask of sparse_mode 2, 3, 4, 7 and 8."""
 
 PREFIX_MASK = np.zeros((3072, 2048), np.bool_)
-"""The constant mask of sparse_mode 6: the triangle, and 1024 rows whose right half is not attended."""
+"""The compressed mask of sparse_mode 6: the triangle, and 1024 rows whose right half is not attended."""
 PREFIX_MASK[:2048] = TRIANGLE
 PREFIX_MASK[2048:, 1024:] = True
 
