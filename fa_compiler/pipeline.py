@@ -1,4 +1,7 @@
-"""load -> fuse -> check -> write: the pipeline of the command line, of `optimize` and of `InferenceSession`."""
+"""load -> fuse -> check -> write: the pipeline of the command line, of `optimize` and of `InferenceSession`.
+
+`run` is the part in the middle, fuse and check.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
-from fa_compiler.model_files.writing import Progress, check_place, relocate, staging, write_model
+from fa_compiler.model_files.writing import check_place, relocate, staging, write_model
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
+from fa_compiler.passes.report import Progress
 
 
 @dataclass(frozen=True)

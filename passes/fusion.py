@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -25,15 +25,13 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
-from fa_compiler.passes.report import Block, CacheLine, Code, Report
+from fa_compiler.passes.report import Block, CacheLine, Code, Progress, Report
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.shared import Sharer, Sharing
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.values.shapes import analyse
-
-Progress = Callable[[str, int, int], None]
 
 SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)
 """The codes of an attention whose scores or probabilities something else reads. That may be another attention
@@ -94,7 +92,8 @@ class _Run:
         return self.matcher.facts
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
-        """Fuse one graph without its subgraphs. Returns the blocks in the order of their anchors."""
+        """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
+        function that holds one, in the order of the graph."""
         found = {id(anchor.node): anchor for anchor in anchors(graph, self.facts.info)}
         order = [
             node
@@ -106,10 +105,10 @@ class _Run:
         ]
         if not graph.outputs:
             reason = "the graph has no outputs, so that nothing needs what this computes"
-            return [_declined(label(node) or "", Decline(Code.NOT_ATTENTION, reason, node)) for node in order]
+            return [_block_of(label(node) or "", Decline(Code.NOT_ATTENTION, reason, node)) for node in order]
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
-            return [self._declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
+            return [self._declined_block(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         ranks = any(is_op(node, "TopK") for node in graph)
         sharing = Sharing(list(found.values()))
@@ -128,7 +127,7 @@ class _Run:
             elif is_attention_op(node):
                 blocks.append(self._convert(node, rewriter))
             elif is_integer_softmax(node):
-                blocks.append(self._declined(label(node) or "", integer_softmax(node, self.facts)))
+                blocks.append(self._declined_block(label(node) or "", integer_softmax(node, self.facts)))
             else:
                 blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
         rewriter.finish()
@@ -137,9 +136,9 @@ class _Run:
     def _fuse_anchor(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool) -> list[Block]:
         name = label(anchor.node) or ""
         try:
-            return [self._emitted(name, anchor, rewriter, ranks)]
+            return [self._fuse_one(name, anchor, rewriter, ranks)]
         except Decline as decline:
-            return self._fuse_pair(anchor, rewriter, ranks, decline) or [self._declined(name, decline)]
+            return self._fuse_pair(anchor, rewriter, ranks, decline) or [self._declined_block(name, decline)]
 
     def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, ranks: bool) -> dict[ir.Node, Block]:
         """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
@@ -147,9 +146,9 @@ class _Run:
         for each in group:
             name = label(each.anchor.node) or ""
             try:
-                block = self._emitted(name, each.anchor, rewriter, ranks, each.route)
+                block = self._fuse_one(name, each.anchor, rewriter, ranks, each.route)
             except Decline as decline:
-                block = self._declined(name, decline)
+                block = self._declined_block(name, decline)
             first = blocks.setdefault(each.anchor.node, block)
             if first is not block and block.status == "fused":
                 self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
@@ -157,7 +156,9 @@ class _Run:
                 blocks[each.anchor.node] = block
         return blocks
 
-    def _emitted(self, name: str, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, route: Route = ONLY) -> Block:
+    def _fuse_one(
+        self, name: str, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, route: Route = ONLY
+    ) -> Block:
         """Fuse an attention and return its block. Raises Decline.
 
         A second product in its scores becomes a part of the scores where the operator can have one. For ONNX Runtime it
@@ -165,27 +166,27 @@ class _Run:
         product is a bias.
         """
         if self.facts.options.target == "ort" or ranks:
-            summed = replace(self.matcher, ropes=True)
-            steps = summed.begin(anchor, route)
+            with_second = replace(self.matcher, second_products=True)
+            steps = with_second.begin(anchor, route)
             try:
-                match = summed.finish(steps)
+                match = with_second.finish(steps)
                 block = self._sparse(name, match, rewriter)
                 if block is None and self.facts.options.target == "ort":
-                    block = self._fused(name, match, rewriter.emit(match))
+                    block = self._fused_block(name, match, rewriter.emit(match))
                 if block is not None:
                     return block
             except Decline:
                 if steps.scores.second is None:
                     raise
         match = self.matcher.match(anchor, route)
-        return self._sparse(name, match, rewriter) or self._fused(name, match, rewriter.emit(match))
+        return self._sparse(name, match, rewriter) or self._fused_block(name, match, rewriter.emit(match))
 
     def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter) -> Block | None:
         """Fuse an attention to listed or selected keys and return its block; None for other attentions."""
         found = fuse_gathered_keys(match, rewriter, self.notes) or fuse_masked_selection(match, rewriter)
         if found is None:
             return None
-        return self._ranked(self._fused(name, match, found.fused), found.indexer)
+        return self._ranked(self._fused_block(name, match, found.fused), found.indexer)
 
     def _ranked(self, block: Block, indexer: ir.Node | None) -> Block:
         """The block of an attention. If an indexer ranks the keys, the assumption on ranks is added to the block and a
@@ -195,11 +196,11 @@ class _Run:
         self.notes.append(f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends")
         return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
-    def _fuse_pair(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, alone: Decline) -> list[Block]:
-        """Fuse an attention and its gradient, and return the blocks of both. Empty where there is no gradient.
+    def _fuse_pair(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, first_reason: Decline) -> list[Block]:
+        """Fuse an attention together with its gradient, after the attention alone was declined for `first_reason`.
 
-        `alone` is why the attention was not fused by itself. Where the attempt gives a better reason, the result is one
-        declined block with that reason.
+        Returns both blocks; one declined block where the attempt gives a better reason than `first_reason`; else an
+        empty list.
         """
         name = label(anchor.node) or ""
         if anchor.late is not None:
@@ -208,15 +209,17 @@ class _Run:
             pair = fuse_pair(anchor, self.matcher, rewriter, ranks)
         except PairDecline as decline:
             reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
-            forward = self._declined(name, Decline(decline.code, reason, decline.culprit, decline.hint))
-            backward = self._declined(label(decline.gradient) or name, decline)
+            forward = self._declined_block(name, Decline(decline.code, reason, decline.culprit, decline.hint))
+            backward = self._declined_block(label(decline.gradient) or name, decline)
             return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
         except Decline as decline:
-            nearer = alone.code == Code.TRAINING or decline.code == Code.OVERFLOW or is_op(decline.culprit, "Dropout")
-            return [self._declined(name, decline)] if nearer else []
+            nearer = (
+                first_reason.code == Code.TRAINING or decline.code == Code.OVERFLOW or is_op(decline.culprit, "Dropout")
+            )
+            return [self._declined_block(name, decline)] if nearer else []
         if pair is None:
             return []
-        forward = self._ranked(self._fused(name, pair.match.forward, pair.fused), pair.indexer)
+        forward = self._ranked(self._fused_block(name, pair.match.forward, pair.fused), pair.indexer)
         for loss in pair.losses:
             self.notes.append(f"{loss.name}: {loss.op_type} is the loss of an indexer, with its gradients")
         backward = replace(
@@ -237,21 +240,21 @@ class _Run:
             converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
             fused = rewriter.emit(converted.match)
         except Decline as decline:
-            return self._declined(name, decline)
+            return self._declined_block(name, decline)
         for old, new in converted.outputs:
             named = old.is_graph_output()
             apart = named and (new.is_graph_output() or not rewriter.builder.has_made(new))
             replace_value(old, rewriter.builder.alias(new) if apart else new, rename=named)
-        return self._fused(name, converted.match, fused)
+        return self._fused_block(name, converted.match, fused)
 
-    def _declined(self, name: str, decline: Decline) -> Block:
-        block, cause = _declined(name, decline), replaceable_cause(decline, self.facts.info)
+    def _declined_block(self, name: str, decline: Decline) -> Block:
+        block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
             return block
         hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
         return replace(block, hint=hint)
 
-    def _fused(self, name: str, match: AttentionMatch, fused: Fused) -> Block:
+    def _fused_block(self, name: str, match: AttentionMatch, fused: Fused) -> Block:
         self.notes.extend(note for note in fused.notes if note not in self.notes)
         return Block(
             id=0,
@@ -274,7 +277,7 @@ def _numbered(blocks: list[Block]) -> Iterator[Block]:
         yield replace(block, id=index, pair=None if block.pair is None else index + block.pair)
 
 
-def _declined(anchor: str, decline: Decline) -> Block:
+def _block_of(anchor: str, decline: Decline) -> Block:
     attention = decline.code != Code.NOT_ATTENTION
     return Block(
         id=0,
@@ -290,4 +293,4 @@ def _declined(anchor: str, decline: Decline) -> Block:
 
 def _in_function(call: ir.Node, softmax: str) -> Block:
     reason = f"the function {call.domain}::{call.op_type} takes a graph or is written for another opset"
-    return _declined(f"{label(call)}/{softmax}", Decline(Code.FUNCTION, reason, call))
+    return _block_of(f"{label(call)}/{softmax}", Decline(Code.FUNCTION, reason, call))

@@ -48,7 +48,7 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
                 pending.append(each)
 
 
-def nodes_behind(node: ir.Node) -> Iterator[ir.Node]:
+def nodes_after(node: ir.Node) -> Iterator[ir.Node]:
     """The nodes that read what a node gives; dead ones do not count beside others."""
     return (reader for output in node.outputs for reader in distinct_consumers(output))
 

@@ -5,7 +5,7 @@
     Number(low, high)       a constant that holds one number between these two throughout
     Op(types, operands)     the first output of an operator of one of the types, whose operands follow these patterns:
                             in any order where the operator is commutative, and as many of them, or more if `open_end`
-    Through(pass, pattern)  what follows the pattern, behind operators that `pass` gives the input to go on with
+    Through(pass, pattern)  a value from which `pass` leads upwards, input by input, to one that follows the pattern
     OneOf(patterns)         what follows one of them
 
 A value may follow a pattern in several ways; `matches` yields all of them.
@@ -75,8 +75,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Through:
-    """A pattern behind operators that pass on one of their inputs. `passed` gives that input, or None for other
-    operators."""
+    """A pattern reached upwards through operators that pass on one of their inputs. `passed` gives that input, or None
+    for other operators."""
 
     passed: Callable[[ir.Node], ir.Value | None]
     pattern: Pattern
@@ -152,15 +152,15 @@ def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, found: M
             for each in patterns:
                 yield from _matches(each, value, info, found)
         case Through(passed, inner):
-            yield from _behind(passed, inner, value, info, found)
+            yield from _through(passed, inner, value, info, found)
         case Op():
             yield from _of_operator(pattern, value, info, found)
 
 
-def _behind(
+def _through(
     passed: Callable[[ir.Node], ir.Value | None], inner: Pattern, value: ir.Value, info: ShapeInfo, found: Match
 ) -> Iterator[Match]:
-    """The matches of the pattern behind the longest chain of operators that pass on an input."""
+    """The matches of the pattern above the longest chain of operators that pass on an input."""
     nodes: list[ir.Node] = []
     while (node := value.producer()) is not None and (source := passed(node)) is not None:
         nodes.insert(0, node)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-Kind = Literal["forward", "backward", "indexer", "softmax_only"]
+Kind = Literal["forward", "backward", "softmax_only"]
 Status = Literal["fused", "declined", "not_attention"]
 
 SCHEMA = 1
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a task, how much of it is done, and how much it is in all."""
 
 
 class Code(StrEnum):

@@ -81,7 +81,7 @@ class BiasOperand:
     """An operand of a bias as the rewriter reads it.
 
     If `unrounded`, 16-bit numbers that ONNX Runtime computes in float32 are not rounded. If `moved`, this holds also
-    behind a single operator that moves them.
+    after a single operator that moves them.
     """
 
     view: View

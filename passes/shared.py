@@ -10,7 +10,7 @@ key, value and mask alone, so it may be computed by itself. The shared products 
 the score matrices are not stored any more.
 
 Refused: a group with an attention that cannot be fused, because the shared tensor is then needed anyway; a division
-that lies behind the product with the values.
+that lies after the product with the values.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Sharing:
             return []
         scoring = [(each, self._scoring(each, matcher)) for each in self.anchors]
         group = [(each, path) for each, path in scoring if path is not None and path.product.node is own.product.node]
-        ways = [(each, way) for each, _ in group for way in paths(each, matcher.facts) or [()]]
+        found = [(each, path) for each, _ in group for path in paths(each, matcher.facts) or [()]]
         nodes = [node for each, path in group for node in (*path.nodes, *each.nodes)]
-        answered = frozenset((*nodes, *(node for _, way in ways for node in way)))
-        if not 2 <= len(ways) <= MAX_SHARING:
+        answered = frozenset((*nodes, *(node for _, path in found for node in path)))
+        if not 2 <= len(found) <= MAX_SHARING:
             return []
-        shared = [Sharer(each, Route(way, answered)) for each, way in ways]
+        shared = [Sharer(each, Route(path, answered)) for each, path in found]
         try:
             for sharer in shared:
                 matcher.match(sharer.anchor, sharer.route)

@@ -50,7 +50,7 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
 
 def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir.Node]:
     """The dead nodes because of which a sweep from these roots would leave more nodes in the graph: those that read the
-    outputs of such nodes, and the dead nodes behind them. Other dead nodes are left alone."""
+    outputs of such nodes, and the dead nodes after them. Other dead nodes are left alone."""
     removed: set[ir.Node] = set()
     pending = list(roots)
     while pending:

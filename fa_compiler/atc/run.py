@@ -17,11 +17,11 @@ from fa_compiler.atc.shapes import atc_text, check_gears, complete, fix, gears_o
 from fa_compiler.atc.single import write_all
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
-from fa_compiler.model_files.writing import Progress
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Report
+from fa_compiler.passes.report import Progress
 from fa_compiler.pipeline import copy_of, make_options
 from fa_compiler.pipeline import run as optimise
 

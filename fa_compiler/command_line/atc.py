@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.models import progress_bar
 from fa_compiler.command_line.render import print_report, print_table, printable
 from fa_compiler.errors import InputError
@@ -14,8 +15,6 @@ from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Sev
 from fa_compiler.model_files.writing import staging, write
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
-
-OK, FAULTY = 0, 1
 
 
 def atc(args: argparse.Namespace) -> int:
@@ -132,4 +131,4 @@ def _conclude(path: Path, verdict: str, diagnostics: Sequence[FileDiagnostic]) -
     notes = sum(diagnostic.severity is Severity.NOTE for diagnostic in diagnostics)
     faults = len(diagnostics) - notes
     print(printable(f"{path}: {verdict}; {faults} faults, {notes} notes"))
-    return FAULTY if faults else OK
+    return DIFFERENT if faults else OK

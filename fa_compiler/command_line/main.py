@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fa_compiler import __version__
+from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes.options import ASSUMPTIONS
 
-OK, DIFFERENT, BAD_INPUT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
 DEBUG = "FA_COMPILER_DEBUG"
 
 _SILENT = logging.NullHandler()
 
 EXIT_CODES = f"""\
 exit codes:
-  0    done
-  1    verify found a difference, registry diff found one that matters, or a check found a fault
-  2    bad usage, bad input, or an output that cannot be written
-  3    internal error; please report it with the output of a run with {DEBUG}=1
-  130  interrupted
+  {OK:<5}done
+  {DIFFERENT:<5}verify found a difference, registry diff found one that matters, or a check found a fault
+  {BAD_INPUT:<5}bad usage, bad input, or an output that cannot be written
+  {INTERNAL:<5}internal error; please report it with the output of a run with {DEBUG}=1
+  {INTERRUPTED:<5}interrupted
 
 A failed run leaves no output. If OUT exists, it is replaced; a link is replaced by a file. OUT may be the input only
 with --force. "-" is an ordinary file name.

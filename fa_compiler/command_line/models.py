@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
-from fa_compiler.model_files.writing import Progress, check_place, is_special, staging, write, write_model
+from fa_compiler.model_files.writing import check_place, is_special, staging, write, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
+from fa_compiler.passes.report import Progress
 from fa_compiler.pipeline import copy_of, make_options, run
-
-OK, DIFFERENT = 0, 1
 
 
 def optimize(args: argparse.Namespace) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.render import print_table, printable
 from fa_compiler.op_registry import commands, variants
-
-OK, DIFFERENT = 0, 1
 
 
 def show_list(_: argparse.Namespace) -> int:

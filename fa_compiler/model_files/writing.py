@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files import tensors
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.passes.report import Report
+from fa_compiler.passes.report import Progress, Report
 
 ALIGNMENT = 1 << 16
 """The alignment of joined data files. It is a multiple of every page size, so that the files can be mapped."""
@@ -34,10 +34,6 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, er
 _STEP = 1 << 28
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a file system that takes no more bytes."""
-
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a task, how much of it is done, and how much it is in all."""
 
 
 @dataclass

@@ -13,7 +13,7 @@ With d = j - i and off = S2 - S1 of the batch entry, a key is allowed by
     8 TND            mode 2, but mode 4 on the first batch with queries
 
 A mask element other than 0 excludes a key. Without atten_mask the operator ignores the mode and attends all keys. Modes
-2, 3, 4, 6, 7 and 8 take a constant mask (2048x2048, or 3072x2048 in mode 6): its content is checked and not used. The
+2, 3, 4, 6, 7 and 8 take a compressed mask (2048x2048, or 3072x2048 in mode 6): its content is checked and not used. The
 masks of modes 0, 1 and 5 may have size 1 on any axis (extension EXT-MASK-BROADCAST). In modes 2, 3 and 4 a mask
 [B|1,N1|1,1,S2|1] excludes keys in addition to the band (extension EXT-BAND-MASK).
 """

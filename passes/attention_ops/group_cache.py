@@ -6,7 +6,7 @@ total_sequence_length.
     before[b]   the number of keys that are taken from past: 0 in a prompt, that is where S is total_sequence_length,
                 whatever past holds; else seqlens_k[b] + 1 - S
     present     [B, K, max(P, total_sequence_length), D]: the first `before` keys of past, then all S new rows, even
-                where the batch entry has fewer keys. The rows behind these depend on the memory: ONNX Runtime writes
+                where the batch entry has fewer keys. The rows after these depend on the memory: ONNX Runtime writes
                 zeros where past and present are separate buffers, and leaves the rows as they are in a shared one
 
 Both cases are rebuilt exactly, and the user says which of them holds. With a shared buffer the update is one ScatterND.

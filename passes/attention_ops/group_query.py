@@ -2,12 +2,12 @@
 
     query, key, value   [B, S, N * D], [B, S, K * D], [B, S, K * D], or all three side by side in query
     past_key, past_value   the earlier keys and values, [B, K, P, D]; group_cache.py joins the new ones with them
-    seqlens_k           the keys behind the last one of a batch entry are excluded; still every query row is computed
+    seqlens_k           the keys after the last one of a batch entry are excluded; still every query row is computed
     causal              1 by default: key j is attended when j <= before + i, where `before` is the number of keys that
                         are taken from past
     local_window_size   w keys at most: before + i - w < j
     attention_bias      added; it is as wide as total_sequence_length. Where present is wider the bias is padded: the
-                        keys there are behind every row's last key
+                        keys there are after every row's last key
     head_sink, smooth_softmax
                         one more score in every row, the sink of FlashAttentionScore; for smooth_softmax it is 0
     do_rotary           query and key are rotated before the attention (rotary.py)
@@ -21,7 +21,7 @@ It has two kernels. The streaming one runs for float32, several keys, causal att
 gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a key there
 (key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch for a key
 in every row.
-The other kernel computes a row without a key like any other row. For the rows of a prompt that lie behind the last key
+The other kernel computes a row without a key like any other row. For the rows of a prompt that lie after the last key
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
 
@@ -151,7 +151,7 @@ class AttentionBias:
 
 
 def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, sizes: RunSizes) -> MaskPlan:
-    """The plan of a call with a past. Every row sees its own key, unless it lies behind the end of its batch entry."""
+    """The plan of a call with a past. Every row sees its own key, unless it lies after the end of its batch entry."""
     width = int_attr(call.node, "local_window_size", -1)
     alone = _single(call)
     if not int_attr(call.node, "causal", 1):
@@ -226,7 +226,7 @@ def _check_quantised(call: OpConverter) -> None:
 def _streamed(call: OpConverter, behind: bool = False) -> bool:
     """Does ONNX Runtime run its streaming kernel: float32, causal, with present outputs, without a sink, several keys?
 
-    There are several keys where there are several rows; a single row may have several behind a past, if `behind`. A row
+    There are several keys where there are several rows; a single row may have several after a past, if `behind`. A row
     that has its own key gives the same in both kernels.
     """
     node = call.node

@@ -8,7 +8,7 @@
                         padding.py
     past_key, past_value   concatenated in front of key and value; the results become present_key and present_value
     past_sequence_length   the number of keys in caches [B, N, M, D] that have room for more. The new keys are written
-                        behind them (cache_rows.py), and the keys behind the new ones are excluded. Mask and bias are as
+                        after them (cache_rows.py), and the keys after the new ones are excluded. Mask and bias are as
                         wide as the keys so far, and are padded to M. The excluded rows of present are those of past,
                         whether the two are one buffer or not, so the user need not say which
 

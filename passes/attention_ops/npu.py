@@ -13,7 +13,7 @@
     1                                          the mask
     2, 3, 4 with the constant triangle         the bands of FlashAttentionScore; 3 and 4 only without lengths
 
-Refused: dropout, prefixes, lengths of the queries (the rows behind them are not specified), compressed biases,
+Refused: dropout, prefixes, lengths of the queries (the rows after them are not specified), compressed biases,
 quantisation, a triangle that is not a constant, floats as masks, and lists of key and value tensors.
 """
 

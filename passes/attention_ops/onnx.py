@@ -206,7 +206,7 @@ class _Attention:
         return Window(band, *(None if bound is None else key_masks.add_const(length, bound) for bound in window))
 
     def _check_one_row(self) -> None:
-        """Decline a single row with a past and several new keys: ONNX Runtime lets it see keys behind its position."""
+        """Decline a single row with a past and several new keys: ONNX Runtime lets it see keys after its position."""
         query, key = (self.call.required_input(index) for index in (0, 1))
         rows, new = (self.call.dim(value, 1 if self._flat(value) else 2) for value in (query, key))
         if self._in_runtime() and rows != new and (rows.const or 0) < 2:

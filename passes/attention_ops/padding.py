@@ -26,8 +26,8 @@ holds integers and has one of these forms:
       not below -3e38, bias above -1e38           `lowest` has no weight
     anything else with causality                real_shift: the sum as it is written above
     padding and bias                            real_shift, likewise
-    keys behind the last new one                atten_mask for these keys, real_shift for padding and bias. Every row
-                                                  sees its own key, so that the keys behind have no weight in any row
+    keys after the last new one                atten_mask for these keys, real_shift for padding and bias. Every row
+                                                  sees its own key, so that later keys have no weight in any row
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BIAS_FLOOR = -1e38
 
 @dataclass(frozen=True)
 class PreallocatedCache:
-    """A cache with room for more keys: it holds `before` keys and, behind them, `rows` new ones, int64 [1] each."""
+    """A cache with room for more keys: it holds `before` keys and, after them, `rows` new ones, int64 [1] each."""
 
     before: ir.Value
     rows: ir.Value

@@ -6,7 +6,7 @@ operator, so that for Ascend they are written out in plain operators.
 The position of row i in batch entry b is
 
     before[b] + i               without position_ids; `before` is 0 in a prompt (group_cache.py)
-    position_ids[b, i]          with position_ids, behind a past
+    position_ids[b, i]          with position_ids, after a past
     position_ids[0, 0] + i      with position_ids, in a prompt, where ONNX Runtime reads only the first number
 
 The width of the cosine and sine tables says how many elements of each head are rotated.

@@ -1,7 +1,7 @@
 """From a matched gradient to a FlashAttentionScoreGrad node beside its FlashAttentionScore.
 
 The gradient takes the forward node's very inputs and attributes, so that it recomputes the same probabilities, and its
-statistics and result. Its own results are in the layout of query, key and value; each goes to the place behind the
+statistics and result. Its own results are in the layout of query, key and value; each goes to the place after the
 original product that costs least, multiplied by the factor that is between the two.
 """
 

@@ -1,4 +1,4 @@
-"""Where the gradients of an operator go: behind the products they replace, at the place that costs least."""
+"""Where the gradients of an operator go: after the products they replace, at the place that costs least."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.polynomials import TOLERANCE
-from fa_compiler.passes.backward.quantities import FACTORS
+from fa_compiler.passes.backward.quantities import LARGEST_FACTOR
 from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
@@ -54,10 +54,10 @@ class GradientCompanion:
         return () if self.record.dy is None else (self.record.dy,)
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match, whose space the gradient goes by from here on, with repeated key and value heads where their
-        gradients are wanted one by one.
+        """Move the gradient into the axes of `match`, and return the match to emit.
 
-        The operator adds up the gradients of the query heads that share a key head.
+        Key and value heads are repeated where the graph reads their gradients one by one, because the operator adds up
+        those of a group.
         """
         self.record = match.space.settle(self.found)
         roles = match.roles
@@ -88,7 +88,7 @@ def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Gr
         wanted, left = target.dims, _axes(target.dims)
         summed = tuple(axis for dim in dims for axis in dim if axis not in left)
         plan = plan_moves(dims, (summed, *wanted) if summed else wanted)
-        if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(target.factor) < FACTORS:
+        if plan is None or not left <= _axes(dims) or not 1 / LARGEST_FACTOR < abs(target.factor) < LARGEST_FACTOR:
             continue
         destination = GradientDestination(target, summed, plan)
         if best is None or destination.cost <= best.cost:

@@ -10,7 +10,7 @@ attention, and its gradients.
                 c * product((predicted - target) * weight * positive, key), (.., query)        of query and key
 
 in any spelling; index_region.py says what the names mean. c are numbers known before the run, one for each. Loss or
-gradients may be missing. Everything behind the sum over attention's heads has to
+gradients may be missing. Everything after the sum over attention's heads has to
 end in one of these four; what is the indexer's alone may be read by anybody.
 
 The operator's loss takes a probability below 1e-8 for 1e-8, the graph's does not: for ONNX Runtime the attribute
@@ -27,15 +27,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
-from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion, error_times
-from fa_compiler.passes.backward.quantities import FACTORS
+from fa_compiler.passes.backward.index_region import ROW_LOSS, IndexRegion, Symbol, error_times
+from fa_compiler.passes.backward.quantities import LARGEST_FACTOR
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.masks.magnitudes import DOMINATING
-from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, nodes_behind, producer, reached
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, nodes_after, producer, reached
 from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask, plain_scores
@@ -94,8 +94,9 @@ def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
 
 
 def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
-    """The LogSoftmax that something behind the starts takes beside them, it or its exponential."""
-    for node in reached(starts, nodes_behind, limit):
+    """The LogSoftmax of the indexer: a node computed from `starts`, the sums of attention's probabilities over the
+    heads, reads it or its exponential."""
+    for node in reached(starts, nodes_after, limit):
         for value in node.inputs:
             maker = producer(value)
             if is_op(maker, "Exp") and maker is not None:
@@ -149,7 +150,8 @@ class _Results:
     inner: IndexRegion
 
     def found(self, starts: Sequence[ir.Node]) -> dict[str, GradientTarget]:
-        """The results that everything behind the starts ends in. Raises Decline."""
+        """Follow everything computed from `starts`: each end has to be the loss or one of the three gradients. Raises
+        Decline."""
         results: dict[str, GradientTarget] = {}
         pending, seen = list(starts), set(starts)
         while pending:
@@ -159,7 +161,7 @@ class _Results:
                 name, one = result
                 if name in results:
                     raise self._foreign(node, f"there are two of {name}")
-                if not 1 / FACTORS < abs(one.factor) < FACTORS:
+                if not 1 / LARGEST_FACTOR < abs(one.factor) < LARGEST_FACTOR:
                     raise self._foreign(node, f"it is {one.factor:g} times as large")
                 results[name] = one
                 continue
@@ -190,7 +192,7 @@ class _Results:
         part, source = inner.reader.tensor(value), inner.reader.tensor(node.inputs[0])
         if part is not None and not any(part.dims) and (factor := part.quantity.coefficient(ROW_LOSS)) is not None:
             return "loss", GradientTarget(value, part.dims, factor)
-        factor = None if source is None else error_times(source, Factor.RECTIFIED)
+        factor = None if source is None else error_times(source, Symbol.RECTIFIED)
         if source is None or factor is None:
             return None
         return self._weights(node, source.dims, factor)
@@ -213,7 +215,7 @@ class _Results:
         rows, heads, keys = (space.resolve(axes) for axes in scores.axes[1:4])
         for side in (0, 1):
             part = inner.reader.tensor(product.operands[side])
-            factor = None if part is None else error_times(part, Factor.WEIGHT, Factor.POSITIVE)
+            factor = None if part is None else error_times(part, Symbol.WEIGHT, Symbol.POSITIVE)
             if part is None or factor is None or len(part.dims) != len(product.labels[side]):
                 continue
             by_label = dict(zip(product.labels[side], part.dims, strict=True))

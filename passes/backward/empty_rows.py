@@ -1,6 +1,6 @@
-"""What rows without a key give to the gradients, as the dense operator gives it.
+"""Fully masked rows of a pair: the operator has to give the gradients what the graph gives them.
 
-What fully masked rows give to the gradients has to be what the operator gives them:
+The cases:
 
     forward part's row        the graph's dS in that row       what is emitted
     none, or 0                anything finite                  the plan as it is: the operator gives zeros
@@ -58,8 +58,11 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
 
 
 def _check_mask_value(pair: Pair, value: float, drops_masked_values: bool) -> None:
-    """Masked keys have a P then: the gradients have to be computed with all of it, and only then masked; the operator
-    has none for keys without a value."""
+    """Decline gradients that leave out the share of masked keys.
+
+    With a mask value, masked keys have probabilities: the gradient has to be computed with all of them and masked
+    afterwards. The operator has none for keys without a value.
+    """
     for gradient in pair.backward.gradients:
         wanted = MaskedRows.SAME if gradient.role == "value" else MaskedRows.ZERO
         source = gradient.source

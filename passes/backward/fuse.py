@@ -31,18 +31,20 @@ class FusedPair:
 
 
 def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, ranks: bool) -> FusedPair | None:
-    """Fuse the attention around an anchor with its gradient; None when there is no gradient. A second product in its
-    scores is a part of them as for the attention alone: see fusion.py, and for `ranks`.
+    """Fuse an attention together with its gradient; None when there is no gradient.
+
+    For ONNX Runtime, or if the graph ranks keys (`ranks`), a product that is added to the scores is first tried as a
+    part of them, as in fusion.py.
 
     Raises PairDecline, before any use is changed, when there is one that cannot be fused.
     """
     failure: Decline | None = None
     if matcher.facts.options.target == "ort" or ranks:
-        summed = replace(matcher, ropes=True)
+        with_second = replace(matcher, second_products=True)
         try:
-            found = match_pair(anchor, summed)
+            found = match_pair(anchor, with_second)
             if found is not None and found.forward.rope is not None:
-                return _fused(found, summed, rewriter)
+                return _fused(found, with_second, rewriter)
         except Decline as decline:
             failure = decline
     try:

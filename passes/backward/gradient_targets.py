@@ -1,6 +1,6 @@
-"""What lies behind a gradient: the values of the original graph that an operator's result can take the place of.
+"""The targets of a gradient: the values of the original graph that an operator's result can take the place of.
 
-    behind := gradient
+    target := gradient
             | Transpose | Reshape | ... of it (views.py), a factor, a cast between float types      not Expand, Tile
             | ReduceSum over axes that may be summed over, with keepdims or without
 
@@ -27,7 +27,7 @@ MAX_TAIL = 32
 class GradientTarget:
     """A value that is `factor` times the operator's output.
 
-    `saved` is the number of copies that need not be made when this value is replaced.
+    `saved` is the cost of the operators that are not needed when this value is replaced.
     """
 
     value: ir.Value
@@ -36,8 +36,8 @@ class GradientTarget:
     saved: int = 0
 
 
-def targets_behind(start: GradientTarget, summable: Collection[Axis], tracer: Tracer) -> tuple[GradientTarget, ...]:
-    """The target itself and those behind it; sums may run over the `summable` axes."""
+def targets_after(start: GradientTarget, summable: Collection[Axis], tracer: Tracer) -> tuple[GradientTarget, ...]:
+    """The target itself and those after it; sums may run over the `summable` axes."""
     targets = [start]
     while len(targets) < MAX_TAIL and (node := only_reader(targets[-1].value)) is not None:
         last = targets[-1]
@@ -52,7 +52,7 @@ def targets_behind(start: GradientTarget, summable: Collection[Axis], tracer: Tr
 def _moved(
     node: ir.Node, target: GradientTarget, summable: Collection[Axis], tracer: Tracer
 ) -> tuple[Arrangement, float] | None:
-    """The arrangement and factor behind one operator."""
+    """The arrangement and factor after one operator."""
     if is_op(node, "ReduceSum"):
         summed = _without_summed(node, target.dims, summable, tracer)
         return None if summed is None else (summed, target.factor)

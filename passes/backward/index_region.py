@@ -26,7 +26,7 @@ the cases; c is a number:
                                                            or a tensor of one number
       9   ReduceSum(region) over the keys                  of target and predicted: a number
      10   ReduceSum(target * safe_log_target - target * log_predicted) over the keys      row_loss
-     11   ReduceSum(row_loss) | ReduceMean(row_loss)       over rows and batch, at once with the keys or behind them
+     11   ReduceSum(row_loss) | ReduceMean(row_loss)       over rows and batch, at once with the keys or after them
      12   Where(IsNaN(target), NaN, region)                the region, for no target is NaN
      13   Where(target == 0, 0, region)                    region a multiple of target; log_target becomes
                                                            safe_log_target: so 0 ln 0 is 0, and no NaN
@@ -56,7 +56,7 @@ from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 Part = Tensor[Polynomial]
 
 
-class Factor(IntEnum):
+class Symbol(IntEnum):
     """What the monomials are products of. The number is its place in the powers of a monomial."""
 
     TARGET = 0
@@ -70,24 +70,24 @@ class Factor(IntEnum):
     ROW_LOSS = 8
 
 
-def monomial(*factors: Factor) -> Monomial:
+def monomial(*factors: Symbol) -> Monomial:
     """The powers of the product of these factors."""
-    return tuple(factors.count(factor) for factor in Factor)
+    return tuple(factors.count(factor) for factor in Symbol)
 
 
-ONE, TARGET, PREDICTED = monomial(), monomial(Factor.TARGET), monomial(Factor.PREDICTED)
-LOG_PREDICTED, LOG_TARGET = monomial(Factor.LOG_PREDICTED), monomial(Factor.LOG_TARGET)
-RECTIFIED, WEIGHT, POSITIVE = monomial(Factor.RECTIFIED), monomial(Factor.WEIGHT), monomial(Factor.POSITIVE)
-ROW_LOSS = monomial(Factor.ROW_LOSS)
+ONE, TARGET, PREDICTED = monomial(), monomial(Symbol.TARGET), monomial(Symbol.PREDICTED)
+LOG_PREDICTED, LOG_TARGET = monomial(Symbol.LOG_PREDICTED), monomial(Symbol.LOG_TARGET)
+RECTIFIED, WEIGHT, POSITIVE = monomial(Symbol.RECTIFIED), monomial(Symbol.WEIGHT), monomial(Symbol.POSITIVE)
+ROW_LOSS = monomial(Symbol.ROW_LOSS)
 
 
-DIVERGENCE = monomial(Factor.TARGET, Factor.SAFE_LOG_TARGET), monomial(Factor.TARGET, Factor.LOG_PREDICTED)
+DIVERGENCE = monomial(Symbol.TARGET, Symbol.SAFE_LOG_TARGET), monomial(Symbol.TARGET, Symbol.LOG_PREDICTED)
 """target * safe_log_target and target * log_predicted, the difference of which a row's loss sums up."""
 
 
-def error_times(part: Part, *behind: Factor) -> float | None:
+def error_times(part: Part, *behind: Symbol) -> float | None:
     """c of c * (predicted - target) times these factors; None for anything else."""
-    return part.quantity.difference(monomial(Factor.PREDICTED, *behind), monomial(Factor.TARGET, *behind))
+    return part.quantity.difference(monomial(Symbol.PREDICTED, *behind), monomial(Symbol.TARGET, *behind))
 
 
 @dataclass
@@ -178,7 +178,7 @@ class IndexRegion:
         return gone, left_by(node, dims, chosen)
 
     def _summed(self, node: ir.Node) -> Part | None:
-        """9 to 11."""
+        """Cases 9 to 11: a sum."""
         part = self.reader.tensor(node.inputs[0])
         summed = None if part is None else self.summed_dims(node, part.dims)
         if part is None or summed is None:
@@ -235,16 +235,16 @@ class IndexRegion:
         return tested is not None and tested.quantity.coefficient(TARGET) is not None
 
     def _guarded(self, part: Part, test: ir.Node) -> Part | None:
-        """13."""
+        """Case 13: a selection of 0 where the target is 0, which turns log_target into safe_log_target."""
         tested, terms = self._beside_zero(test), part.quantity.terms
         if tested is None or tested.quantity.coefficient(TARGET) is None:
             return None
-        if not all(power[Factor.TARGET] > 0 for power in terms):
+        if not all(power[Symbol.TARGET] > 0 for power in terms):
             return None
         return Tensor(Polynomial({_with_safe_log(power): factor for power, factor in terms.items()}), part.dims)
 
     def _where_positive(self, part: Part, test: ir.Node) -> Part | None:
-        """14."""
+        """Case 14: a selection of 0 where the rectified products are 0."""
         tested = self._beside_zero(test)
         slope = None if tested is None else tested.quantity.coefficient(RECTIFIED)
         if tested is None or slope is None or slope <= 0:
@@ -254,7 +254,7 @@ class IndexRegion:
 
     def _is_masked(self, part: Part, condition: ir.Value) -> bool:
         """15: is a part 0 wherever this condition of a mask holds?"""
-        distributions = all(power[Factor.TARGET] + power[Factor.PREDICTED] > 0 for power in part.quantity.terms)
+        distributions = all(power[Symbol.TARGET] + power[Symbol.PREDICTED] > 0 for power in part.quantity.terms)
         along = part.dims == self.rows_and_keys
         return along and distributions and any(self._excludes(mask, condition) for mask in self.masks)
 
@@ -275,6 +275,6 @@ class IndexRegion:
 def _with_safe_log(power: Monomial) -> Monomial:
     """The monomial with every log_target as safe_log_target."""
     result = list(power)
-    result[Factor.SAFE_LOG_TARGET] += result[Factor.LOG_TARGET]
-    result[Factor.LOG_TARGET] = 0
+    result[Symbol.SAFE_LOG_TARGET] += result[Symbol.LOG_TARGET]
+    result[Symbol.LOG_TARGET] = 0
     return tuple(result)

@@ -18,7 +18,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
-from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_behind
+from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_after
 from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region
@@ -31,7 +31,7 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_behind, reached, reads_shape, reads_type
+from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add
 from fa_compiler.passes.surgery import depends
@@ -44,7 +44,7 @@ Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """One product of the backward part, and the targets behind it that its result can replace."""
+    """One product of the backward part, and the targets after it that its result can replace."""
 
     role: Role
     node: ir.Node
@@ -59,9 +59,12 @@ class Gradient:
 
 @dataclass(frozen=True)
 class GradientMatch:
-    """The backward part of an attention. `dead` are nodes that read inner values for nothing; `empty_rows` as the
-    operator's attribute cpu_empty_rows; `divergence` the loss of an indexer that learns from the probabilities. Without
-    gradients, and `dy`, there is that alone."""
+    """The backward part of an attention.
+
+    `dead` are readers whose results nobody needs; `empty_rows` as the operator's attribute cpu_empty_rows; `divergence`
+    the loss of an indexer that learns from the probabilities. `dy` is None if only an indexer's loss reads the
+    probabilities: there are no gradients then.
+    """
 
     dy: View | None
     gradients: tuple[Gradient, ...]
@@ -115,7 +118,7 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
         try:
             match = matcher.match(anchor, Route(path, gradient=True))
         except Decline as decline:
-            # The other ways end in products that sum over something else than the keys.
+            # Another path may end in a product that does not sum over the keys.
             if decline.code not in (Code.NO_VALUE_MATMUL, Code.AXIS):
                 failure = failure or decline
             continue
@@ -126,7 +129,8 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
         except PairDecline as decline:
             decline.gradient = finder.gradients[0].node if finder.gradients else decline.culprit or match.node
             raise
-        # A row sum of the gradient reads like a product with values of one number for each key.
+        # No gradient: this path's product was a row sum of the gradient, which looks like a product with a vector of
+        # values.
         if pair is not None:
             return pair
     if failure is not None:
@@ -162,7 +166,8 @@ class _Finder:
             reason = "the gradient of an attention with a factor that is no number known before the run is not fused"
             raise PairDecline(Code.TRAINING, reason, factor.node)
         for gradient in self.gradients:
-            # Nothing else can: every gradient is computed from the probabilities and the gradient of the output.
+            # Only the values can be computed from their own gradient: every other gradient depends on its operand
+            # through P.
             if gradient.role == "value" and depends(self.match.value.base, gradient.node):
                 reason = f"the values {self.match.value.base.name!r} are computed from their own gradient"
                 raise PairDecline(Code.TRAINING, reason, gradient.node)
@@ -296,10 +301,10 @@ class _Finder:
     def _placed(
         self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
     ) -> Gradient:
-        """The targets behind the product; sums may run over heads or batch."""
+        """The targets after the product; sums may run over heads or batch."""
         roles = self.viewer.space.settle(self.match.roles)
         start = GradientTarget(product.output, dims, factor)
-        targets = targets_behind(start, (*roles.batch, *roles.heads), self.region.tracer)
+        targets = targets_after(start, (*roles.batch, *roles.heads), self.region.tracer)
         return Gradient(role, product.node, tensor.quantity, targets)
 
     # -- what has to hold -----------------------------------------------------------------------
@@ -354,9 +359,9 @@ class _Finder:
 
 
 def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
-    """The node and all behind it when nobody needs what they compute, else nothing."""
+    """The node and all after it when nobody needs what they compute, else nothing."""
     found: list[ir.Node] = []
-    for each in reached([node], nodes_behind):
+    for each in reached([node], nodes_after):
         if len(found) == limit or any(output.is_graph_output() for output in each.outputs):
             return []
         found.append(each)

@@ -133,8 +133,11 @@ class Tensor(Generic[Q]):
 
 @dataclass
 class PolynomialReader(Generic[Q]):
-    """Reads values as tensors of one grammar, which `grammar` asks for what a node makes. `tensors` are the values that
-    were read, None for those that are no tensor of the grammar; what is known from the start is put there."""
+    """Reads values as tensors of one grammar.
+
+    `grammar` is called with a node and returns what it makes; for arithmetic it calls `made_by`. `tensors` keeps the
+    answers, None for a value outside the grammar; `put` enters what is known from the start.
+    """
 
     tracer: Tracer
     grammar: Callable[[ir.Node], Tensor[Q] | None]
@@ -161,7 +164,7 @@ class PolynomialReader(Generic[Q]):
         return None if found is None else Tensor(found.quantity, self.tracer.viewer.space.resolve_all(found.dims))
 
     def all(self, values: Sequence[ir.Value | None]) -> list[Tensor[Q]] | None:
-        """Every value as a tensor; the first that is none ends it, so that little is looked at in vain."""
+        """All values as tensors; None as soon as one is none."""
         result: list[Tensor[Q]] = []
         for value in values:
             tensor = self.tensor(value)
@@ -184,7 +187,7 @@ class PolynomialReader(Generic[Q]):
         return self._divided(node) if is_op(node, "Div") else None
 
     def _rearranged(self, node: ir.Node, source: ir.Value, factor: float) -> Tensor[Q] | None:
-        """2."""
+        """Case 2: a value whose elements were only moved."""
         tensor, viewer = self.tensor(source), self.tracer.viewer
         if tensor is None:
             return None
@@ -193,7 +196,7 @@ class PolynomialReader(Generic[Q]):
         return Tensor.of(tensor.quantity, viewer.rearranged(node, tensor.dims))
 
     def _combined(self, node: ir.Node, combine: Callable[[Q, Q], Q | None]) -> Tensor[Q] | None:
-        """3 and 4."""
+        """Cases 3 and 4: the sum, difference or product of two values."""
         tensors = self.all(node.inputs)
         if tensors is None:
             return None
@@ -207,7 +210,7 @@ class PolynomialReader(Generic[Q]):
         return result
 
     def _divided(self, node: ir.Node) -> Tensor[Q] | None:
-        """5."""
+        """Case 5: a quotient."""
         below = self.tensor(node.inputs[1])
         inverse = None if below is None else below.quantity.to_power(-1)
         above = None if inverse is None else self.tensor(node.inputs[0])

@@ -17,8 +17,9 @@ from enum import Enum
 
 from fa_compiler.passes.backward.polynomials import Monomial, Polynomial
 
-FACTORS = 2.0**60
-"""What is so many times an operator's result, or a part of it as small, may be infinite or 0 where that is not."""
+LARGEST_FACTOR = 2.0**60
+"""A value more than this many times as large or as small as an operator's result is not replaced by it: one of the two
+may be infinite or 0 where the other is not."""
 
 P: Monomial = (1, 0, 0, 0, 0)
 G: Monomial = (0, 1, 0, 0, 0)

@@ -10,7 +10,7 @@ code cites the numbers of the cases; c is a number:
       4   | Pow(L, n) | Reciprocal(L) | c / L
       5   | ReduceSum(region) over the keys               of P*G, with powers of L before it
       6   | ReduceSum(dO * O) over the values' depth      D, as FlashAttention's backward part computes it
-      7   | ReduceSum(region) over a size of 1            jax: of what is repeated behind it
+      7   | ReduceSum(region) over a size of 1            jax: of what is repeated after it
       8   | Einsum(region, region)                        summed over the keys and nothing else
       9   | SoftmaxGrad_13(region, region), SoftmaxGrad   com.microsoft: P * (g - rowsum(P * g))
      10   | Where(c, region, 0) | Where(c, 0, region)     c the condition of a selection on the scores, of the guard, or
@@ -65,7 +65,7 @@ class Region:
         self._put_forward(self.match.anchor)
 
     def _put_forward(self, anchor: SoftmaxAnchor) -> None:
-        """1."""
+        """Case 1: what the forward part computes."""
         after = self.derivation.steps.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
@@ -80,7 +80,7 @@ class Region:
         self.reader.put(anchor.output, Quantity.of(P, 1.0, rows, raw), scores)
         for node in after.nodes:
             if is_op(node, "Mul", "Div"):
-                # What is behind follows by the grammar.
+                # The grammar tells what follows.
                 break
             if node is where:
                 rows, raw = MaskedRows.SAME, False
@@ -103,8 +103,8 @@ class Region:
         return None if made is None or self._may_be_larger(node.outputs[0], made.dims) else made
 
     def _may_be_larger(self, value: ir.Value, dims: Arrangement) -> bool:
-        """Has a value a size of its own along an axis of the probabilities, which then may be 1 in some run? There an
-        operand enlarges the gradient alone, and sums over that axis count it more than once."""
+        """Does a value differ in size from the probabilities along one of their axes? Where that axis is 1 in a run, an
+        operand enlarges only the gradient."""
         space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
         axes = space.resolve_all(self.derivation.probabilities.seen[probabilities])
         known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
@@ -154,7 +154,7 @@ class Region:
         return Tensor(Quantity.of(F, dropout.keep), known.dims)
 
     def _power(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """4."""
+        """Case 4: an integer power of row sums of exponentials."""
         found = match(POWER, node.outputs[0], self.viewer.info)
         tensor = None if found is None else self.reader.tensor(found["base"])
         if found is None or tensor is None:
@@ -181,7 +181,7 @@ class Region:
         return Tensor.of(total, left_by(node, tensor.dims, {axis}))
 
     def _output_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """6."""
+        """Case 6: the sum over the keys, computed from the output."""
         product, axes = producer(node.inputs[0]), reduced_axes(node)
         if self.dy is None or product is None or not is_op(product, "Mul") or axes is None or len(axes) != 1:
             return None
@@ -203,7 +203,7 @@ class Region:
         return space.resolve(axes) == space.resolve(self.match.roles.kv_seq)
 
     def _softmax_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """9."""
+        """Case 9: the gradient of a softmax in one node."""
         tensors = self.reader.all(node.inputs[:2])
         if tensors is None:
             return None
@@ -293,7 +293,7 @@ class Region:
         return self._row_products(product) if is_op(product.node, "Einsum") else None
 
     def _row_products(self, product: Contraction) -> Tensor[Quantity] | None:
-        """8."""
+        """Case 8: the row sums of a product of two tensors of the region."""
         tensors = self.reader.all(product.operands)
         if tensors is None or set(product.labels[0]) != set(product.labels[1]):
             return None

@@ -1,9 +1,9 @@
-"""Gradients of gathered keys and values, behind the Scatter that adds them up where these were gathered from.
+"""Gradients of gathered keys and values, after the Scatter that adds them up where these were gathered from.
 
     accepted    ScatterElements(zeros, list, g, reduction=add)    of GatherElements(source, list), both along one axis
                 ScatterND(zeros, list, g, reduction=add)          of GatherND(source, list), without batch_dims
-                g the last target behind the gradient (gradient_targets.py), arranged as what was gathered; zeros as
-                large as the source, and the very list that gathered; behind it sums over any axes but tokens and head
+                g the last target after the gradient (gradient_targets.py), arranged as what was gathered; zeros as
+                large as the source, and the very list that gathered; after it sums over any axes but tokens and head
                 size
     emitted     the gradient with the targets from the Scatter on
     refused     another list, even an equal one; a sum with something else in front of the Scatter
@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_behind
+from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_after
 from fa_compiler.passes.backward.match import Gradient
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.layout.axes import Axes
@@ -45,11 +45,11 @@ def scattered(gradient: Gradient, view: View, read: GatheredOperand, depth: Axes
     kept = {*space.resolve(read.tokens), *space.resolve(depth)}
     summable = {axis for dim in dims for axis in dim} - kept
     start = GradientTarget(scatter.outputs[0], dims, last.factor, last.saved + COPY_COST)
-    return replace(gradient, targets=targets_behind(start, summable, tracer))
+    return replace(gradient, targets=targets_after(start, summable, tracer))
 
 
 def _returns(scatter: ir.Node, gather: ir.Node, target: GradientTarget, tracer: Tracer) -> bool:
-    """Does a node add what a target holds where the other has read?"""
+    """Does `scatter` add the gradient at exactly the entries that `gather` read?"""
     info = tracer.viewer.info
     if not is_op(scatter, SCATTERS.get(gather.op_type, "")) or int_attr(gather, "batch_dims", 0) != 0:
         return False

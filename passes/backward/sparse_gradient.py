@@ -2,7 +2,7 @@
 
     accepted    a gradient as of any attention (match.py), whose forward part is one to selected keys
                 (sparse/masked_selection.py), or to gathered ones (sparse/gathered_keys.py) whose gradients are added
-                up behind it (scattered.py); no guard against NaN probabilities; rows without a key give the gradients
+                up after it (scattered.py); no guard against NaN probabilities; rows without a key give the gradients
                 nothing
     emitted     SparseFlashAttentionGrad with the forward node's inputs, list, statistics and result
     left        (both are then the dense pair)
@@ -64,8 +64,9 @@ class ListedBackward(GradientCompanion):
     refused: str = ""
     """Why an attention to selected keys keeps the dense pair, for the report."""
 
-    def takes(self, match: AttentionMatch, full: bool) -> bool:
-        """Is what rows without a key or a defined softmax give the gradients the operator's?"""
+    def check_rows(self, match: AttentionMatch, full: bool) -> bool:
+        """Can the operator give the gradients what the graph gives them in rows without a key or with a NaN softmax? If
+        not, `refused` says why."""
         mask = match.mask
         if mask.nan_rows:
             self.refused = f"{OP} has no zeros for rows whose softmax is NaN, as the guard here gives"
@@ -74,7 +75,7 @@ class ListedBackward(GradientCompanion):
             self.refused = f"{reason}; --assume {NO_EMPTY_ROWS} if there is no such row"
         return not self.refused
 
-    def gathered(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
+    def move_after_scatter(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
         """Are the gradients added up where keys and values were gathered from? Then they are taken from there."""
         if self.record.divergence is not None:
             self.refused = "an indexer learns from probabilities of gathered keys"
@@ -106,7 +107,7 @@ class ListedBackward(GradientCompanion):
         if pairs is None:
             return None
         if self.record.divergence is not None:
-            assert found is not None  # of gathered keys there is no loss: see gathered()
+            assert found is not None  # of gathered keys there is no loss: see move_after_scatter()
             try:
                 loss, more = IndexLoss(self.record.divergence, found, self.rewriter).build(node, inputs, sparse)
             except Decline as decline:

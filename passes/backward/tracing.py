@@ -28,7 +28,7 @@ ANY_FLOAT = (*FLOATS, ir.DataType.DOUBLE)
 
 @dataclass(frozen=True)
 class Known:
-    """`value == factor * rearranged(what is known)`, with its arrangement."""
+    """A traced value: it is `factor` times a rearranged seed, and `dims` is its arrangement."""
 
     dims: Arrangement
     factor: float
@@ -113,9 +113,10 @@ class Tracer:
         return dims if len(every) == len(set(every)) else None
 
 
-def seeds(view_stops: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
-    """The values on a view's way, by their arrangements."""
-    return dict(view_stops)
+def seeds(equivalent_values: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
+    """The equivalent values of a view (views.py): the arrangement of each value between its base and the viewed
+    value."""
+    return dict(equivalent_values)
 
 
 def left_by(node: ir.Node, dims: Arrangement, chosen: Collection[int]) -> Arrangement:

@@ -13,7 +13,7 @@ Where B and W are bound to the same memory, ONNX Runtime's ScatterND writes s ro
     anything else                           the Slice, which copies; the report names these readers
 
 Slice(B, 0, L) may be read before or after W is written, because it has no row in common with the new ones. The
-rows behind L + s may hold anything, also NaN.
+rows after L + s may hold anything, also NaN.
 """
 
 from __future__ import annotations

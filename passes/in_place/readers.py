@@ -1,4 +1,4 @@
-"""Fused attention that reads a buffer in place: it takes the number of keys and reads nothing behind the last key.
+"""Fused attention that reads a buffer in place: it takes the number of keys and reads nothing after the last key.
 
 FlashAttentionScore   The number is actual_seq_kvlen (EXT-KEY-LENGTH). The layout must have the tokens along the axis of
                       the cache. Any of key, value and key_rope may have room for more keys. Masks, bands, biases and

@@ -269,7 +269,7 @@ class Viewer:
     def _counted(self, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
         """`reshape` with one size computed from the others, since a Reshape keeps the number of elements.
 
-        Models of tf2onnx need this. Where query and key have different names for the batch size, the Reshape behind
+        Models of tf2onnx need this. Where query and key have different names for the batch size, the Reshape after
         their product has the larger of the two as its batch size.
         """
         total = product(self.space.size(dim) for dim in dims)

@@ -6,7 +6,8 @@ where j - i = S2 - S1.
 
     upper 0, no lower                          2   leftUpCausal
     upper S2 - S1, no lower                    3   rightDownCausal
-    both a constant away from S2 - S1          4   band: pre_tockens and next_tockens are the distances
+    each bound a constant away from S2 - S1,   4   band: pre_tockens and next_tockens are the distances
+    or absent
 
 Bounds and sizes are symbolic, so the mode of a band is right in every run.
 """

@@ -33,13 +33,13 @@ itself and a score. Where several addends make one bias, rounding.py proves that
 alike, or declines.
 
 In cases 8 and 9 the CPU kernel does not read the score of a masked key. With cpu_masked_bias such a key has the score
-v + bias (case 8) or the bias alone (case 9): the fill and everything that was added behind it, exactly as in the
+v + bias (case 8) or the bias alone (case 9): the fill and everything that was added after it, exactly as in the
 original and however large. The same holds for an addend {0, v} with v at most -1e30, because score + v is v.
 
 The result of a fully masked row (`empty_rows`) depends on v, as it is rounded after every later factor, and on the
 spelling:
 
-    v = -inf                       nan, or zero behind a guard
+    v = -inf                       nan, or zero after a guard
     v finite and dominating        mean: every score of the row is v, so the softmax is uniform
     v moderate, selected           mean, for the same reason
     v moderate, added              unmasked: adding one number to a whole row does not change its softmax, as long as
@@ -152,7 +152,7 @@ class MaskPlanner:
         return self.viewer.facts.options
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        """The plan for the terms of one attention, with this guard behind the softmax. Raises Decline."""
+        """The plan for the terms of one attention, with this guard after the softmax. Raises Decline."""
         plan = self._exact(terms, guard)
         return plan if self.options.target == "ort" or guard is RowGuard.NONE else self._unguarded(plan, terms)
 
@@ -232,7 +232,7 @@ class MaskPlanner:
     def _selections(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard, added: bool
     ) -> MaskPlan | None:
-        """Cases 4 and 5: the plan for selections of one number that outweighs the scores, behind all biases; None for
+        """Cases 4 and 5: the plan for selections of one number that outweighs the scores, after all biases; None for
         other terms.
 
         With `added` the number was added to the scores and the biases. The biases then have to be lost in it, both
@@ -254,7 +254,7 @@ class MaskPlanner:
     def _with_masked_score(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
     ) -> MaskPlan | None:
-        """Cases 6 and 7: the plan for selections of one number, whatever it is, behind all biases; None for other
+        """Cases 6 and 7: the plan for selections of one number, whatever it is, after all biases; None for other
         terms. The number replaces the masked scores, so it is exactly the score of masked keys. Only the CPU kernel can
         give them one."""
         values = [self.values.numbers_before_softmax(live, index) for index in selects]

@@ -31,7 +31,7 @@ def excluded(term: MaskTerm, viewer: Viewer) -> ExcludedPositions:
 
 
 def _masked_by_addend(term: Add[AlignedTensor], viewer: Viewer) -> ExcludedPositions:
-    """The boolean behind a float mask where there is one, else the float mask itself."""
+    """The boolean by which a float mask is chosen, where there is one; else the float mask itself."""
     view = aligned(term.operand, viewer, term.node)
     node = view.base.producer()
     if is_op(node, "Where") and term.operand.never_enlarges:
@@ -55,7 +55,7 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
     left out.
 
     With `stepwise`, 16-bit addends are the numbers that ONNX Runtime adds: unrounded where it does not round them, and
-    read behind the operators that move them where these do round.
+    read after the operators that move them where these do round.
     """
     operations: list[BiasOp] = []
     for term in terms:
@@ -74,7 +74,7 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
-    """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? Behind a
+    """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? After a
     Cast from float32 the first such operator does."""
     emitter = value.producer()
     if base is value or emitter is None or viewer.info.dtype(value) == ir.DataType.FLOAT:

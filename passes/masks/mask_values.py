@@ -163,7 +163,7 @@ def _scaled(values: frozenset[float], factor: float, dtype: ir.DataType | None) 
 
 
 def _largest(size: float, later: tuple[Term, ...]) -> float:
-    """The largest that a number of this size becomes by the factors behind it."""
+    """The largest that a number of this size becomes by the factors after it."""
     largest = size
     for term in later:
         if isinstance(term, Scale):

@@ -14,12 +14,12 @@ Both round alike where each addend, up to its sign, is of one of these kinds:
                                                          that holds huge and fine numbers counts as both
     4 one huge addend of unknown sign, beside fine ones  there is nothing that it could cancel with
 
-A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend only such factors are
+A factor after the sums keeps their rounding where it is a power of 2. After a coarse addend only such factors are
 accepted. A negative factor between two huge addends changes the sign of the first.
 
 This holds for float32. ONNX Runtime computes 16-bit sums in float32, and so does the operator. Only two kinds of 16-bit
 addends count as coarse there: addends beyond the range of float16, and addends in front of a factor that enlarges their
-rounding errors. A sum behind a coarse addend is declined where ONNX Runtime rounds it to 16 bits (`_is_rounded`).
+rounding errors. A sum after a coarse addend is declined where ONNX Runtime rounds it to 16 bits (`_is_rounded`).
 
 Everything else is declined. A row that coarse numbers mask fully shows how its scores were rounded. Two huge numbers of
 opposite signs swallow the scores one after the other, but their sum may leave the scores as they are.
@@ -62,7 +62,7 @@ are positions and sizes."""
 KEEP_SIGNS = ("Add", "Where", "Concat", "Cast", "Trilu", "Split", "Pad", "ScatterND", "ScatterElements", "Max", "Min")
 """Operators whose huge results have the sign of a huge operand."""
 SCORING = ("Add", "Sub", "Mul", "Div", "Where")
-"""Operators that scores go through behind a term. Their kernels compute 16-bit types in float32."""
+"""Operators that scores go through after a term. Their kernels compute 16-bit types in float32."""
 NORMALISING = (
     *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
     *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
@@ -125,7 +125,7 @@ def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Coll
     """A decline with `mask_value` where a bias of these terms may round differently from the terms one by one, else
     None.
 
-    A selection counts as an addend of its fill. A floor counts as an addend of its number, to which the terms behind it
+    A selection counts as an addend of its fill. A floor counts as an addend of its number, to which the terms after it
     are added.
     """
     order = _Order(values.viewer.facts, BINARY_MASKS in assume)
@@ -192,7 +192,7 @@ def _coarse_shows(
 
 
 def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[float]:
-    """The factors behind a term, which multiply the scores and their rounding errors."""
+    """The factors after a term, which multiply the scores and their rounding errors."""
     return [each.factor for each in terms[terms.index(term) + 1 :] if isinstance(each, Scale)]
 
 
@@ -304,8 +304,7 @@ class _Order:
         return None
 
     def _rest(self, value: ir.Value) -> int | None:
-        """1 for 1 - x and -1 for x - 1, in integers or float32, behind moving operators or not; None for anything
-        else."""
+        """1 for 1 - x and -1 for x - 1, in integers or float32, moved or not; None for anything else."""
         node = element_source(value, "Cast").producer()
         if node is None or not is_op(node, "Sub"):
             return None

@@ -1,4 +1,4 @@
-"""Guards behind the softmax: what they make of fully masked rows."""
+"""Guards after the softmax: what they make of fully masked rows."""
 
 from __future__ import annotations
 

@@ -2,18 +2,18 @@
 
     attention := product(probabilities, value)             probability_path.py says what may lie between
     probabilities := softmax over the keys' axis           softmax.py
-    softmax's input := terms(product(query, key))          scores.py, mask.py
+    softmax's input := terms(product(query, key))          scores.py, masks/mask.py
 
 A match goes through these stages; each is a record of its own, and what a later one needs it takes from those before:
 
     1. Steps            steps.py           the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py           which operand is the key
-    3. Probabilities    probabilities.py   what the nodes behind the softmax do
+    3. Probabilities    probabilities.py   what the nodes after the softmax do
     4. ScoresWithSink   sinks.py           the sink, wherever it is written
     5. Masking          masking.py         what terms and guards come to
     6. Roles            roles.py           batch, heads, q_seq and kv_seq
 
-What the steps on the way do to the scores is in score_walk.py, what a guard behind the softmax means in guards.py,
+What the steps on the way do to the scores is in score_walk.py, what a guard after the softmax means in guards.py,
 who else may read the inner values in interior.py.
 
 What is emitted from the record is in rewrite/rewriter.py. Query, key and value are the operands of the two products,
@@ -22,7 +22,8 @@ softmax runs over, which is the value from the axis the second product sums over
 dimensions are the ones both products walk together.
 
 Refused, because it could change the result: an inner value that something else reads or that is a model output; an
-axis that cannot be proven to be the one it must be; scores that are rounded on the way; operands of several types.
+axis that cannot be proven to be the one it must be; scores that are rounded on the way; operands that are not
+float32, float16 or bfloat16.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add
 
 @dataclass(frozen=True)
 class Matcher:
-    """Matches anchors of one model. With `ropes` a product that is added to the scores is a part of them, no bias."""
+    """Matches anchors of one model. With `second_products` a product that is added to the scores is a part of them, no
+    bias."""
 
     facts: Facts
-    ropes: bool = False
+    second_products: bool = False
 
     def match(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionMatch:
         """The record of the attention around an anchor; raises Decline."""
@@ -70,7 +72,7 @@ class Matcher:
 
     def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> Steps:
         """The first stage of a match; raises Decline."""
-        return Steps.of(anchor, route, self.facts, self.ropes)
+        return Steps.of(anchor, route, self.facts, self.second_products)
 
     @staticmethod
     def finish(steps: Steps) -> AttentionMatch:
@@ -124,11 +126,12 @@ def _finished(steps: Steps) -> AttentionMatch:
         derivation=Derivation(steps, probabilities, masking),
     )
     roles.check_heads(match.views, steps)
-    return match.within(space.branch()).with_second_last()
+    return match.within(space.branch()).with_larger_product_first()
 
 
 def _check_rows(steps: Steps) -> None:
-    """Decline terms that may leave rows as a softmax that is spelt out does not stand."""
+    """Decline terms with which a softmax that is spelt out may differ from the operator's in a row masked by a finite
+    number."""
     anchor, finite = steps.anchor, steps.finite
     BoundedScores(steps.viewer.facts).check_rows(anchor, finite)
     if anchor.rounds and finite is not None:
@@ -140,12 +143,12 @@ def _check_rows(steps: Steps) -> None:
 
 
 def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
-    """Decline maxima that are subtracted along another axis, or from scores that grow.
+    """Decline a subtracted maximum that the plan cannot leave out.
 
-    In a row that is masked everywhere, the number of the mask less the row's maximum is 0, and a factor behind the
-    subtraction leaves it 0. The plan subtracts nothing: the number times a factor above 1 may overflow to -inf, unless
-    an earlier factor made it smaller by as much. A negative factor turns the number into the maximum of its row, beside
-    which the scores are rounded away.
+    The plan subtracts nothing, which changes no softmax, with two exceptions. A maximum along another axis than the
+    keys' is not one number for each row. And in a row that is masked everywhere by v, the graph has v - v = 0 whatever
+    factor follows, while the plan has v times that factor: a product of factors above 1 may make it overflow to -inf,
+    and a negative one makes v the row's largest score, beside which the others are rounded away.
     """
     scores, space, growth = steps.scores, steps.viewer.space, 1.0
     for term in scores.terms if scores.shifted else ():
@@ -159,7 +162,7 @@ def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
 
 
 def _scores_with_sink(steps: Steps, kv_seq: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
-    """The sink: a column of the scores, a gate behind the product, or a part of the total of exponentials."""
+    """The sink: a column of the scores, a gate after the product, or a part of the total of exponentials."""
     anchor, gate, scores, viewer = steps.anchor, steps.gate, steps.scores, steps.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):
         reason = "a maximum is subtracted from the scores, and not from the sink beside them"
@@ -193,7 +196,8 @@ def _check_sums_columns(steps: Steps, pv: Operands, kv_seq: Axes) -> None:
 
 
 def _check_values(steps: Steps) -> None:
-    """Decline values that hold infinities: 0 times infinity is NaN, and kernels do not read what is masked."""
+    """Decline values that hold infinities. For a masked key the graph computes 0 times infinity, which is NaN; the
+    kernels skip it."""
     value = steps.after.value
     if any(map(math.isinf, steps.viewer.facts.sets.of(value) or ())):
         reason = f"the values {value.name!r} hold infinities, as a mask does, and 0 times infinity is NaN"
@@ -239,7 +243,7 @@ def _operands(steps: Steps, key_side: int, pv: Operands) -> tuple[tuple[View, Vi
 def _shapes(steps: Steps, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
     found = []
-    for node, value in steps.outside:
+    for node, value in steps.shape_readers:
         if not reads_shape(node):
             continue
         if value not in probabilities.seen:
@@ -252,7 +256,7 @@ def _shapes(steps: Steps, probabilities: Probabilities) -> tuple[tuple[ir.Node, 
 def _types(steps: Steps) -> tuple[tuple[ir.Node, ir.DataType], ...]:
     """Readers of a mere type, each with that type."""
     found = []
-    for node, value in steps.outside:
+    for node, value in steps.shape_readers:
         if reads_shape(node):
             continue
         dtype = steps.viewer.info.dtype(value)

@@ -21,7 +21,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.probability_path import RENORMALISED
+from fa_compiler.passes.matching.probability_path import RENORMALISED_ADVICE
 from fa_compiler.passes.matching.renormalised import Renormalised
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op
@@ -39,17 +39,19 @@ class BoundedScores:
     facts: Facts
 
     def check_exponentials(self, anchor: SoftmaxAnchor) -> None:
-        """May the exponentials be without their maximum?"""
-        if not anchor.overflows or (BOUNDED_SCORES in self.facts.options.assume and not anchor.guarded):
+        """Decline exponentials without a subtracted maximum, unless the user vouches for bounded scores and nothing
+        guards their total."""
+        if not anchor.overflows or (BOUNDED_SCORES in self.facts.options.assume and not anchor.floored):
             return
         reason = "exp(scores) / sum(exp(scores)) overflows for large scores, unlike the operator"
         if is_op(anchor.scores.producer(), "Sub"):
             reason = "exponentials of scores less what is not proven to be their row's maximum may overflow or vanish"
-        hint = None if anchor.guarded else f"{Code.OVERFLOW.advice}; {HINT}"
+        hint = None if anchor.floored else f"{Code.OVERFLOW.advice}; {HINT}"
         raise Decline(Code.OVERFLOW, reason, anchor.node, hint)
 
     def check_rows(self, anchor: SoftmaxAnchor, finite: Term | None) -> None:
-        """Can such exponentials of a row all be 0, by a `finite` number in masked places, or are they 16 bits?"""
+        """Decline such exponentials if they are not float32, or if a finite mask may make a whole row of them 0 (unless
+        no-empty-rows is assumed)."""
         if not anchor.overflows:
             return
         if self.facts.info.dtype(anchor.nodes[0].outputs[0]) != ir.DataType.FLOAT:
@@ -61,11 +63,11 @@ class BoundedScores:
     def mask_of(
         self, divided: Renormalised, kv_seq: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
     ) -> Select[AlignedTensor]:
-        """The mask behind the softmax as one in front of it."""
+        """The mask after the softmax as one before it."""
         node = divided.nodes[0]
         if BOUNDED_SCORES not in self.facts.options.assume:
             reason = "the probabilities are masked and divided by what is left of them, which may be rounded to 0"
-            raise Decline(Code.PROBABILITY_TERM, reason, node, f"{RENORMALISED}; {HINT}")
+            raise Decline(Code.PROBABILITY_TERM, reason, node, f"{RENORMALISED_ADVICE}; {HINT}")
         dims = seen[node.outputs[0]]
         if viewer.space.resolve(dims[divided.axis]) != viewer.space.resolve(kv_seq):
             raise Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums over another axis", node)

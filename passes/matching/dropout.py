@@ -47,7 +47,7 @@ class Dropout:
 
 
 def _followed(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
-    """1: the boolean that a tensor of zeros and one other number was cast from, what moves elements behind it, and the
+    """1: the boolean that a tensor of zeros and one other number was cast from, what moves elements after it, and the
     number; None for any other tensor."""
     chain: list[ir.Node] = []
     scale = 1.0

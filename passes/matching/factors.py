@@ -6,7 +6,7 @@
 
 Both products are linear, and t is the same for all terms of their sums: (t q) k = t (q k), (t p) v = t (p v). Only
 rounding changes, as long as no product overflows or vanishes that did not before: t is proven to be of moderate size.
-16-bit operands are then computed in float32. A factor behind a term on the scores would have to scale the term, too,
+16-bit operands are then computed in float32. A factor after a term on the scores would have to scale the term, too,
 and is refused.
 """
 

@@ -1,4 +1,4 @@
-"""Guards behind the softmax: what puts zeros into probabilities, and what that means for the mask.
+"""Guards after the softmax: what puts zeros into probabilities, and what that means for the mask.
 
 Grammar of a guarded value, p the probabilities, read by nothing else; the code cites the numbers of the cases:
 
@@ -68,9 +68,9 @@ SOFTMAX_OF_SCORES = OneOf((EXPONENTIALS, Op("Div", EXPONENTIALS, Bind("total")))
 
 
 @dataclass(frozen=True)
-class Guarded:
-    """Probabilities that may be guarded: what the softmax gave, what was made of it by now, and the nodes that read
-    that. With `among` only these nodes count as readers."""
+class GuardQuery:
+    """The question whether probabilities are guarded: the softmax's output, the value reached from it, and the nodes
+    that read that value. With `among` only these count as readers."""
 
     softmax: ir.Value
     value: ir.Value
@@ -117,10 +117,10 @@ class Guard:
 
 @dataclass(frozen=True)
 class NanGuard(Guard):
-    """1."""
+    """Case 1: a guard against NaN."""
 
     @staticmethod
-    def read(asked: Guarded) -> Guard | None:
+    def read(asked: GuardQuery) -> Guard | None:
         """The guard, when exactly an IsNaN and a Where read the probabilities and make it up."""
         where = next((node for node in asked.readers if is_op(node, "Where")), None)
         found = None if where is None else match(NAN_TEST, where.outputs[0], asked.viewer.info, {P.name: asked.value})
@@ -140,7 +140,7 @@ class ScoreGuard(Guard):
     """2: exact, for the rows that it makes 0 are those whose scores are -inf throughout."""
 
     @staticmethod
-    def read(asked: Guarded) -> Guard | None:
+    def read(asked: GuardQuery) -> Guard | None:
         """The guard, with the nodes that test the scores."""
         if (chosen := asked.chosen()) is None:
             return None
@@ -164,7 +164,7 @@ class BiasGuard(Guard):
     bias: ir.Value | None = None
 
     @staticmethod
-    def read(asked: Guarded) -> Guard | None:
+    def read(asked: GuardQuery) -> Guard | None:
         """The guard, with what it tests."""
         if (chosen := asked.chosen()) is None:
             return None
@@ -197,8 +197,8 @@ class SelectionGuard(Guard):
     keep: bool = False
 
     @staticmethod
-    def read(asked: Guarded) -> Guard | None:
-        """The guard of any condition."""
+    def read(asked: GuardQuery) -> Guard | None:
+        """Any Where that puts 0 into the probabilities; `meaning` then compares its condition with the mask."""
         chosen = asked.chosen()
         return None if chosen is None else SelectionGuard(chosen[0], condition=chosen[1], keep=chosen[2])
 
@@ -212,7 +212,7 @@ class SelectionGuard(Guard):
         raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", self.where)
 
 
-GUARDS: tuple[Callable[[Guarded], Guard | None], ...] = (
+GUARDS: tuple[Callable[[GuardQuery], Guard | None], ...] = (
     NanGuard.read,
     ScoreGuard.read,
     BiasGuard.read,
@@ -221,7 +221,7 @@ GUARDS: tuple[Callable[[Guarded], Guard | None], ...] = (
 """The kinds of guards, tried in order."""
 
 
-def guard_behind(asked: Guarded) -> Guard | None:
+def guard_after(asked: GuardQuery) -> Guard | None:
     """The guard that probabilities are read by, if any."""
     return next((found for read in GUARDS if (found := read(asked)) is not None), None)
 
@@ -289,7 +289,7 @@ def product_guard(
 
 
 def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
-    """The one mask of a guard, the only selection or else the only term; None where there is no such term."""
+    """The mask that a guard is compared with: the only selection, or without selections the only addend; else None."""
     masks = [term for term in terms if isinstance(term, Add | Select)]
     selects = [term for term in masks if isinstance(term, Select)]
     found = selects or masks

@@ -10,7 +10,7 @@ torch.nan_to_num is exported as a NaN guard and two of these tests. Grammar; the
     selection :=
       5     Where(never, x, probabilities)         the probabilities, whatever x is, unless it enlarges them
 
-p is any value on the way from the softmax. A probability is NaN or between 0 and 1, and stays so behind a NaN guard.
+p is any value on the path from the softmax. A probability is NaN or between 0 and 1, and stays so after a NaN guard.
 
 The tests are found from p downwards, for all that reads p has to be known: a pattern is read upwards.
 """
@@ -27,7 +27,7 @@ from fa_compiler.passes.nodes import is_op
 
 @dataclass
 class InfinityTests:
-    """The tests met so far on the way of one softmax's probabilities: `nodes` compute them, `never` are the values that
+    """The tests met so far on the path of a softmax's probabilities: `nodes` compute them, `never` are the values that
     are never true."""
 
     viewer: Viewer
@@ -80,7 +80,7 @@ class InfinityTests:
                     pending.append(reader)
 
     def _take(self, node: ir.Node) -> None:
-        """3: take a comparison whose result is only read beside one that is never true, with the casts behind it."""
+        """3: take a comparison whose result is only read beside one that is never true, with the casts after it."""
         self.nodes.extend([node, *(reader for reader in _readers(node.outputs[0]) if is_op(reader, "Cast"))])
 
     def _only_beside_never(self, node: ir.Node) -> bool:

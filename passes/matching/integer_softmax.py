@@ -12,7 +12,7 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probability_path import reaches_product
-from fa_compiler.passes.matching.scores import QUANTISED
+from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from fa_compiler.passes.report import Code
 
 
@@ -26,4 +26,4 @@ def integer_softmax(node: ir.Node, facts: Facts) -> Decline:
     if not reaches_product(node.outputs[0], Viewer(facts, AxisSpace())):
         return Decline(Code.NOT_ATTENTION, "no product with values follows this softmax", node)
     reason = f"{node.op_type} computes on 8-bit numbers, which the operator does not take"
-    return Decline(Code.DTYPE, reason, node, QUANTISED)
+    return Decline(Code.DTYPE, reason, node, QUANTISED_ADVICE)

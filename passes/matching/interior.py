@@ -26,12 +26,14 @@ def readers_of_shapes(
     after: ProbabilityPath,
     accounted_for: Callable[[ir.Value, ir.Node], bool],
 ) -> list[tuple[ir.Node, ir.Value]]:
-    """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned,
-    those left out that serve the softmax alone: they go with it. `accounted_for` tells readers of an inner value that
-    somebody else answers for."""
+    """Decline if anything but the match reads what its nodes make.
+
+    Returns the readers of a mere shape or type, each with what it reads, except those that only serve the softmax and
+    are removed with it. `accounted_for` says whether another fusion replaces a reader.
+    """
     softmax = {id(node) for node in anchor.nodes}
     scoring = (*before.nodes, *anchor.nodes)
-    nodes = (*scoring, *after.nodes, after.product.node, *after.behind)
+    nodes = (*scoring, *after.nodes, after.product.node, *after.tail)
     matched = {id(node) for node in (*nodes, *after.tests, *(after.guard.tests if after.guard is not None else ()))}
     harmless: list[tuple[ir.Node, ir.Value]] = []
     for node in nodes:
@@ -47,16 +49,18 @@ def readers_of_shapes(
                 for reader in distinct_consumers(output)
                 if id(reader) not in matched and not accounted_for(output, reader)
             ]
-            outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
-            outside.extend(each for each in readers if each.graph is not anchor.node.graph)
-            inside = [each for each in readers if each not in outside and not _serves_only(each, softmax, matched)]
-            harmless.extend((each, output) for each in inside)
-            if not outside and not output.is_graph_output():
+            strangers = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
+            strangers.extend(each for each in readers if each.graph is not anchor.node.graph)
+            shape_readers = [
+                each for each in readers if each not in strangers and not _serves_only(each, softmax, matched)
+            ]
+            harmless.extend((each, output) for each in shape_readers)
+            if not strangers and not output.is_graph_output():
                 continue
             late = output is anchor.output or any(node is other for other in after.nodes)
             code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
             what = "probabilities" if late else "scores"
-            who = f"{label(outside[0])} reads them" if outside else "they are a model output"
+            who = f"{label(strangers[0])} reads them" if strangers else "they are a model output"
             raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
     return harmless
 

@@ -1,12 +1,14 @@
 """What an attention's terms and guards come to: the mask plan, and what was decided on the way to it.
 
     terms     those of the scores; a mask by which probabilities are divided again (renormalised.py) is one more
-    guard     what a guard behind the softmax tests (guards.py), or a factor on the probabilities that is the mask
-    sink      beside the scores it makes a row without a key 0; as a gate or in the total alone it leaves NaN
+    guard     what a guard after the softmax tests (guards.py), or a factor on the probabilities that is the mask
+    sink      beside the scores it makes a row without a key 0; as a gate, or in the total alone, it leaves that row NaN
 
-Refused beside a sink: a guard that tests the scores alone; a guard by the mask, unless the sink is proven to be less
-than +inf; as a gate or in the total, terms that may make a whole row
--inf, but for what a guard makes 0; as a gate behind a guard, terms that may make a score +inf.
+Refused with a sink:
+    a guard that tests the scores or the bias
+    a guard by the mask, unless the sink is proven to be less than +inf
+    a gate, or a sink in the total alone: terms that may make a whole row -inf, unless a guard makes that row 0
+    a gate with a guard against NaN: terms that may make a score +inf
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ from fa_compiler.passes.score_ops import Add, Term
 
 @dataclass(frozen=True)
 class Masking:
-    """The plan, who made it, and the label `row` of the query's dimension that counts its rows (None: it has none).
-    `tested` is what the guard behind the softmax tests, `factors` are those on the probabilities that are no mask."""
+    """The plan and its planner.
+
+    `row` is the label of the query dimension that counts its rows (None if it has none), `tested` what the guard after
+    the softmax tests, `factors` the factors on the probabilities that are no mask.
+    """
 
     plan: MaskPlan
     planner: MaskPlanner

@@ -63,8 +63,8 @@ class AttentionMatch:
     rope: Rope | None = None
     derivation: Derivation | None = None
 
-    def with_second_last(self) -> AttentionMatch:
-        """The same match with its two products exchanged, where the second one is the better first product.
+    def with_larger_product_first(self) -> AttentionMatch:
+        """The same match, its two products exchanged if the second is the better first one.
 
         The first product is the one that sums over more elements. In float16 it is the one with the larger scale: the
         query of the other product is multiplied by the ratio of the scales, and a ratio above 1 may overflow at 65504.

@@ -1,4 +1,4 @@
-"""Behind the softmax: the probabilities as the product with the values takes them.
+"""After the softmax: the probabilities as the product with the values takes them.
 
 arrangement    what the layout operators between the two make of the scores' arrangement
 factors        what the probabilities are multiplied by; a number is a part of a dropout, where there is one
@@ -18,8 +18,8 @@ from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import Dropout, drop_mask, dropped, kept_by
 from fa_compiler.passes.matching.factors import Factor, moderate, operand
-from fa_compiler.passes.matching.probability_path import ProbabilityPath, passed_on
-from fa_compiler.passes.matching.simulation import Simulated
+from fa_compiler.passes.matching.final_scores import FinalScores
+from fa_compiler.passes.matching.probability_path import ProbabilityPath, carried_output
 from fa_compiler.passes.matching.sinks import without_sink
 from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import is_op
@@ -63,7 +63,7 @@ class Probabilities:
 def _walked(
     start: ir.Value,
     path: ProbabilityPath,
-    found: Simulated,
+    found: FinalScores,
     viewer: Viewer,
     seen: dict[ir.Value, Arrangement],
 ) -> tuple[Arrangement, tuple[Factor, ...]]:
@@ -85,7 +85,7 @@ def _walked(
             if moved is None:
                 raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
             dims = moved
-        value = value if node.op_type == "IsNaN" else passed_on(node)
+        value = value if node.op_type == "IsNaN" else carried_output(node)
         seen.update((output, dims) for output in node.outputs)
     if sink_scores is not None and any(viewer.space.resolve(dim) == sink_scores.axes_with_sink for dim in dims):
         raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sink_scores.step.node)

@@ -34,17 +34,19 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
 from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
 from fa_compiler.passes.matching.factors import operand
-from fa_compiler.passes.matching.guards import Guard, Guarded, guard_behind
+from fa_compiler.passes.matching.guards import Guard, GuardQuery, guard_after
 from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
-from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING
+from fa_compiler.passes.matching.scores import QUANTISED_ADVICE, QUANTISING
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import data_readers, distinct_consumers, int_attr, is_op, only_reader, reduced_axes
 from fa_compiler.passes.report import Code
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
-RENORMALISED = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
-NAN_GUARD = "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
+RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
+NAN_GUARD_ADVICE = (
+    "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
+)
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -52,16 +54,19 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @dataclass(frozen=True)
 class ProbabilityPath:
-    """The nodes between the softmax and the product, in order; `side` is the operand they feed. `tests` are nodes that
-    ask for what no probability is, `behind` what takes the product, if that belongs to the attention. `divided` are the
-    probabilities masked once more."""
+    """The nodes between the softmax and the product, in order; `side` is the operand that they feed.
+
+    `tests` are the removed infinity tests (infinity_tests.py). `divided` says how the probabilities are masked and
+    divided again (renormalised.py). `tail` are nodes after the product that belong to the attention: a sink gate or a
+    late division.
+    """
 
     product: Contraction
     side: int
     nodes: tuple[ir.Node, ...]
     guard: Guard | None
     tests: tuple[ir.Node, ...] = ()
-    behind: tuple[ir.Node, ...] = ()
+    tail: tuple[ir.Node, ...] = ()
     divided: Renormalised | None = None
 
     @property
@@ -71,8 +76,8 @@ class ProbabilityPath:
 
 
 def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None) -> ProbabilityPath:
-    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers:
-    whoever gives it answers for the others."""
+    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers;
+    the caller has to account for all others (routes.py)."""
     walk = _Walk(viewer, among, softmax_output)
     while (product := walk.take()) is None:
         pass
@@ -107,11 +112,11 @@ class _Walk:
             return product
         self._check_passes(node)
         self.nodes.append(node)
-        self.current = passed_on(node)
+        self.current = carried_output(node)
         return None
 
     def path(self, product: Contraction) -> ProbabilityPath:
-        """11: the way to this product. Raises Decline."""
+        """Case 11: the path to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
             raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
         made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
@@ -133,7 +138,7 @@ class _Walk:
         return [node for node in readers if node not in self.infinity.nodes]
 
     def _take_division(self, consumers: list[ir.Node]) -> bool:
-        """7."""
+        """Case 7: probabilities masked and divided by their sum."""
         if len(consumers) != 1 or self.divided is not None or self.guard is not None:
             return False
         self.divided = renormalised(self.current, consumers[0], self.viewer.info)
@@ -144,10 +149,10 @@ class _Walk:
         return True
 
     def _take_guard(self, consumers: list[ir.Node]) -> bool:
-        """4."""
+        """Case 4: a guard."""
         if len(consumers) == 1 and self.infinity.selects(consumers[0], self.current):
             return False
-        found = guard_behind(Guarded(self.softmax_output, self.current, consumers, self.viewer, self.among))
+        found = guard_after(GuardQuery(self.softmax_output, self.current, consumers, self.viewer, self.among))
         if found is None:
             return False
         if self.guard is not None or self.divided is not None:
@@ -158,7 +163,7 @@ class _Walk:
         return True
 
     def _check_passes(self, node: ir.Node) -> None:
-        """2, 3, 5, 6 and 8 to 10."""
+        """Cases 2, 3, 5, 6 and 8 to 10: decline a node that is none of them."""
         if (unknown := unknown_rank(node, self.viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         if _passes_on(node, self.current, self.viewer) or operand(node, self.current) is not None:
@@ -168,11 +173,11 @@ class _Walk:
             raise Decline(Code.PROBABILITY_TERM, reason, node, DROPOUT_ADVICE)
         if not self.infinity.selects(node, self.current):
             reason = f"{node.op_type} on the probabilities has no counterpart in the operator"
-            raise Decline(Code.PROBABILITY_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
+            raise Decline(Code.PROBABILITY_TERM, reason, node, QUANTISED_ADVICE if is_op(node, *QUANTISING) else None)
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """2, 3 and 8 to 10."""
+    """Cases 2, 3 and 8 to 10: does a node keep the probabilities apart from layout, type and size?"""
     if adds_nothing(node, current, viewer):
         return True
     if node.inputs[0] is not current:
@@ -190,7 +195,7 @@ def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     return viewer.facts.sets.only(others[0]) == 0.0
 
 
-def passed_on(node: ir.Node) -> ir.Value:
+def carried_output(node: ir.Node) -> ir.Value:
     """The output that holds the probabilities: of a Split the first part that is read."""
     if not is_op(node, "Split"):
         return node.outputs[0]
@@ -210,11 +215,11 @@ def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
     sums = [node for node in consumers if is_op(node, "ReduceSum")]
     behind = [reader for node in sums for reader in distinct_consumers(node.outputs[0])]
     if sums and any(is_op(node, "Div") for node in (*consumers, *behind)):
-        hint = RENORMALISED if is_op(value.producer(), "Mul", "Where") else None
+        hint = RENORMALISED_ADVICE if is_op(value.producer(), "Mul", "Where") else None
         return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", value.producer(), hint)
     if (guard := _other_nan_guard(consumers)) is not None:
         reason = f"{label(guard)} chooses by IsNaN of the probabilities p, but is not the guard Where(IsNaN(p), 0, p)"
-        return Decline(Code.PROBABILITY_TERM, reason, guard, NAN_GUARD)
+        return Decline(Code.PROBABILITY_TERM, reason, guard, NAN_GUARD_ADVICE)
     others = ", ".join(str(label(node)) for node in consumers[:4])
     return Decline(
         Code.PROBABILITIES_ARE_OUTPUT,
@@ -232,7 +237,7 @@ def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
 
 
 def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
-    """Is this a mean or sum over heads, or some of them, whose last axis is the probabilities' own?"""
+    """Is this a mean or sum over axis 1, the heads, or a Gather along any axis but the first?"""
     if node.inputs[0] is not value:
         return False
     if is_op(node, "Gather"):
@@ -242,7 +247,8 @@ def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
 
 
 def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -> bool:
-    """Is there any product behind this softmax, through whatever touches the probabilities element by element?
+    """Does any product read this softmax, through the operators that models put between the two: elementwise ones,
+    layout, casts, padding, quantisation, a mean over heads?
 
     Used only to tell attention that is declined from a softmax that is none (a router, a classifier).
     """

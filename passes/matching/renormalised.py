@@ -1,4 +1,4 @@
-"""Probabilities that are masked behind the softmax and divided by what is left of them, as jax2onnx writes a mask.
+"""Probabilities that are masked after the softmax and divided by what is left of them, as jax2onnx writes a mask.
 
 Grammar; the code cites the numbers of the cases. Nothing but the sum and the division reads x, nothing but the guard
 and the division reads the sum:
@@ -47,12 +47,12 @@ class Renormalised:
 
     @property
     def output(self) -> ir.Value:
-        """What is divided."""
+        """The probabilities after the mask and the division."""
         return self.nodes[-1].outputs[0]
 
 
 def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalised | None:
-    """How the only reader of probabilities masks them, if they are divided by their sum behind it."""
+    """How the only reader of probabilities masks them, if they are divided by their sum after it."""
     masked, x = _masked(value, node, info), node.outputs[0]
     divide = None if masked is None else _only(x, "Div")
     if masked is None or divide is None:

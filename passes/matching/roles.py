@@ -1,8 +1,8 @@
 """Which axis plays which role: what tells query from key, and heads from batch.
 
-The key is the operand of the first product that has the axes the softmax runs over for its own. The value is the
-operand of the second product that is not the probabilities. Heads and batch are the axes that both products walk
-together; which of them count heads is free to choose.
+The key is the operand of the first product that alone has the axes the softmax runs over. The value is the operand of
+the second product that is not the probabilities. Heads and batch are the axes that both products walk together; which
+of them count heads is free to choose.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Roles:
     def check_heads(self, views: Sequence[View], steps: Steps) -> None:
         """Decline views whose own number of heads is left open.
 
-        It may be 1 in a run, and be broadcast, while the operator takes a key and a value of as many heads.
+        Such a number may be 1 in some run and be broadcast, while the operator requires key and value to have equal
+        numbers of heads.
         """
         space = steps.viewer.space
         for view in views:

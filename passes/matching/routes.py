@@ -2,7 +2,7 @@
 
 An attention that shares nothing has one, and nothing else reads its scores or probabilities. The probabilities of an
 attention whose gradient is in the model, and those that several attentions share, have other readers. A route then
-names the nodes on the way to one product, and says who answers for the other readers: nothing is fused unless each of
+names the nodes of the path to one product, and says who answers for the other readers: nothing is fused unless each of
 them is a part of what is fused as well.
 """
 
@@ -30,7 +30,7 @@ PASSING = (*LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Where", "IsNaN")
 class Route:
     """Which of several products with values is meant, and who answers for other readers of what lies before it.
 
-    `path` are the nodes on the way from the softmax to the product; none where there is but one product. `answered` are
+    `path` are the nodes from the softmax to the product; none where there is but one product. `answered` are
     nodes of other attentions that are fused as well (shared.py). With `gradient` the attention's gradient is fused with
     it, which answers for all that read the probabilities (backward).
     """
@@ -41,12 +41,12 @@ class Route:
 
 
 ONLY = Route()
-"""The one product there is."""
+"""The route of an attention with one product and no other readers."""
 
 
 def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
-    """The ways from a softmax to products that read its probabilities, each as the nodes on it; none where there is but
-    one and nothing else reads what lies on it."""
+    """The paths from a softmax to the products that read its probabilities. Empty if there is a single product and
+    nothing else reads a value on its path."""
     viewer = Viewer(facts, AxisSpace())
     parents: dict[ir.Node, list[ir.Node]] = {}
     products: list[ir.Node] = []
@@ -69,14 +69,14 @@ def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
     others |= any(reader not in anchor.nodes for output in inner for reader in distinct_consumers(output))
     if len(products) < 2 and not others:
         return []
-    return [_way_back(product, parents) for product in products]
+    return [_path_to(product, parents) for product in products]
 
 
-def _way_back(product: ir.Node, parents: dict[ir.Node, list[ir.Node]]) -> tuple[ir.Node, ...]:
-    way, pending = dict.fromkeys([product]), [product]
+def _path_to(product: ir.Node, parents: dict[ir.Node, list[ir.Node]]) -> tuple[ir.Node, ...]:
+    path, pending = dict.fromkeys([product]), [product]
     while pending:
         for node in parents.get(pending.pop(), []):
-            if node not in way and node in parents:
-                way[node] = None
+            if node not in path and node in parents:
+                path[node] = None
                 pending.append(node)
-    return tuple(way)
+    return tuple(path)

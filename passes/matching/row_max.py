@@ -7,8 +7,8 @@
     finite :=
       4     Not(IsInf(x)) | Not(Or(IsInf(x), IsNaN(x)))
 
-Where x is infinite or NaN, so is the softmax, whatever is subtracted: its row is NaN throughout, or that of the product
-with the values is.
+Where x is infinite or NaN, the softmax's row is NaN whatever is subtracted, or the row of the product with the values
+is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scores on their way from the product of query and key to the softmax, as arrangements of axes.
 
-What a bias knows, too (score_ops.py), and what only moves elements is carried out here. Any other step says itself what
-it does (scores.py), by what is here: a new kind of step is added there alone.
+ScoreWalk carries out the operations that a bias has as well (score_ops.py), and steps that only move elements. Every
+other step is a class in scores.py whose `walk` uses the methods here: a new kind of step needs no change in this file.
 
 Refused: a step whose effect on the axes was not proven; a factor on a mask or bias that is no number; masks in float64.
 """
@@ -32,8 +32,8 @@ class Rearrange:
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step that says itself what it does. `answers`: it has to be proven not to enlarge the scores; else the step
-    behind it has to answer for both."""
+    """A step that only scores have; `walk` says what it does. With `answers` the next step's result is compared in size
+    with this step's result; without, with the scores before this step."""
 
     node: ir.Node
     answers: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class OwnStep:
         """All nodes of the step, its own the last."""
         return (self.node,)
 
-    def walk(self, scores: ScoreWalk) -> None:
+    def walk(self, walk: ScoreWalk) -> None:
         """Do to the scores what the step does. Raises Decline."""
         raise NotImplementedError
 

@@ -3,7 +3,7 @@
 Grammar, from the softmax's input, which is `sink_scores`, upwards. The code cites the numbers of the cases:
 
     sink_scores := scores
-      1     | a sink beside the scores, layout and casts behind it    see sinks.py
+      1     | a sink beside the scores, layout and casts after it     see sinks.py
       2 scores := product                                  see contraction.py
       3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
       4     | layout(scores)                               what views.py looks through
@@ -16,7 +16,7 @@ Grammar, from the softmax's input, which is `sink_scores`, upwards. The code cit
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
      11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection; 1 - b
             | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where
-     12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout behind it
+     12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
      13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
 
 Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
@@ -49,21 +49,21 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_DEPTH = 100
-"""More operators with two candidates than this between product and softmax are no attention."""
+"""How deeply operators with two candidates may be nested between product and softmax."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
-QUANTISED = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
+QUANTISED_ADVICE = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
 @dataclass(frozen=True)
 class PutBeside(OwnStep):
-    """1."""
+    """Case 1: a sink beside the scores."""
 
     sink: AddSink
 
-    def walk(self, scores: ScoreWalk) -> None:
-        number = self.sink.number if self.sink.value is None else scores.viewer.facts.sets.only(self.sink.value)
-        scores.dims, scores.sink_scores = append_sink(self.sink, number, scores.dims, scores.viewer)
+    def walk(self, walk: ScoreWalk) -> None:
+        number = self.sink.number if self.sink.value is None else walk.viewer.facts.sets.only(self.sink.value)
+        walk.dims, walk.sink_scores = append_sink(self.sink, number, walk.dims, walk.viewer)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Multiply(OwnStep):
     value: ir.Value
     divides: bool
 
-    def walk(self, scores: ScoreWalk) -> None:
-        scores.multiply_by(self.node, self.value, self.divides)
+    def walk(self, walk: ScoreWalk) -> None:
+        walk.multiply_by(self.node, self.value, self.divides)
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class SubtractFrom(OwnStep):
 
     value: ir.Value
 
-    def walk(self, scores: ScoreWalk) -> None:
-        scores.multiply(Scale(self.node, -1.0))
-        scores.add(Add(self.node, self.value))
+    def walk(self, walk: ScoreWalk) -> None:
+        walk.multiply(Scale(self.node, -1.0))
+        walk.add(Add(self.node, self.value))
 
 
 @dataclass(frozen=True)
 class SubtractMaximum(OwnStep):
-    """12: everything so far less its maximum along `axis`, computed by `maximum`; only factors and layout are behind
+    """12: everything so far less its maximum along `axis`, computed by `maximum`; only factors and layout are after
     it."""
 
     axis: int
@@ -100,33 +100,33 @@ class SubtractMaximum(OwnStep):
     def nodes(self) -> tuple[ir.Node, ...]:
         return self.maximum
 
-    def walk(self, scores: ScoreWalk) -> None:
-        scores.shifted.append((self.node, scores.dims[self.axis]))
+    def walk(self, walk: ScoreWalk) -> None:
+        walk.shifted.append((self.node, walk.dims[self.axis]))
 
 
 @dataclass(frozen=True)
 class ZeroSelected(OwnStep):
-    """11: everything so far times `value`, of 0 and 1: the selection that follows puts in what this makes 0."""
+    """Case 11: everything so far times `value`, which is 0 or 1. The Select that follows fills what this makes 0."""
 
     value: ir.Value
     answers: ClassVar[bool] = False
 
-    def walk(self, scores: ScoreWalk) -> None:
-        if (endless := _infinite(scores)) is not None:
+    def walk(self, walk: ScoreWalk) -> None:
+        if (endless := _infinite(walk)) is not None:
             reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
             raise Decline(Code.SCORE_TERM, reason, self.node)
-        if not (scores.viewer.facts.sets.of(self.value) or {math.nan}) <= {0.0, 1.0}:
+        if not (walk.viewer.facts.sets.of(self.value) or {math.nan}) <= {0.0, 1.0}:
             raise Decline(Code.SCALE, f"the factor {self.value.name!r} is not proven to be 0 or 1", self.node)
 
 
-def _infinite(scores: ScoreWalk) -> Term | None:
-    """The first term behind which scores may be infinite, by itself or as a sum or product with those before it. What a
-    term holds has to be known for a no; a finite score is lost beside the largest number."""
+def _infinite(walk: ScoreWalk) -> Term | None:
+    """The first term after which a score may be infinite, alone or together with the terms before it; None if all are
+    bounded. The scores themselves are not counted: beside the largest float32 a finite score is rounded away."""
     size = 0.0
-    for term in scores.terms:
+    for term in walk.terms:
         match term:
             case Add():
-                size += scores.viewer.facts.largest(term.operand.value)
+                size += walk.viewer.facts.largest(term.operand.value)
             case Select():
                 size = max(size, abs(term.fill))
             case Scale():
@@ -153,8 +153,10 @@ class ScorePath:
 
 
 def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
-    """Follow the grammar above from a softmax's input, or from scores further up; declines name the node that broke
-    it."""
+    """Follow the grammar above from a softmax's input, or from scores further up; declines name the node that broke it.
+
+    With `inner` the walk starts inside the scores, where no sink and no subtracted maximum can stand.
+    """
     steps: list[Step] = []
     current = value
     while True:
@@ -248,7 +250,7 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
         return Decline(Code.NOT_ATTENTION, reason, node)
     if leading:
         reason = f"{node.op_type} on the scores has no counterpart in the operator"
-        return Decline(Code.SCORE_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
+        return Decline(Code.SCORE_TERM, reason, node, QUANTISED_ADVICE if is_op(node, *QUANTISING) else None)
     if is_op(node, "Gemm"):
         return Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
     if is_op(node, "ReduceSum"):
@@ -268,7 +270,7 @@ def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_scale(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """7."""
+    """Case 7: a scale that is one known number."""
     factor = viewer.factor(node)
     return None if factor is None else (Scale(node, factor[1]), factor[0])
 
@@ -307,7 +309,7 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
-    """Is a number 1 less the other, where that is 0 or 1?"""
+    """Is `rest` equal to 1 - keep?"""
     if match(LEFT_OF_ONE, rest, info, {"keep": keep}) is not None:
         return True
     one, other = _flag(rest, info), _flag(keep, info)
@@ -315,7 +317,7 @@ def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
 
 
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
-    """Of a boolean as 0 and 1 the boolean without Not, and whether it is negated."""
+    """For a boolean cast to 0 and 1: the boolean without its Nots, and whether they negate it; else None."""
     node = value.producer()
     flag = node.inputs[0] if node is not None and is_op(node, "Cast") else None
     if flag is None or info.dtype(flag) != ir.DataType.BOOL:
@@ -345,7 +347,7 @@ def _peel_maximum(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | No
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """1."""
+    """Case 1: a sink beside the scores."""
     for step, scores in sinks(node, viewer.info):
         if _leads_to_product(scores, viewer):
             return PutBeside(node, step), scores
@@ -370,7 +372,7 @@ def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """6. Raises Decline where the cast rounds."""
+    """Case 6: a cast. Raises Decline where the cast rounds."""
     source, info = node.inputs[0], viewer.info
     if source is None or not is_op(node, "Cast", "CastLike"):
         return None
@@ -389,7 +391,7 @@ def _is_sum(node: ir.Node) -> bool:
 
 
 def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """9. Raises Decline where neither operand is scores."""
+    """Case 9: a term. Raises Decline where neither operand is scores."""
     if not _is_sum(node):
         return None
     left, right = node.inputs[0], node.inputs[1]
@@ -408,7 +410,7 @@ def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _no_path(node: ir.Node, tried: list[ir.Value], viewer: Viewer) -> Decline:
-    """The most telling of the reasons met behind an operator with several candidates."""
+    """The most telling of the reasons met above an operator with several candidates."""
     if any(_leads_to_product(value, viewer) and not _may_keep_shape(value, node, viewer.info) for value in tried):
         return Decline(Code.SHAPE, f"{node.op_type} enlarges the scores", node)
     reasons = [failure for value in tried if (failure := _failure(value, viewer)) is not None]
@@ -429,7 +431,7 @@ def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """10. Raises Decline where neither operand is scores, or the other is no number."""
+    """Case 10: a selection. Raises Decline where neither operand is scores, or the other is no number."""
     if not is_op(node, "Where"):
         return None
     condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]

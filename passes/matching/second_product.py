@@ -4,7 +4,7 @@
 
 Accepted where it runs along the same axes as the scores, in sizes that are proven to be theirs, and is made of what
 scores are made of (score_like.py): a mask outweighs the sum as it does the scores. The scales of the two are at most
-LARGEST_RATIO (simulation.py) apart. Anything else stays a bias.
+LARGEST_RATIO (final_scores.py) apart. Anything else stays a bias.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from fa_compiler.passes.score_ops import Scale
 
 @dataclass(frozen=True)
 class Rope:
-    """A second product that is added to the scores: of `query` and `key` over the axes `head_dim`, whose scale is
-    `ratio` times that of the first. What exporters make of attention whose query and key have a part with rotary
-    positions."""
+    """The second of two products whose sum is the scores: `query` and `key` contracted over `head_dim`, with a scale
+    `ratio` times that of the first.
+
+    Exporters write attention like this if rotary positions have a part of the head for themselves.
+    """
 
     query: View
     key: View

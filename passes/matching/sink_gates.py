@@ -1,6 +1,6 @@
 """Attention sinks as a gate on the result: attention without a sink, times the share that a sink would leave it.
 
-Grammar, behind the product with the values, which nothing else reads:
+Grammar, after the product with the values, which nothing else reads:
 
     output := Mul(product, gate)
     gate   := layout(Sigmoid(layout(Sub(lse, t))))     layout only puts the keys' axis back, casts change nothing;
@@ -11,7 +11,7 @@ Sound because sigmoid(log(sum) - t) = sum / (sum + exp(t)), so that the product 
 sum + exp(t): the softmax beside one more score t (sinks.py). It differs in rows whose scores are all -inf: here they
 are NaN, beside a sink they are 0. So no term may make such a row, unless a guard makes it 0 here, too. A row with a
 NaN is NaN in both, guarded or not, for the gate is; one with +inf is NaN in both without a guard, and 0 here with one,
-so that no term may be +inf behind a guard. A guard that selects leaves a row NaN that another term than its mask makes
+so that no term may be +inf after a guard. A guard that selects leaves a row NaN that another term than its mask makes
 -inf, and a factor of 0 leaves NaN in any case. A row of a mask's finite number is 0 in both, for its logarithm is that
 number. A sink of +inf gives 0 here and NaN there, so it has to be proven less.
 """
@@ -39,7 +39,8 @@ TOTAL = Op("ReduceLogSumExp", Bind("scores"), open_end=True, name="total")
 
 @dataclass(frozen=True)
 class SinkGate:
-    """The sink t of a gate, the difference it is subtracted in, the layout behind, and the nodes, the Mul the last."""
+    """A gate: `sink` is t, `difference` the Sub, `layout` the operators that only move elements, `nodes` all of its
+    nodes, the Mul last."""
 
     sink: ir.Value
     difference: ir.Node

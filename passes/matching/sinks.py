@@ -1,19 +1,19 @@
 """Attention sinks: one more score in each row, which takes part in the softmax and has no value.
 
-Grammar, directly behind the last term of the scores, and again behind the softmax; the code cites the numbers of the
+Grammar, directly after the last term of the scores, and again after the softmax; the code cites the numbers of the
 cases:
 
     sink_scores :=
       1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
                                                         or for all of them
-      2   | Pad(scores, 1 in front or behind, c)        along the keys; the number c
+      2   | Pad(scores, 1 in front or after, c)         along the keys; the number c
     dropped :=
       3     Slice(probabilities) | Split(probabilities)    that leaves out exactly that column
 
 This is the definition of the operator's input `sink`: exp(sink - max) is added to a row's sum. A row whose scores are
 all masked gives zeros, for the sink then has all of the probability.
 
-Refused: a sink that differs between rows or batch entries; a term or factor behind it; a column that is kept, or
+Refused: a sink that differs between rows or batch entries; a term or factor after it; a column that is kept, or
 another one that is left out; the same along another axis, which adds a row or a head to leave it out again.
 """
 
@@ -40,7 +40,7 @@ from fa_compiler.passes.values.symbolic import Dim
 
 @dataclass(frozen=True)
 class AddSink:
-    """One more score along `axis`, in front of the others or behind them: `value`, or `number` where there is none."""
+    """One more score along `axis`, in front of the others or after them: `value`, or `number` where there is none."""
 
     node: ir.Node
     axis: int
@@ -59,7 +59,8 @@ class Sink:
 
 @dataclass(frozen=True)
 class ScoresWithSink:
-    """Scores with a sink: `kv_seq` are the axes of the keys, `length` their size, `axes_with_sink` the axis of both."""
+    """Scores with a sink: `kv_seq` are the axes of the keys, `length` their size, `axes_with_sink` the axis of keys and
+    sink together."""
 
     step: AddSink
     sink: Sink
@@ -163,8 +164,11 @@ def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None,
 
 
 def sink_above(sink_scores: ScoresWithSink, facts: Facts, guarded: bool) -> float:
-    """A number no sink is below. Raises Decline where it may be +inf; of a sink whose numbers are not known only behind
-    a guard by a mask: there a row without a key is 0 or NaN, and which the operator does not tell apart."""
+    """A number that no sink is below. Raises Decline where a sink may be +inf.
+
+    An unknown sink is declined only beside a guard by the mask: with a sink of +inf a row without a key would be NaN,
+    and the guard makes it 0, which the operator cannot tell apart. Without a guard the answer is -inf.
+    """
     interval = facts.bounds.of(sink_scores.step.value)
     if sink_scores.sink.view is None:
         interval = sink_scores.sink.number, sink_scores.sink.number
@@ -188,7 +192,8 @@ def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -
 
 
 def apart(step: AddSink, sink: Sink, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
-    """A sink that never was a column of the scores."""
+    """A sink that never was a column of the scores. The axis of keys and sink together is one of its own, which nothing
+    in the graph has."""
     length = viewer.space.size(kv_seq)
     return ScoresWithSink(step, sink, kv_seq, viewer.space.new(Dim(2) * length), length)
 

@@ -89,8 +89,11 @@ ABOVE_NOTHING = Op("Max", X, Number(-math.inf))
 
 @dataclass(frozen=True)
 class LateDivision:
-    """A division behind the product with the values: by `total`, which `summing` computes. `path` leads from the
-    exponentials to the product, its own node the last."""
+    """A division by `total` that follows the product with the values.
+
+    `summing` are the nodes that compute the total, `dividing` those that divide. `path` leads from the exponentials to
+    the product, whose node is the last.
+    """
 
     total: ir.Value
     summing: tuple[ir.Node, ...]
@@ -105,12 +108,16 @@ class LateDivision:
 
 @dataclass(frozen=True)
 class SoftmaxAnchor:
-    """A softmax. `nodes` are all nodes that compute it, the last of them gives `output`.
+    """A softmax. `nodes` are all nodes that compute it; the last one gives `output`.
 
-    `axes` are those it runs over, in order, none of them negative; none when that could not be told. `overflows` marks
-    the form without the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum, `masked`
-    exponentials that are masked before they are summed up, `guarded` a total that something keeps from being 0. With a
-    `late` division `output` is the exponentials. `sink` is one in the total.
+    `axes` are the axes it runs over, sorted and not negative; empty if they are unknown. Further fields:
+
+    overflows   no maximum is subtracted
+    rounds      the logarithm of the sum is subtracted (cases 4 and 5)
+    masked      the exponentials are masked before they are summed
+    floored     set only with `overflows`: something keeps the total from being 0
+    late        the division comes after the product with the values, and `output` is then the exponentials
+    sink        the sink that the total includes
     """
 
     scores: ir.Value
@@ -121,7 +128,7 @@ class SoftmaxAnchor:
     rounds: bool = False
     late: LateDivision | None = None
     masked: bool = False
-    guarded: bool = False
+    floored: bool = False
     sink: SinkTotal | None = None
 
     @property
@@ -138,7 +145,7 @@ class SoftmaxAnchor:
 def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     """All anchors of one graph in its order, those of subgraphs not included.
 
-    Exponentials that are divided by their total both behind the product and before it, as where the probabilities are
+    Exponentials that are divided by their total both after the product and before it, as where the probabilities are
     an output, too, are one softmax: that of the late division.
     """
     found = list(_every_anchor(graph, info))
@@ -179,7 +186,7 @@ def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
 
 
 def _of_logarithm(exp: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
-    """3 to 5."""
+    """Cases 3 to 5: the exponential of a logarithm."""
     output, logarithm = exp.outputs[0], exp.inputs[0]
     if (found := match(OF_LOGARITHM, output, info)) is not None:
         return SoftmaxAnchor(found["x"], output, _axes(found.nodes[0], found["x"], info), found.nodes)
@@ -199,7 +206,7 @@ def _of_logarithm(exp: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 
 
 def _decomposed(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
-    """6 and 7."""
+    """Cases 6 and 7: a quotient."""
     ratios = (_ratio(found, info) for found in matches(QUOTIENT, node.outputs[0], info))
     return next((anchor for anchor in ratios if anchor is not None), None)
 
@@ -209,7 +216,7 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
     total, dividing = quotient["total"], quotient.nodes
     guarded, guards = _unguarded(total, quotient["e"], info)
     for plain, more in ((guarded, None), *summands(guarded)):
-        given, path = _behind_product(quotient["e"], plain, info)
+        given, path = _exponentials_of(quotient["e"], plain, info)
         found = match(EXPONENTIALS, given, info)
         sums = None if found is None else _reduced(plain, SUMS, given, info)
         if found is None or sums is None or _is_number(found.get("factor"), info):
@@ -223,7 +230,7 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
         shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
         if shift is None:  # 9
             return SoftmaxAnchor(
-                scores, output, sums[0], nodes, True, late=late, masked=masked, guarded=bool(guards), sink=sink
+                scores, output, sums[0], nodes, True, late=late, masked=masked, floored=bool(guards), sink=sink
             )
         if shift[0] != sums[0]:
             return None
@@ -240,9 +247,9 @@ def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
     return value is not None and info.scalar(value) is not None
 
 
-def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """Of a product with exponentials, whose total this is, the exponentials and the way to the product; else the value
-    and no way."""
+def _exponentials_of(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """The exponentials that a product with values reads, and the nodes from them to the product, if `total` is their
+    sum. Otherwise the value itself and ()."""
     node, summed = value.producer(), match(SUM, source_through(total, "Identity", *RESHAPES), info)
     if summed is None or node is None or contraction(node, info) is None:
         return value, ()
@@ -260,8 +267,8 @@ def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[
 
 
 def _unguarded(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """A total without what keeps it from being 0, and the nodes that do, in order; first what repeats it as the
-    exponentials, where it is so guarded."""
+    """The total without its guards, and the nodes that keep it from being 0, in order. If there are any, an Expand that
+    repeats the total to the exponentials' shape is one of them."""
     expand = total.producer()
     alike = info.shape(total) == info.shape(exponential) is not None
     repeated = expand.inputs[0] if expand is not None and is_op(expand, "Expand") and alike else None
@@ -280,8 +287,8 @@ def _unguarded(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple
 def shifted_by(
     value: ir.Value, reduction: str, info: ShapeInfo, clamped_max: tuple[ir.Value, ir.Node] | None = None
 ) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - reduction(x, axes)`: the axes, x and the nodes. With `clamped_max` the reduction goes through a node
-    first."""
+    """For `x - reduction(x, axes)`: the axes, x and the nodes. With `clamped_max`, a maximum and the node that bounds
+    it, `x - bound(maximum)` is read in the same way (sink_totals.py)."""
     found = match(SHIFTED, value, info)
     if found is None:
         return None

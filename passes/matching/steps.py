@@ -19,12 +19,17 @@ from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.bounded import BoundedScores
+from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.interior import feeds_backward, readers_of_shapes
 from fa_compiler.passes.matching.layers import layers_apart
-from fa_compiler.passes.matching.probability_path import RENORMALISED, ProbabilityPath, find_values, reaches_product
+from fa_compiler.passes.matching.probability_path import (
+    RENORMALISED_ADVICE,
+    ProbabilityPath,
+    find_values,
+    reaches_product,
+)
 from fa_compiler.passes.matching.routes import Route
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
-from fa_compiler.passes.matching.simulation import Simulated
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
@@ -34,10 +39,11 @@ from fa_compiler.passes.score_ops import Add, Scale, Select, Term
 
 @dataclass(frozen=True)
 class Steps:
-    """An attention down to its softmax: the nodes around it, and what was done to the scores.
+    """What is known of an attention after the first stage: the paths from the softmax to both products, and the scores
+    carried out term by term.
 
-    `qk` is the first product. `outside` are readers of a mere shape or type, each with what it reads. `dims` has the
-    arrangement of the scores and of every value that is made of them before the softmax, and of the probabilities.
+    `qk` is the first product. `shape_readers` are readers of a mere shape or type, each with what it reads. `dims` has
+    the arrangement of the scores and of every value that is made of them before the softmax, and of the probabilities.
     """
 
     anchor: SoftmaxAnchor
@@ -45,57 +51,57 @@ class Steps:
     before: ScorePath
     after: ProbabilityPath
     gate: SinkGate | None
-    outside: tuple[tuple[ir.Node, ir.Value], ...]
+    shape_readers: tuple[tuple[ir.Node, ir.Value], ...]
     qk: Operands
-    scores: Simulated
+    scores: FinalScores
     dims: Mapping[ir.Value, Arrangement]
     viewer: Viewer
 
     @property
     def finite(self) -> Term | None:
-        """The first term that may change scores and not make them -inf."""
+        """The first term that may give a score another finite number, other than by scaling all of them."""
         return next((term for term in self.scores.terms if not _leaves_scores(term, self.viewer.facts)), None)
 
     @property
     def late_values(self) -> tuple[ir.Value, ...]:
-        """What the softmax and the nodes behind it make."""
+        """What the softmax and the nodes after it make."""
         return _late_values(self.anchor, self.after)
 
     @staticmethod
-    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, ropes: bool) -> Steps:
-        """The steps around an anchor on a route; with `ropes` an added product is a part of the scores. Raises
-        Decline."""
+    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, second_products: bool) -> Steps:
+        """The steps around an anchor on a route; with `second_products` an added product is a part of the scores.
+        Raises Decline."""
         viewer = Viewer(facts, AxisSpace())
         after = find_values(anchor.output, viewer, route.path) if route.path else _after(anchor, viewer)
         late = anchor.late
         gate = sink_gate(anchor.scores, after.product, facts.info) if late is None else None
-        after = after if gate is None else replace(after, behind=gate.nodes)
-        after = after if late is None else replace(after, behind=(*late.summing, *late.dividing))
+        after = after if gate is None else replace(after, tail=gate.nodes)
+        after = after if late is None else replace(after, tail=(*late.summing, *late.dividing))
         before = find_scores(anchor.scores, viewer)
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
         with layers_apart(before, viewer):
-            outside = readers_of_shapes(anchor, before, after, _answers(anchor, after, route))
+            shape_readers = readers_of_shapes(anchor, before, after, _answers(anchor, after, route))
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
-            scores = Simulated.of(before, qk, viewer, dims, ropes)
+            scores = FinalScores.of(before, qk, viewer, dims, second_products)
             dims[anchor.output] = scores.dims
-        return Steps(anchor, route, before, after, gate, tuple(outside), qk, scores, dims, viewer)
+        return Steps(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
 
 
 def _check_total(anchor: SoftmaxAnchor) -> None:
-    """Decline exponentials that are masked behind the maximum, and a total with more in it than a sink."""
+    """Decline exponentials that are masked after the maximum, and a total with more in it than a sink."""
     if anchor.masked:
         reason = "the exponentials are masked behind the maximum, which may be that of a masked key and leave nothing"
-        raise Decline(Code.PROBABILITY_TERM, reason, anchor.node, RENORMALISED)
+        raise Decline(Code.PROBABILITY_TERM, reason, anchor.node, RENORMALISED_ADVICE)
     if anchor.sink is not None and anchor.sink.other is not None:
         reason = f"the sum of a row's exponentials is increased by {anchor.sink.other.name!r}, which is no sink's"
         raise Decline(Code.PROBABILITY_TERM, reason, anchor.sink.nodes[-1], "")
 
 
 def _leaves_scores(term: Term, facts: Facts) -> bool:
-    """Does a term leave scores as they are, or make them -inf?"""
+    """Does a term only scale scores, leave them, or make them -inf?"""
     if isinstance(term, Add):
         values = facts.sets.of(term.operand.value)
         return values is not None and values <= {0.0, -math.inf * term.sign}
@@ -107,7 +113,8 @@ def _late_values(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Valu
 
 
 def _answers(anchor: SoftmaxAnchor, after: ProbabilityPath, route: Route) -> Callable[[ir.Value, ir.Node], bool]:
-    """Does somebody else answer for this reader of an inner value?"""
+    """The predicate for `readers_of_shapes`: is this reader of an inner value accounted for by the attention's
+    gradient, or by another attention that is fused as well?"""
     late = _late_values(anchor, after) if route.gradient else ()
 
     def answered(output: ir.Value, reader: ir.Node) -> bool:
@@ -118,7 +125,7 @@ def _answers(anchor: SoftmaxAnchor, after: ProbabilityPath, route: Route) -> Cal
 
 
 def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
-    """The only way from a softmax to values, or the reason why there is none."""
+    """The only path from a softmax to values, or the reason why there is none."""
     try:
         return find_values(anchor.output, viewer, None if anchor.late is None else anchor.late.path)
     except Decline as decline:

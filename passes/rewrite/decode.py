@@ -8,7 +8,7 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
                 same batch size
     band        none, or the causal one from the bottom right corner: a single token is the last one and sees every key
     lengths     a mask that keeps the keys below a length or from a start on (lengths.py). A batch entry without keys
-                gives 0. So the model must have no such entry, or give 0 for it, or give NaN, which a Where behind the
+                gives 0. So the model must have no such entry, or give 0 for it, or give NaN, which a Where after the
                 operator then puts in. Pages without such a mask get the number of all keys as the length
     atten_mask  any other mask of one row for each batch entry, [B,1,1,S2], with no bias beside it. The operator gives
                 masked keys the score -1e12, so a row that is masked everywhere is the mean of the values. The model

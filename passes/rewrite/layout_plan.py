@@ -1,7 +1,7 @@
 """The cost of a layout: where its operands are read from, which value the result replaces, and the copies between.
 
 Every layout gives the same result, because the arrangements of operands and result are known. The cheapest is taken.
-The result may replace a value further down than the output of the second product: Transposes and Reshapes behind it are
+The result may replace a value further down than the output of the second product: Transposes and Reshapes after it are
 absorbed as long as nothing else reads the values between.
 """
 
@@ -78,7 +78,7 @@ class LayoutPlan:
 
 
 def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[OutputCandidate, ...]]:
-    """The match, and the places where its result can go: the output of the second product, and the values behind it
+    """The match, and the places where its result can go: the output of the second product, and the values after it
     that only rearrange it. The axes of the returned match are split as far as these values need it.
     """
     viewer = Viewer(facts, match.space.branch())

@@ -10,7 +10,7 @@
     emitted     the lengths in int64, [1] or [batch], clamped to the range from 0 to the number of keys. A mask is all
                 true or all false for a length outside it, but the operator refuses such a length. With starts the
                 length is the number of keys from the start to the end, and kv_padding_size, one number, is that of the
-                keys behind the end
+                keys after the end
     refused     everything else stays a mask: lengths by head, key indices with a step, an Or; starts where the keys are
                 pages, and starts beside lengths that differ between batch entries
 

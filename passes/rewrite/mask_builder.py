@@ -69,7 +69,7 @@ class MaskBuilder:
     def sequence_ends(self) -> ir.Value | None:
         """The ends of the packed sequences, counted in tokens over all batches.
 
-        A sequence ends behind a token whose label differs from that of the next token, and behind the last token of a
+        A sequence ends after a token whose label differs from that of the next token, and after the last token of a
         batch.
         """
         view, builder = self.match.mask.packed, self.builder

@@ -157,7 +157,7 @@ def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pag
 
 
 def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | None:
-    """The Gather behind a cache, found through layout operators and a DequantizeLinear; None where there is none."""
+    """The Gather after a cache, found through layout operators and a DequantizeLinear; None where there is none."""
     value, dims, quant = view.base, view.base_dims, None
     while not is_op(node := value.producer(), "Gather"):
         inner = match_dequantize(value, dims, match.dtype, viewer.info) if quant is None else None

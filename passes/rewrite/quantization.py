@@ -1,4 +1,4 @@
-"""Values behind a DequantizeLinear from int8 with constant scales, and results before a QuantizeLinear to int8.
+"""Values after a DequantizeLinear from int8 with constant scales, and results before a QuantizeLinear to int8.
 
 DequantizeLinear computes (x - zero point) * scale. The operator computes (x + offset) * scale, which is exactly the
 same with offset = -zero point. There is one scale, or one for each head, for each element of a head, or for both. A

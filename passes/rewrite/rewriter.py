@@ -334,7 +334,7 @@ class Rewriter:
     def _with_quantized_output(
         self, call: IncreCall, match: AttentionMatch, plan: LayoutPlan, notes: list[str]
     ) -> tuple[IncreCall, LayoutPlan]:
-        """The call with the QuantizeLinear behind the attention fused, and the plan with its output as the destination.
+        """The call with the QuantizeLinear after the attention fused, and the plan with its output as the destination.
 
         Both are unchanged where no QuantizeLinear can be fused.
         """

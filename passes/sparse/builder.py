@@ -38,13 +38,13 @@ class SparseCompanion(Companion, Protocol):
     every_row: bool
     """Must every row be proven to have a key?"""
 
-    def gathered(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
+    def move_after_scatter(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
         """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
 
         In the match, key and value are the gathered tensors. Axes may be split, in a branch of the match's space.
         """
 
-    def takes(self, match: AttentionMatch, full: bool) -> bool:
+    def check_rows(self, match: AttentionMatch, full: bool) -> bool:
         """Can the operator give what rows without a key or a defined softmax give? `full`: every row has a key."""
 
     def build(
@@ -63,7 +63,7 @@ def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Calla
     Where every row is proven to have a key, the match need not say what other rows give.
     """
     full = companion.every_row and in_every_row()
-    if not companion.takes(match, full):
+    if not companion.check_rows(match, full):
         return None
     return replace(match, mask=replace(match.mask, empty_rows="")) if full else match
 

@@ -211,7 +211,7 @@ def _emit(
     if companion is not None:
         slots = listed
         match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, rewriter.facts))
-        if match is None or not companion.gathered(match, slots.read, space := match.space.branch()):
+        if match is None or not companion.move_after_scatter(match, slots.read, space := match.space.branch()):
             return None
         listed = replace(listed, match=match).within(space)
         others = (*others, *companion.views)

@@ -35,7 +35,7 @@ from fa_compiler.passes.values.shape_rules.context import Shape
 
 @dataclass(frozen=True)
 class Mask:
-    """Keys rank behind all others where `value` as a truth value equals `when`."""
+    """Keys rank after all others where `value` as a truth value equals `when`."""
 
     value: ir.Value
     when: bool
@@ -113,7 +113,7 @@ class _Rectified:
     """A product, arranged as `dims`, and the Relu it goes through.
 
     `relu`, arranged as `relu_dims`, is `relu_scale` times the rectified product of the operands' bases. `factor` is
-    `relu_scale` times the factors behind the Relu.
+    `relu_scale` times the factors after the Relu.
     """
 
     product: Contraction

@@ -177,7 +177,7 @@ class _SelectionReader:
         return Selection(maker, indices, value, (), block)
 
     def _seen(self, condition: Condition) -> tuple[ir.Value, bool, int] | None:
-        """The tensor [B,S1,S2] behind a condition's layout operators, the truth value of it that excludes, and 1.
+        """The tensor [B,S1,S2] that layout operators make a condition of, the truth value of it that excludes, and 1.
 
         For blocks the tensor is [B,S1,blocks], and instead of 1 the number of keys in a block is returned.
         """

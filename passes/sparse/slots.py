@@ -1,6 +1,6 @@
 """Reads a mask of the slots of a list as a mask of the keys that they hold.
 
-    slots    := no mask | entry > row + keys - rows         keys behind the row are excluded: causal
+    slots    := no mask | entry > row + keys - rows         keys after the row are excluded: causal
     entry    := the list itself, seen through layout operators and casts between integers
 
 The comparison is a Greater, GreaterOrEqual, Less or LessOrEqual, with the entry on either side, negated or not. For >=
@@ -49,7 +49,7 @@ def slot_key_mask(match: AttentionMatch, indices: View, tokens: Dim, viewer: Vie
 def _is_causal(
     node: ir.Node, when: bool, mask: View, match: AttentionMatch, indices: View, tokens: Dim, viewer: Viewer
 ) -> bool:
-    """Is a comparison equal to `when` exactly at the entries behind their row?"""
+    """Is a comparison equal to `when` exactly at the entries after their row?"""
     result, space, info = node.outputs[0], viewer.space, viewer.info
     shape, dims = info.shape(result), space.resolve_all(mask.base_dims)
     rows = [place for place, dim in enumerate(dims) if dim == space.resolve(match.roles.q_seq)]

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Block, Code
-from fa_compiler.passes.matching.scores import QUANTISED
+from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
 STEP = "step = Constant<value=float {0.01}>() point = Constant<value=uint8 {0}>() "
@@ -31,7 +31,7 @@ def only(proto: onnx.ModelProto) -> Block:
 )
 def test_quantised_attention(body: str, code: str) -> None:
     block = only(parse(STEP + PRODUCT_QK + body))
-    assert (block.code, block.hint) == (code, QUANTISED)
+    assert (block.code, block.hint) == (code, QUANTISED_ADVICE)
 
 
 def quantised_softmax(behind: str, outputs: str = "float[B,4,S,8] y") -> onnx.ModelProto:
@@ -43,7 +43,7 @@ def quantised_softmax(behind: str, outputs: str = "float[B,4,S,8] y") -> onnx.Mo
 def test_a_softmax_of_integers_is_named() -> None:
     vq = QUANTISE.format("v") + "yq = QLinearMatMul(pq, step, point, vq, step, point, step, point) "
     block = only(quantised_softmax(vq + THROUGH.format("y", "y")))
-    assert (block.code, block.hint) == ("dtype", QUANTISED)
+    assert (block.code, block.hint) == ("dtype", QUANTISED_ADVICE)
     assert block.reason is not None and "8-bit" in block.reason
 
 

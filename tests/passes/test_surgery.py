@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes.build import Names
-from fa_compiler.passes.nodes import all_graphs, nodes_behind, reached
+from fa_compiler.passes.nodes import all_graphs, nodes_after, reached
 from fa_compiler.passes.surgery import depends, replace_value, restore_order, sweep
 from tests.passes.running import parse
 
@@ -120,7 +120,7 @@ def test_names_of_the_whole_model() -> None:
 
 def test_what_is_reached_comes_once_and_the_nearest_first() -> None:
     found = graph("a = Neg(q) b = Mul(a, a) d = Exp(a) e = Add(b, d) y = Relu(e)")
-    order = [each.outputs[0].name for each in reached([node(found, "a")], nodes_behind)]
+    order = [each.outputs[0].name for each in reached([node(found, "a")], nodes_after)]
     assert order == ["a", "b", "d", "e", "y"]
     assert list(reached([1], lambda number: [number, 2 * number], limit=4)) == [1, 2, 4]
     assert list(reached([3, 5, 3], lambda number: [])) == [3, 5]

@@ -21,7 +21,7 @@ def _shape_of_first(ctx: Context) -> Fact:
 
 
 def _swapped(shape: Shape | None, matrix: bool, batch: bool) -> Shape | None:
-    """The operand as FusedMatMul reads it. With `batch`, axis 0 first moves behind the other batch axes."""
+    """The operand as FusedMatMul reads it. With `batch`, axis 0 first moves after the other batch axes."""
     if shape is None or len(shape) < 2:
         return shape
     if batch:

@@ -28,7 +28,7 @@ by the ratio, and what is multiplied by more may overflow where the product with
 
 
 @dataclass(frozen=True)
-class Simulated:
+class FinalScores:
     """The scores at the softmax: their arrangement, and what was done to them."""
 
     dims: Arrangement
@@ -40,10 +40,12 @@ class Simulated:
     second: SecondProduct | None = None
 
     @staticmethod
-    def of(path: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement], ropes: bool) -> Simulated:
-        """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the way. With `ropes` a
-        product that is added to the scores is a part of them, no bias. Raises Decline."""
-        may_join = ropes and not any(isinstance(step, Multiply) for step in path.steps)
+    def of(
+        path: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement], second_products: bool
+    ) -> FinalScores:
+        """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the way. With
+        `second_products` a product that is added to the scores is a part of them, no bias. Raises Decline."""
+        may_join = second_products and not any(isinstance(step, Multiply) for step in path.steps)
         second: list[SecondProduct] = []
 
         def joins(step: Add[ir.Value], walk: ScoreWalk) -> bool:
@@ -60,7 +62,7 @@ class Simulated:
             walk.take(step)
         if not SMALLEST_SCALE <= abs(walk.scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node)
-        return Simulated(
+        return FinalScores(
             walk.dims,
             walk.scale,
             tuple(walk.terms),
