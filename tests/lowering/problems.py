@@ -26,8 +26,8 @@ _ROUNDING = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _PLAIN = 1e-5
 
 TRIANGLE = compressed_mask(2)
-"""The compressed mask of sparse_mode 2, 3, 4, 7 and 8: above the diagonal nothing is attended. The registry, which knows
-the array itself, need not compare it with what the mode wants; tests/op_registry/ has copies and wrong ones."""
+"""The compressed mask of sparse_mode 2, 3, 4, 7 and 8: above the diagonal nothing is attended. The registry knows this
+array, and does not compare it with what the mode wants; tests/op_registry/ has copies and wrong ones."""
 
 PREFIX_MASK = compressed_mask(6)
 """The compressed mask of sparse_mode 6: the triangle, and 1024 rows whose right half is not attended."""
