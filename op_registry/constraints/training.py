@@ -329,11 +329,13 @@ def _does_not_match(found: Dim, wanted: Dim) -> bool:
 
 
 def _packed_mask_shape(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
+    """A mask of packed sequences is [S1,S2] of the longest sequences or of all tokens; [1,1,S1,S2] is the same."""
     g = call.geometry
-    if len(shape) != 2 or not g.q_lens or not g.kv_lens:
+    if not g.q_lens or not g.kv_lens:
         return
     forms = ((max(g.q_lens), max(g.kv_lens)), (sum(g.q_lens), sum(g.kv_lens)))
-    if all(any(map(differ, shape, form)) for form in forms):
+    leading = any(differ(size, 1) for size in shape[:-2])
+    if leading or all(any(map(differ, shape[-2:], form)) for form in forms):
         wanted = " or ".join(map(text, forms))
         yield Diagnostic("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted}")
 

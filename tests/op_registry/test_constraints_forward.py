@@ -171,6 +171,8 @@ BROKEN: list[tuple[str, NodeView, str]] = [
         "atten_mask",
     ),
     ("FA.11", forward({"atten_mask": mask(11, 12)}, layout="TND"), "atten_mask"),
+    ("FA.11", forward({"atten_mask": mask(1, 1, 11, 12)}, layout="TND"), "atten_mask"),
+    ("FA.11", forward({"atten_mask": mask(2, 1, 10, 12)}, layout="TND"), "atten_mask"),
     # 12: sparse_mode
     ("FA.12", forward({"atten_mask": FULL}, {"sparse_mode": 7}), "sparse_mode"),
     ("FA.12", forward({"atten_mask": FULL}, {"sparse_mode": -1}), "sparse_mode"),
@@ -310,6 +312,7 @@ GOOD: list[tuple[str, NodeView]] = [
     ("TND mode 7", forward({"atten_mask": UPPER}, {"sparse_mode": 7, "next_tockens": 0}, "TND")),
     ("TND mode 8", forward({"atten_mask": UPPER}, {"sparse_mode": 8}, "TND")),
     ("packed mask", forward({"atten_mask": mask(10, 12)}, layout="TND")),
+    ("packed mask of rank 4", forward({"atten_mask": mask(1, 1, 10, 12)}, layout="TND")),
     ("packed mask over all", forward({"atten_mask": mask(16, 24)}, layout="TND")),
     ("mode ignored without a mask", forward(attrs={"sparse_mode": 99, "pre_tockens": -5})),
     ("bias", forward({"real_shift": tensor((B, N1, S1, S2))})),
