@@ -126,11 +126,17 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     """A copy of a model with the fixed sizes in its inputs. A symbol that gets a size gets it everywhere.
 
     Raises:
-        InputError: the model has no such input, the input has another rank or size, or one symbol gets two sizes.
+        InputError: the model has no such input, the input has another rank or size, one symbol gets two sizes, or an
+            input is not a tensor.
     """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
     inputs = {value.name: value for value in model_inputs(fixed)}
+    for value in inputs.values():
+        kind = value.type.WhichOneof("value")
+        if kind not in (None, "tensor_type"):
+            what = kind.removesuffix("_type").replace("_", " ")
+            raise InputError(f"{name}: the input {value.name!r} has the type {what!r}, and ATC takes only tensors")
     symbols: dict[str, int] = {}
     for key, shape in sizes.items():
         if key not in inputs:

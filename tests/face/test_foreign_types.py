@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from onnx import TensorProto, TypeProto, helper
 
 import fa_compiler
+from fa_compiler.command_line.main import main
 
-from .builders import attention
+from .builders import attention, saved
 
 
 def _map() -> TypeProto:
@@ -71,3 +73,12 @@ def test_opaque_types(nested: bool) -> None:
     result = fa_compiler.optimize(model)
     assert result.report.count("fused") == 1
     assert result.model.graph.input[-1] == info
+
+
+@pytest.mark.parametrize("route", ["air", "onnx"])
+def test_no_maps_for_atc(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(_with_maps(), tmp_path / "maps.onnx")
+    line = ["atc", str(path), "-o", str(tmp_path / "out"), "--soc-version", "Ascend910B2", "--route", route]
+    assert main(line) == 2
+    assert "the input 'm' has the type 'map', and ATC takes only tensors" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
