@@ -144,11 +144,12 @@ def _contradicts(declared: onnx.TypeProto.Tensor, tensor: onnx.TensorProto) -> b
     """Does a declared type exclude this tensor? A symbolic size excludes none."""
     if declared.elem_type not in (0, tensor.data_type):
         return True
-    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim]
     if not declared.HasField("shape"):
         return False
-    known = len(sizes) == len(tensor.dims)
-    return not known or any(size not in (None, own) for size, own in zip(sizes, tensor.dims, strict=True))
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim]
+    if len(sizes) != len(tensor.dims):
+        return True
+    return any(size not in (None, own) for size, own in zip(sizes, tensor.dims, strict=True))
 
 
 def _outputs_passed_on(model: onnx.ModelProto) -> Iterator[str]:
