@@ -226,6 +226,9 @@ def _checked(loaded: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
     elif problem is not None and checker.fault(proto, full=True, declared=False) is None:
         # The checker knows the sizes of an output in the result. In the original it could not infer them.
         raise InputError(f"{loaded.name} declares other sizes than its nodes compute: {problem}")
+    if problem is not None and (cause := checker.contradiction(loaded.proto)) is not None:
+        # Beside an unknown operator, which the result need not hold any more, the checker accepts such a node.
+        raise InputError(f"{loaded.name}: {cause}")
     if problem is not None:
         raise InternalError(f"{loaded.name}: the optimised model is not valid: {problem}")
     return proto

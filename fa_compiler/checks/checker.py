@@ -59,6 +59,37 @@ def fault(model: onnx.ModelProto, full: bool, declared: bool = True) -> str | No
     return None
 
 
+def contradiction(model: onnx.ModelProto) -> str | None:
+    """The first node of the main graph that cannot take the types and sizes of its inputs, on one line, or None.
+
+    `fault` does not find such a node in a model with an operator that the checker does not know: onnx then reports no
+    error of shape inference. The model may be invalid in other ways, too.
+    """
+    try:
+        light = onnx.shape_inference.infer_shapes(_light(model))
+    except (UnicodeError, onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return None
+    graph, data = light.graph, {tensor.name: tensor for tensor in light.graph.initializer}
+    types = {name: onnx.helper.make_tensor_type_proto(each.data_type, each.dims) for name, each in data.items()}
+    types.update({info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)})
+    versions = {opset.domain: opset.version for opset in light.opset_import}
+    for node in graph.node:
+        inputs = {name: types[name] for name in node.input if name in types}
+        if node.domain not in versions or not all(name in types for name in node.input if name):
+            continue
+        if not defs.has(node.op_type, versions[node.domain], node.domain):
+            continue
+        schema = defs.get_schema(node.op_type, versions[node.domain], node.domain)
+        outer = types if any(attr.HasField("g") for attr in node.attribute) else inputs
+        try:
+            onnx.shape_inference.infer_node_outputs(
+                schema, node, outer, data, opset_imports=list(light.opset_import), ir_version=light.ir_version
+            )
+        except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+            return f"node '{node.name}' ({node.op_type}) cannot take its inputs: {one_line(error)}"
+    return None
+
+
 def is_left_over(node: onnx.NodeProto) -> bool:
     """Whether the node is a leftover of a converter (`LEFT_OVER`): it looks like a standard operator, but is none."""
     return not node.domain and len(node.output) == LEFT_OVER.get(node.op_type)

@@ -147,6 +147,16 @@ def _holding(dims: list[int], **fields: object) -> Make:
     return _edited(lambda m: m.graph.node.insert(0, helper.make_node("Constant", [], ["odd"], "odd", value=tensor)))
 
 
+def _contradicting(model: onnx.ModelProto) -> None:
+    """A product of sizes that do not fit, beside an operator that the ONNX checker does not know."""
+    model.opset_import.add(domain="com.microsoft", version=1)
+    scores = next(node for node in model.graph.node if node.op_type == "MatMul")
+    scores.domain, scores.op_type = "com.microsoft", "FusedMatMul"
+    for name, shape in (("left", [2, 3]), ("right", [4, 5])):
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, shape, [0.0] * shape[0] * shape[1]))
+    model.graph.node.append(helper.make_node("MatMul", ["left", "right"], ["unread"], "product"))
+
+
 CASES: dict[str, tuple[Make, str]] = {
     "missing": (lambda folder: folder / "model.onnx", "no such file"),
     "folder": (_folder, "is a folder"),
@@ -205,6 +215,10 @@ CASES: dict[str, tuple[Make, str]] = {
     "too many bytes": (_holding([2], raw_data=bytes(12)), "'odd' holds 12 bytes, its type and shape [2] need 8"),
     "large tensor of no type": (_holding([1 << 16], data_type=0, raw_data=bytes(1 << 18)), "'odd' is of type 0"),
     "large tensor, too few": (_holding([1 << 17], raw_data=bytes(1 << 18)), "'odd' holds 262144 bytes"),
+    "sizes that do not fit": (
+        _edited(_contradicting),
+        "node 'product' (MatMul) cannot take its inputs: [ShapeInferenceError] Incompatible dimensions",
+    ),
     "output without a name": (_edited(lambda m: setattr(m.graph.output[0], "name", "")), "has no name"),
     "damaged producer": (_file(attention().SerializeToString() + b"\x12\x02\xff\xfe"), "which is not UTF-8"),
     "damaged metadata": (_file(attention().SerializeToString() + b"\x72\x04\x0a\x02\xff\xfe"), "metadata is not UTF-8"),

@@ -49,6 +49,9 @@ def _file(tensor: onnx.TensorProto, name: str, entries: Mapping[str, str], folde
     if not offset.isascii() or not offset.isdigit():
         yield ENTRY(name, f"its offset is {offset!r}")
         return
+    if tensor.data_type == onnx.TensorProto.STRING:
+        yield ENTRY(name, "it holds strings, which cannot be in a file")
+        return
     count = 1
     for dim in tensor.dims:
         count *= dim

@@ -141,6 +141,10 @@ def test_weights(tmp_path: Path) -> None:
     assert rules(model, tmp_path) == ["weights-file"]
     (tmp_path / "w.bin").write_bytes(bytes(32))
     assert rules(model, tmp_path) == []
+    outside.data_type = TensorProto.STRING
+    assert rules(model_of([helper.make_node("Identity", ["w"], ["y"])], weights=(outside,)), tmp_path) == [
+        "weights-entry"
+    ]
     eight = TensorProto(name="w", data_type=TensorProto.FLOAT8E4M3FN, dims=[4], raw_data=bytes(4))
     assert rules(model_of([helper.make_node("Cast", ["w"], ["y"], to=1)], weights=(eight,))) == ["constant-type"]
 
