@@ -212,7 +212,7 @@ void Call::write_statistics(const std::vector<Sequence>& sequences, const std::v
 }
 
 bool Call::attends_nothing(const Sequence& s, int64_t row) const {
-  for (int64_t j = std::max<int64_t>(0, row + s.first); j < s.key_length && j - row <= s.last; ++j) {
+  for (int64_t j = std::max<int64_t>(0, row + s.band_first); j < s.key_length && j - row <= s.band_last; ++j) {
     if (problem_.mask == nullptr || problem_.mask[s.mask + row * problem_.mask_row + j] == 0) return false;
   }
   return true;
@@ -299,7 +299,7 @@ void Call::decode_rows(const Variant& variant, CallRuntime& call_runtime, const 
       if (masked) {
         bool attends = false;
         for (int64_t j = 0; j < s.key_length; ++j) {
-          const bool outside = j - r < s.first || j - r > s.last;
+          const bool outside = j - r < s.band_first || j - r > s.band_last;
           row_mask[j] = outside || (problem_.mask != nullptr && problem_.mask[s.mask + r * problem_.mask_row + j] != 0);
           attends = attends || row_mask[j] == 0;
         }
