@@ -17,11 +17,6 @@
 #include "call.hpp"
 
 namespace fa {
-namespace {
-
-bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
-
-}  // namespace
 
 void Call::read_pse() {
   if (a_.pse_type >= 2) {

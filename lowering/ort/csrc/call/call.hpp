@@ -23,6 +23,9 @@ void check_compressed_mask(const Diagnostics& diagnostics, const Attributes& att
 // Whether atten_mask must be the compressed mask of its mode. Otherwise it is a mask of the scores or of the keys.
 bool is_compressed_mask(const Attributes& attributes, const Dims& mask);
 
+// Whether a dimension has the full size, or is 1 and stands for the full size.
+inline bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
+
 class Call {
  public:
   Call(const Signature& signature, const std::string& node, const Attributes& attributes, const CallInputs& inputs,

@@ -27,8 +27,6 @@ namespace {
 
 constexpr int64_t kCompressedMaskColumns = 2048;
 
-bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
-
 // Whether all bytes are 0 (`zero`), or no byte is 0. Eight bytes at a time, because a mask that is not a constant of
 // the model is checked on every call.
 bool all_bytes(const uint8_t* p, int64_t count, bool zero) {
