@@ -167,16 +167,16 @@ class _Run:
         """
         if self.facts.options.target == "ort" or ranks:
             with_second = replace(self.matcher, second_products=True)
-            steps = with_second.begin(anchor, route)
+            paths = with_second.begin(anchor, route)
             try:
-                match = with_second.finish(steps)
+                match = with_second.finish(paths)
                 block = self._sparse(name, match, rewriter)
                 if block is None and self.facts.options.target == "ort":
                     block = self._fused_block(name, match, rewriter.emit(match))
                 if block is not None:
                     return block
             except Decline:
-                if steps.scores.second is None:
+                if paths.scores.second is None:
                     raise
         match = self.matcher.match(anchor, route)
         return self._sparse(name, match, rewriter) or self._fused_block(name, match, rewriter.emit(match))

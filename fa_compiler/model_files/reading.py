@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -19,7 +18,7 @@ from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, repaired
-from fa_compiler.model_files.subgraphs import graphs_below
+from fa_compiler.model_files.subgraphs import Subgraphs
 from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -43,6 +42,8 @@ class LoadedModel:
     files: dict[str, Path]
     weights: FileWeights | None = None
     repairs: tuple[str, ...] = ()
+    foreign: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """The types that onnx-ir cannot hold, by the name of their value."""
 
     @property
     def absolute(self) -> dict[str, str]:
@@ -59,16 +60,11 @@ class LoadedModel:
         """The location of the tensors that were left in the model's file, mapped to itself; empty if there are none."""
         return {} if self.weights is None else {self.weights.location: self.weights.location}
 
-    @cached_property
-    def foreign(self) -> dict[str, onnx.TypeProto]:
-        """The types that onnx-ir cannot hold, by the name of their value."""
-        return foreign_types(self.proto)
-
     def to_ir(self) -> ir.Model:
         """A new IR of the model. Its external tensors have absolute real paths and stay on disk. Values whose type
         onnx-ir cannot hold have no type."""
         try:
-            model = ir.from_proto(without_types(self.proto, foreign) if (foreign := self.foreign) else self.proto)
+            model = ir.from_proto(without_types(self.proto, self.foreign) if self.foreign else self.proto)
         except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
             raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}") from error
         if not {"", "ai.onnx"} & {*model.graph.opset_imports}:  # no node uses this domain, but new nodes may
@@ -165,10 +161,11 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
 
 def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> LoadedModel:
     files: dict[str, Path] = {}
-    if (problem := _not_carried(read.proto)) is not None:
+    below = Subgraphs.of(read.proto)
+    if (problem := _not_carried(below)) is not None:
         raise InputError(f"{name} {problem}")
     _check_expansion(read.proto, name)
-    proto, repairs = as_runtime_reads(read.proto)
+    proto, repairs = as_runtime_reads(below)
     if (problem := checker.fault(proto, full=False)) is not None:
         try:
             proto, mended = repaired(proto)
@@ -181,7 +178,8 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
     for index, tensor in enumerate(all_tensors(proto)):  # the main graph's initializers come first
         if is_external(tensor) and index not in read.left:
             files[location(tensor)] = check_external(tensor, folder, name)
-    return LoadedModel(name, path, folder, proto, files, read.weights, tuple(repairs))
+    below = below if proto is read.proto else Subgraphs.of(proto)
+    return LoadedModel(name, path, folder, proto, files, read.weights, tuple(repairs), foreign_types(below))
 
 
 def _loaded_ir(model: ir.Model) -> LoadedModel:
@@ -195,11 +193,11 @@ def _loaded_ir(model: ir.Model) -> LoadedModel:
     return _loaded(_Read(ir.to_proto(clone)), "model", None, Folder.at(base))
 
 
-def _not_carried(proto: onnx.ModelProto) -> str | None:
+def _not_carried(below: Subgraphs) -> str | None:
     """A part of the model that onnx-ir would silently drop, as a sentence; None if there is none."""
-    if proto.training_info:
+    if below.model.training_info:
         return "has training_info, which cannot be carried through; remove it"
-    if any(graph.sparse_initializer for graph in (proto.graph, *graphs_below(proto.graph))):
+    if any(graph.sparse_initializer for graph in (below.model.graph, *below.of_graph)):
         return "has sparse initializers, which cannot be carried through; make them dense"
     return None
 

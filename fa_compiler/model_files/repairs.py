@@ -17,12 +17,12 @@ A graph with a cycle, or with one name for two values, is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 from onnx import defs
 
-from fa_compiler.model_files.subgraphs import all_nodes, graphs_below, graphs_of
+from fa_compiler.model_files.subgraphs import Subgraphs, all_nodes, graphs_below, graphs_of
 
 ONE_VERSION = frozenset(
     (
@@ -53,12 +53,13 @@ class OrderError(Exception):
     """There is no order in which the nodes can run. The text gives the reason."""
 
 
-def as_runtime_reads(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+def as_runtime_reads(below: Subgraphs) -> tuple[onnx.ModelProto, list[str]]:
     """A copy of the model without the parts that other tools read differently from ONNX Runtime, and a sentence for
     each change; the model itself and no sentences if there is no such part."""
+    model = below.model
     imports = any(_other_opsets(owner) for owner in (model, *model.functions))
     sizes = any(map(_negative, (*model.graph.input, *model.graph.output)))
-    devices = next(_unreadable_devices(model), None) is not None
+    devices = next(_unreadable_devices(model, below.nodes), None) is not None
     passed_on = bool(_passed_on(model))
     if not imports and not sizes and not devices and not passed_on:
         return model, []
@@ -174,16 +175,17 @@ def _open_sizes(model: onnx.ModelProto) -> Iterator[str]:
         yield f"'{infos[0].name}'{more} declared with a size below 0: the size is open, as in ONNX Runtime"
 
 
-def _unreadable_devices(model: onnx.ModelProto) -> Iterator[onnx.ModelProto | onnx.NodeProto]:
-    """The model and the nodes that have an incomplete device configuration."""
+def _unreadable_devices(
+    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
+) -> Iterator[onnx.ModelProto | onnx.NodeProto]:
+    """The model and those of its nodes that have an incomplete device configuration."""
     older = model.ir_version < _DEVICES
     if older and model.configuration:
         yield model
-    for body in (model.graph, *model.functions):
-        for node in all_nodes(body.node):
-            given = node.device_configurations
-            if given and (older or not all(map(_names_all, given))):
-                yield node
+    for node in nodes:
+        given = node.device_configurations
+        if given and (older or not all(map(_names_all, given))):
+            yield node
 
 
 def _names_all(given: onnx.NodeDeviceConfigurationProto) -> bool:
@@ -191,7 +193,8 @@ def _names_all(given: onnx.NodeDeviceConfigurationProto) -> bool:
 
 
 def _devices(model: onnx.ModelProto) -> Iterator[str]:
-    owners = list(_unreadable_devices(model))
+    bodies = (model.graph, *model.functions)
+    owners = list(_unreadable_devices(model, (node for body in bodies for node in all_nodes(body.node))))
     for owner in owners:
         owner.ClearField("configuration" if isinstance(owner, onnx.ModelProto) else "device_configurations")
     if owners:

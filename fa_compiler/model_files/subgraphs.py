@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import onnx
 
@@ -33,3 +34,27 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         yield node
         for graph in graphs_of(node):
             yield from all_nodes(graph.node)
+
+
+@dataclass(frozen=True)
+class Subgraphs:
+    """The graphs in the attributes of a model's nodes, with the graphs inside these.
+
+    One walk over all nodes finds them; who needs graphs or nodes of the whole model afterwards reads them here.
+    """
+
+    model: onnx.ModelProto
+    of_graph: tuple[onnx.GraphProto, ...]
+    of_functions: tuple[onnx.GraphProto, ...]
+
+    @staticmethod
+    def of(model: onnx.ModelProto) -> Subgraphs:
+        """The subgraphs of the model's main graph and those of its functions."""
+        in_functions = (graph for function in model.functions for graph in graphs_below(function))
+        return Subgraphs(model, tuple(graphs_below(model.graph)), tuple(in_functions))
+
+    @property
+    def nodes(self) -> Iterator[onnx.NodeProto]:
+        """Every node of the model."""
+        for body in (self.model.graph, *self.of_graph, *self.model.functions, *self.of_functions):
+            yield from body.node

@@ -133,7 +133,7 @@ class AllowedSet:
         if excluded.ndim not in (2, 4) or excluded.shape != (1,) * (excluded.ndim - 2) + shape:
             raise self.call.error(
                 "atten_mask",
-                f"sparse_mode {self.mode} takes the constant mask {list(shape)}, got {list(excluded.shape)}",
+                f"sparse_mode {self.mode} takes the compressed mask {list(shape)}, got {list(excluded.shape)}",
             )
         if not np.array_equal(excluded.reshape(shape), _compressed_mask(shape[0])):
             content = "1 above the diagonal and 0 elsewhere"

@@ -279,14 +279,14 @@ class Prompt:
         if self.one_row:
             return self._row_mask(mask)
         if self.mode in (2, 3, 4):
-            triangle = np.triu(np.ones((2048, 2048), np.bool_), 1)
+            compressed = np.triu(np.ones((2048, 2048), np.bool_), 1)
             if (
-                mask.shape[-2:] != triangle.shape
-                or mask.size != triangle.size
-                or (mask.reshape(triangle.shape) ^ triangle).any()
+                mask.shape[-2:] != compressed.shape
+                or mask.size != compressed.size
+                or (mask.reshape(compressed.shape) ^ compressed).any()
             ):
                 raise self.call.error("atten_mask", f"sparse_mode {self.mode} takes [2048,2048], 1 above the diagonal")
-            return mask.reshape(1, *triangle.shape)
+            return mask.reshape(1, *compressed.shape)
         if mask.ndim == 2:
             mask = mask[None]
         if mask.ndim == 4 and mask.shape[1] == 1:

@@ -26,7 +26,7 @@ RANKS: Mapping[str, int] = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, 
 UNLIMITED = 2147483647
 MASK_TYPES = ("DT_BOOL", "DT_INT8", "DT_UINT8")
 HALFS = ("DT_FLOAT16", "DT_BF16")
-TRIANGLE = 2048
+COMPRESSED_MASK_SIZE = 2048
 MAX_D, MAX_N, MAX_GROUP, MAX_B, MAX_S = 512, 256, 64, 65536, 20971520
 MAX_B_UNALIGNED = 128
 MAX_D_CPU = 768
@@ -198,7 +198,7 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
     if given.shape is None:
         return
     if mode in (2, 3, 4):
-        wanted = (1,) * (len(given.shape) - 2) + (TRIANGLE, TRIANGLE)
+        wanted = (1,) * (len(given.shape) - 2) + (COMPRESSED_MASK_SIZE, COMPRESSED_MASK_SIZE)
         if not 2 <= len(given.shape) <= 4 or any(map(differ, given.shape, wanted)):
             shape = text(given.shape)
             yield Diagnostic(

@@ -268,7 +268,8 @@ def sparse_mode_known(call: CheckedNode) -> Iterator[Diagnostic]:
 def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]:
     """atten_mask has the type and shape that sparse_mode requires, and in the compressed modes also the content.
 
-    `broadcast` is the extension that also allows 1 in any dimension.
+    `broadcast` is the extension that also allows 1 in any dimension. Where it is None, a mask of the keys beside a band
+    (EXT-BAND-MASK) is refused as well.
     """
     g, mask, mode = call.geometry, call["atten_mask"], call.attr("sparse_mode")
     if mask is None:

@@ -11,19 +11,21 @@
     sparse_mode without a mask                 no mask at all
     0                                          the mask, and -pre <= j - i <= next; from 2^20 on pre or next is no limit
     1                                          the mask
-    2, 3, 4 with the constant triangle         the bands of FlashAttentionScore; 3 and 4 only without lengths
+    2, 3, 4 with a constant compressed mask    the bands of FlashAttentionScore; 3 and 4 only without lengths
 
 Refused: dropout, prefixes, lengths of the queries (the rows after them are not specified), compressed biases,
-quantisation, a triangle that is not a constant, floats as masks, and lists of key and value tensors.
+quantisation, a compressed mask that is not a constant, floats as masks, and lists of key and value tensors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.layout.axes import Arrangement
@@ -36,7 +38,6 @@ from fa_compiler.passes.values.symbolic import Dim
 UNLIMITED = 1 << 20
 """No sequence is longer, so that a pre or next of this size or more is no limit."""
 COMPRESSED_ROWS = 1024
-TRIANGLE = 2048
 MASKS = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8)
 INCREMENTAL_FILL = -1e12
 
@@ -159,6 +160,14 @@ def _bias(call: OpConverter, given: NpuCall, scores: Arrangement) -> tuple[BiasO
     return (add, Scale(call.node, given.scale)) if given.scaled_bias else (add,)
 
 
+def _is_compressed_mask(content: np.ndarray[Any, Any]) -> bool:
+    """Whether this is the mask of sparse_modes 2 to 4: [2048, 2048], with leading 1s, nonzero above the diagonal."""
+    wanted = compressed_mask(2)
+    if content.shape[-2:] != wanted.shape or content.size != wanted.size:
+        return False
+    return np.array_equal(content.reshape(wanted.shape) != 0, wanted)
+
+
 def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list[ExcludedPositions]) -> Window | None:
     """The window of the sparse_mode, if it has one. A mask that is needed besides is added to `masked`."""
     assert given.mask is not None
@@ -172,9 +181,7 @@ def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list
     content = constant(given.mask)
     if given.mode > 4 or given.mode < 0:
         raise call.decline(Code.READY_MADE, f"sparse_mode {given.mode} needs what the operator has no input for")
-    if content is None or content.shape[-2:] != (TRIANGLE, TRIANGLE) or content.size != TRIANGLE**2:
-        raise call.decline(Code.READY_MADE, f"the mask of sparse_mode {given.mode} is not the constant triangle")
-    if not np.array_equal(content.reshape(TRIANGLE, TRIANGLE) != 0, np.triu(np.ones((TRIANGLE, TRIANGLE), bool), 1)):
+    if content is None or not _is_compressed_mask(content):
         raise call.decline(Code.READY_MADE, f"the mask of sparse_mode {given.mode} is not the constant triangle")
     if given.mode == 2:
         return Window(Band(None, Dim(0)), None, 0)

@@ -77,7 +77,7 @@ def _check_mask_value(pair: Pair, value: float, drops_masked_values: bool) -> No
 
 def _as_bias(pair: Pair) -> AttentionMatch:
     """The match with every mask as a bias, exactly as it was added or put in."""
-    masking, terms, space = pair.derivation.masking, pair.derivation.steps.scores.terms, pair.forward.space.branch()
+    masking, terms, space = pair.derivation.masking, pair.derivation.paths.scores.terms, pair.forward.space.branch()
     values = replace(masking.planner.values, viewer=Viewer(masking.planner.viewer.facts, space))
     plan = replace(masking.planner, as_bias=True, values=values).plan(terms, masking.tested)
     return replace(pair.forward, mask=plan).within(space)

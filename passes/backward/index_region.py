@@ -137,7 +137,7 @@ class IndexRegion:
         return Tensor(Polynomial({result: 1.0}), inner.dims) if inner is not None and is_one else None
 
     def _repeated_number(self, node: ir.Node) -> Part | None:
-        """8: the product with a tensor that holds one number."""
+        """Case 8: the product with a tensor that holds one number."""
         for number, tensor in (node.inputs, node.inputs[::-1]):
             factor = None if number is None or tensor is None else self.viewer.uniform_value(number, tensor)
             if factor is not None:
@@ -148,7 +148,7 @@ class IndexRegion:
     # -- sums -----------------------------------------------------------------------------------
 
     def _mean_of_heads(self, node: ir.Node) -> Part | None:
-        """1: the sum or mean over everything that attention's probabilities have besides batch, rows and keys."""
+        """Case 1: the sum or mean over everything that attention's probabilities have besides batch, rows and keys."""
         source, axes, space = node.inputs[0], reduced_axes(node), self.viewer.space
         tensor = None if source is None else self.region.reader.tensors.get(source)
         factor = None if tensor is None else tensor.quantity.probabilities(self.region.dropout)
@@ -199,8 +199,8 @@ class IndexRegion:
 
     @staticmethod
     def _over_keys(part: Part, alone: bool) -> Polynomial | None:
-        """9 and 10: the sum over the keys, and over nothing else if `alone`. Only what a row adds to the loss may be
-        summed over rows as well."""
+        """Cases 9 and 10: the sum over the keys, and over nothing else if `alone`. Only what a row adds to the loss may
+        be summed over rows as well."""
         divergence = part.quantity.difference(*DIVERGENCE)
         if divergence is not None and len(part.dims) == 3:
             return Polynomial({ROW_LOSS: divergence})
@@ -230,7 +230,7 @@ class IndexRegion:
         return part if self._is_masked(part, condition) else None
 
     def _tests_nan(self, test: ir.Node | None) -> bool:
-        """12: is this IsNaN of a target?"""
+        """Case 12: is this IsNaN of a target?"""
         tested = None if test is None or not is_op(test, "IsNaN") else self.reader.tensor(test.inputs[0])
         return tested is not None and tested.quantity.coefficient(TARGET) is not None
 
@@ -253,7 +253,7 @@ class IndexRegion:
         return Tensor.of(Polynomial(terms), self.tracer.aligned(part.dims, tested.dims))
 
     def _is_masked(self, part: Part, condition: ir.Value) -> bool:
-        """15: is a part 0 wherever this condition of a mask holds?"""
+        """Case 15: is a part 0 wherever this condition of a mask holds?"""
         distributions = all(power[Symbol.TARGET] + power[Symbol.PREDICTED] > 0 for power in part.quantity.terms)
         along = part.dims == self.rows_and_keys
         return along and distributions and any(self._excludes(mask, condition) for mask in self.masks)

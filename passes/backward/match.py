@@ -152,7 +152,7 @@ class _Finder:
         self.dead: list[ir.Node] = []
         self.shapes: list[tuple[ir.Node, ir.Value]] = []
         self.types: list[tuple[ir.Node, ir.DataType]] = []
-        before, after = self.derivation.steps.before, self.derivation.steps.after
+        before, after = self.derivation.paths.before, self.derivation.paths.after
         self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, *after.tests, after.product.node}
 
     def pair(self) -> Pair | None:
@@ -204,7 +204,7 @@ class _Finder:
     def _follow(self) -> list[tuple[ir.Value, ir.Node | None]]:
         """Follow every reader of the region; what is left are readers (None: model outputs) that do not belong."""
         strangers: list[tuple[ir.Value, ir.Node | None]] = []
-        late = self.derivation.steps.late_values
+        late = self.derivation.paths.late_values
         seen: set[ir.Value] = set()
         while True:
             inner = [value for value, tensor in self.region.reader.tensors.items() if tensor is not None]
@@ -318,7 +318,7 @@ class _Finder:
             reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"
             return PairDecline(Code.TRAINING, reason, culprit)
         if tensor is not None and tensor.quantity.score_gradient(self.region.dropout) is not None:
-            if any(isinstance(term, Add) for term in self.derivation.steps.scores.terms):
+            if any(isinstance(term, Add) for term in self.derivation.paths.scores.terms):
                 reason = f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
                 hint = "freeze the bias, or keep this attention unfused"
                 return PairDecline(Code.BIAS_GRADIENT, f"{reason}: {who}", culprit, hint)

@@ -174,7 +174,7 @@ class PolynomialReader(Generic[Q]):
         return result or None
 
     def made_by(self, node: ir.Node) -> Tensor[Q] | None:
-        """2 to 5: what arithmetic makes; None for any other operator."""
+        """Cases 2 to 5: what arithmetic makes; None for any other operator."""
         step = self.tracer.look_through(node)
         if step is not None:
             return self._rearranged(node, *step)

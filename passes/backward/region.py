@@ -66,7 +66,7 @@ class Region:
 
     def _put_forward(self, anchor: SoftmaxAnchor) -> None:
         """Case 1: what the forward part computes."""
-        after = self.derivation.steps.after
+        after = self.derivation.paths.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
         rows = MaskedRows.RAW if raw else MaskedRows.SAME
@@ -130,7 +130,7 @@ class Region:
         return None if product is None else self._product(product)
 
     def _dropout_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """12: the gradient through a Dropout with a known mask, or through one that is switched off."""
+        """Case 12: the gradient through a Dropout with a known mask, or through one that is switched off."""
         tensor, mode, given = self.reader.tensor(node.inputs[0]), input_of(node, 3), input_of(node, 2)
         flag = constant(mode, limit=1)
         ratio = None if given is None else self.viewer.info.scalar(given)
@@ -146,7 +146,7 @@ class Region:
         return Tensor.of(tensor.quantity.times(scaled), self.tracer.aligned(tensor.dims, kept.dims))
 
     def _kept(self, value: ir.Value | None) -> Tensor[Quantity] | None:
-        """11: the drop mask, of zeros and ones, which is `keep` times F."""
+        """Case 11: the drop mask, of zeros and ones, which is `keep` times F."""
         dropout = self.match.dropout
         known = None if dropout is None else self.tracer.trace(value, {dropout.mask: dropout.dims})
         if dropout is None or known is None:
@@ -169,7 +169,7 @@ class Region:
         return absent if value is None else self.viewer.info.scalar(value)
 
     def _summed(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
+        """Cases 5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
         tensor, axes = self.reader.tensor(node.inputs[0]), reduced_axes(node)
         if tensor is None or axes is None or len(axes) != 1:
             return None
@@ -224,7 +224,7 @@ class Region:
     # -- selections -----------------------------------------------------------------------------
 
     def _selected(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """10: zeros where the forward part masks, or where its guard does."""
+        """Case 10: zeros where the forward part masks, or where its guard does."""
         for index, keep in ((1, True), (2, False)):
             zero = node.inputs[3 - index]
             if zero is None or not self._is_zero(zero):
@@ -243,12 +243,12 @@ class Region:
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
-        selections = [term for term in self.derivation.steps.scores.terms if isinstance(term, Select)]
+        selections = [term for term in self.derivation.paths.scores.terms if isinstance(term, Select)]
         for index, term in enumerate(selections):
             theirs, other = bare(term.operand.value, self.viewer.info)
             if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
                 return tensor.quantity.selected(index, len(selections))
-        guard = self.derivation.steps.after.guard
+        guard = self.derivation.paths.after.guard
         if guard is None:
             return None
         where = guard.where
@@ -277,7 +277,7 @@ class Region:
     # -- products -------------------------------------------------------------------------------
 
     def _product(self, product: Contraction) -> Tensor[Quantity] | None:
-        """2 and 8: dO V^T, or the row sums of a product of two tensors of the region."""
+        """Cases 2 and 8: dO V^T, or the row sums of a product of two tensors of the region."""
         values = seeds(self.match.value.equivalent_values)
         for side in (0, 1):
             known = self.tracer.trace(product.operands[side], values)

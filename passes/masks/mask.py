@@ -391,7 +391,7 @@ class MaskPlanner:
             plan = MaskPlan(masked, bias, nan_rows=_nan_rows(guard), assumed=tuple(assumed))
             return self._packed(plan, found, found.packing, live[-1].node)
         if mode is not None and self.options.target == "ascend":
-            # On Ascend the triangle takes the place of the mask, so further excluded keys get a bias.
+            # On Ascend the compressed mask takes the place of the mask, so further excluded keys get a bias.
             bias = (*bias, *(each.filled(live[-1].node, -FLOAT32_MAX) for each in masked))
             masked = ()
         never_empty = self._never_empty(live)

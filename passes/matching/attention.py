@@ -6,12 +6,12 @@
 
 A match goes through these stages; each is a record of its own, and what a later one needs it takes from those before:
 
-    1. Steps            steps.py           the nodes around the softmax, and what they do to the scores
-    2. KeySide          roles.py           which operand is the key
-    3. Probabilities    probabilities.py   what the nodes after the softmax do
-    4. ScoresWithSink   sinks.py           the sink, wherever it is written
-    5. Masking          masking.py         what terms and guards come to
-    6. Roles            roles.py           batch, heads, q_seq and kv_seq
+    1. AttentionPaths   attention_paths.py   the nodes around the softmax, and what they do to the scores
+    2. KeySide          roles.py             which operand is the key
+    3. Probabilities    probabilities.py     what the nodes after the softmax do
+    4. ScoresWithSink   sinks.py             the sink, wherever it is written
+    5. Masking          masking.py           what terms and guards come to
+    6. Roles            roles.py             batch, heads, q_seq and kv_seq
 
 What the steps on the way do to the scores is in score_walk.py, what a guard after the softmax means in guards.py,
 who else may read the inner values in interior.py.
@@ -38,6 +38,7 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.layers import holds_weights, layers_apart
@@ -50,7 +51,6 @@ from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import ScoresWithSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import reads_shape
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Scale
@@ -70,33 +70,33 @@ class Matcher:
         """The record of the attention around an anchor; raises Decline."""
         return self.finish(self.begin(anchor, route))
 
-    def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> Steps:
+    def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionPaths:
         """The first stage of a match; raises Decline."""
-        return Steps.of(anchor, route, self.facts, self.second_products)
+        return AttentionPaths.of(anchor, route, self.facts, self.second_products)
 
     @staticmethod
-    def finish(steps: Steps) -> AttentionMatch:
+    def finish(paths: AttentionPaths) -> AttentionMatch:
         """The stages that follow; raises Decline."""
-        with layers_apart(steps.before, steps.viewer):
-            return _finished(steps)
+        with layers_apart(paths.before, paths.viewer):
+            return _finished(paths)
 
 
-def _finished(steps: Steps) -> AttentionMatch:
-    anchor, after, scores, space = steps.anchor, steps.after, steps.scores, steps.viewer.space
-    _check_rows(steps)
-    key = KeySide.of(steps)
-    rope = None if scores.second is None else scores.second.rope(key.kv_seq, steps.viewer)
-    _check_shifts(steps, key.kv_seq)
-    probabilities = Probabilities.of(steps)
-    sink_scores = _scores_with_sink(steps, key.kv_seq, probabilities)
-    masking = Masking.of(steps, key, probabilities, sink_scores)
-    pv = probabilities.product(steps)
-    _check_sums_columns(steps, pv, key.kv_seq)
-    _check_values(steps)
-    _check_late(steps, pv.out, key.kv_seq)
-    roles = Roles.of(steps, key, masking.row, pv, sink_scores)
-    views, dtype = _operands(steps, key.side, pv)
-    roles.check_sizes(steps)
+def _finished(paths: AttentionPaths) -> AttentionMatch:
+    anchor, after, scores, space = paths.anchor, paths.after, paths.scores, paths.viewer.space
+    _check_rows(paths)
+    key = KeySide.of(paths)
+    rope = None if scores.second is None else scores.second.rope(key.kv_seq, paths.viewer)
+    _check_shifts(paths, key.kv_seq)
+    probabilities = Probabilities.of(paths)
+    sink_scores = _scores_with_sink(paths, key.kv_seq, probabilities)
+    masking = Masking.of(paths, key, probabilities, sink_scores)
+    pv = probabilities.product(paths)
+    _check_sums_columns(paths, pv, key.kv_seq)
+    _check_values(paths)
+    _check_late(paths, pv.out, key.kv_seq)
+    roles = Roles.of(paths, key, masking.row, pv, sink_scores)
+    views, dtype = _operands(paths, key.side, pv)
+    roles.check_sizes(paths)
     factors = masking.factors
     if after.product.factor != 1.0:
         factors = (*factors, Factor(after.product.node, None, after.product.factor))
@@ -105,7 +105,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         allowed = roles.batch, roles.heads, roles.q_seq
         check_axes(scores.factors, allowed, space, Code.SCALE)
         check_axes(factors, allowed, space, Code.PROBABILITY_TERM)
-    outputs = [each.output for each in (anchor.late, steps.gate) if each is not None]
+    outputs = [each.output for each in (anchor.late, paths.gate) if each is not None]
     match = AttentionMatch(
         anchor,
         space,
@@ -120,20 +120,20 @@ def _finished(steps: Steps) -> AttentionMatch:
         dropout=probabilities.dropout,
         query_factors=scores.factors,
         output_factors=factors,
-        shapes=_shapes(steps, probabilities),
-        types=_types(steps),
+        shapes=_shapes(paths, probabilities),
+        types=_types(paths),
         rope=rope,
-        derivation=Derivation(steps, probabilities, masking),
+        derivation=Derivation(paths, probabilities, masking),
     )
-    roles.check_heads(match.views, steps)
+    roles.check_heads(match.views, paths)
     return match.within(space.branch()).with_larger_product_first()
 
 
-def _check_rows(steps: Steps) -> None:
+def _check_rows(paths: AttentionPaths) -> None:
     """Decline terms with which a softmax that is spelt out may differ from the operator's in a row masked by a finite
     number."""
-    anchor, finite = steps.anchor, steps.finite
-    BoundedScores(steps.viewer.facts).check_rows(anchor, finite)
+    anchor, finite = paths.anchor, paths.finite
+    BoundedScores(paths.viewer.facts).check_rows(anchor, finite)
     if anchor.rounds and finite is not None:
         reason = (
             "the softmax is spelt exp(scores - log(sum(exp(scores)))), and the logarithm is rounded away in a row "
@@ -142,7 +142,7 @@ def _check_rows(steps: Steps) -> None:
         raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
 
 
-def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
+def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
     """Decline a subtracted maximum that the plan cannot leave out.
 
     The plan subtracts nothing, which changes no softmax, with two exceptions. A maximum along another axis than the
@@ -150,7 +150,7 @@ def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
     factor follows, while the plan has v times that factor: a product of factors above 1 may make it overflow to -inf,
     and a negative one makes v the row's largest score, beside which the others are rounded away.
     """
-    scores, space, growth = steps.scores, steps.viewer.space, 1.0
+    scores, space, growth = paths.scores, paths.viewer.space, 1.0
     for term in scores.terms if scores.shifted else ():
         growth *= term.factor if isinstance(term, Scale) else 1.0
         if not 0.0 < growth <= 1.0:
@@ -161,15 +161,15 @@ def _check_shifts(steps: Steps, kv_seq: Axes) -> None:
             raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
 
 
-def _scores_with_sink(steps: Steps, kv_seq: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
+def _scores_with_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
     """The sink: a column of the scores, a gate after the product, or a part of the total of exponentials."""
-    anchor, gate, scores, viewer = steps.anchor, steps.gate, steps.scores, steps.viewer
+    anchor, gate, scores, viewer = paths.anchor, paths.gate, paths.scores, paths.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):
         reason = "a maximum is subtracted from the scores, and not from the sink beside them"
         raise Decline(Code.SCORE_TERM, reason, scores.shifted[0][0])
     sink_scores = scores.sink_scores
     if gate is not None:
-        pv = probabilities.product(steps)
+        pv = probabilities.product(paths)
         if sink_scores is not None:
             reason = "a sink beside the scores, and another behind the product"
             raise Decline(Code.PROBABILITY_TERM, reason, gate.nodes[-1])
@@ -181,32 +181,32 @@ def _scores_with_sink(steps: Steps, kv_seq: Axes, probabilities: Probabilities) 
     return sink_scores
 
 
-def _check_sums_columns(steps: Steps, pv: Operands, kv_seq: Axes) -> None:
+def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:
     """Decline a second product that sums over something else than the keys."""
-    after, resolve = steps.after, steps.viewer.space.resolve
+    after, resolve = paths.after, paths.viewer.space.resolve
     sums = [axis for label in after.product.summed for axis in resolve(pv.dims[after.side][label])]
     wanted = resolve(kv_seq)
     if len(sums) == len(wanted) and set(sums) == set(wanted):
         return
     node = after.product.node
-    if not set(sums) & set(wanted) and holds_weights(after.value, steps.viewer):
+    if not set(sums) & set(wanted) and holds_weights(after.value, paths.viewer):
         reason = "a linear layer mixes the probabilities of several heads or rows"
         raise Decline(Code.PROBABILITY_TERM, reason, node, "")
     raise Decline(Code.NO_VALUE_MATMUL, "the product after the softmax does not sum over the keys", node)
 
 
-def _check_values(steps: Steps) -> None:
+def _check_values(paths: AttentionPaths) -> None:
     """Decline values that hold infinities. For a masked key the graph computes 0 times infinity, which is NaN; the
     kernels skip it."""
-    value = steps.after.value
-    if any(map(math.isinf, steps.viewer.facts.sets.of(value) or ())):
+    value = paths.after.value
+    if any(map(math.isinf, paths.viewer.facts.sets.of(value) or ())):
         reason = f"the values {value.name!r} hold infinities, as a mask does, and 0 times infinity is NaN"
-        raise Decline(Code.NO_VALUE_MATMUL, reason, steps.after.product.node)
+        raise Decline(Code.NO_VALUE_MATMUL, reason, paths.after.product.node)
 
 
-def _check_late(steps: Steps, out: Arrangement, kv_seq: Axes) -> None:
+def _check_late(paths: AttentionPaths, out: Arrangement, kv_seq: Axes) -> None:
     """Decline a late divisor that is not one number for each row; `out` is the product's arrangement."""
-    late, after, info, space = steps.anchor.late, steps.after, steps.viewer.info, steps.viewer.space
+    late, after, info, space = paths.anchor.late, paths.after, paths.viewer.info, paths.viewer.space
     if late is None:
         return
     divide = late.dividing[-1]
@@ -217,18 +217,18 @@ def _check_late(steps: Steps, out: Arrangement, kv_seq: Axes) -> None:
     if info.shape(late.output) != info.shape(after.product.output):
         raise Decline(Code.SHAPE, "the divisor enlarges what it divides", divide)
     resolve = space.resolve
-    rows = [() if resolve(dim) == resolve(kv_seq) else resolve(dim) for dim in steps.scores.dims]
+    rows = [() if resolve(dim) == resolve(kv_seq) else resolve(dim) for dim in paths.scores.dims]
     aligned = space.resolve_all(out)[len(out) - len(rows) :] if len(rows) <= len(out) else ()
     if len(aligned) != len(rows) or any(row and row != own for row, own in zip(rows, aligned, strict=True)):
         raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)
 
 
-def _operands(steps: Steps, key_side: int, pv: Operands) -> tuple[tuple[View, View, View], ir.DataType]:
+def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple[View, View, View], ir.DataType]:
     """Query, key and value, and the type to compute in: that of the result, or float32 when they differ.
 
     Computing 16-bit operands in float32 only leaves roundings out.
     """
-    qk, after, info = steps.qk, steps.after, steps.viewer.info
+    qk, after, info = paths.qk, paths.after, paths.viewer.info
     query, key, value = qk.views[1 - key_side], qk.views[key_side], pv.views[1 - after.side]
     assert query is not None and key is not None and value is not None
     wanted = info.dtype(after.product.output)
@@ -240,26 +240,26 @@ def _operands(steps: Steps, key_side: int, pv: Operands) -> tuple[tuple[View, Vi
     return (query, key, value), wanted if types == {wanted} else ir.DataType.FLOAT
 
 
-def _shapes(steps: Steps, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
+def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
     found = []
-    for node, value in steps.shape_readers:
+    for node, value in paths.shape_readers:
         if not reads_shape(node):
             continue
         if value not in probabilities.seen:
             reason = f"the shape of {value.name!r} is needed elsewhere"
             raise Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
-        found.append((node, steps.viewer.space.resolve_all(probabilities.seen[value])))
+        found.append((node, paths.viewer.space.resolve_all(probabilities.seen[value])))
     return tuple(found)
 
 
-def _types(steps: Steps) -> tuple[tuple[ir.Node, ir.DataType], ...]:
+def _types(paths: AttentionPaths) -> tuple[tuple[ir.Node, ir.DataType], ...]:
     """Readers of a mere type, each with that type."""
     found = []
-    for node, value in steps.shape_readers:
+    for node, value in paths.shape_readers:
         if reads_shape(node):
             continue
-        dtype = steps.viewer.info.dtype(value)
+        dtype = paths.viewer.info.dtype(value)
         if dtype is None:
             reason = f"the type of {value.name!r} is unknown but needed elsewhere"
             raise Decline(Code.DTYPE, reason, value.producer())

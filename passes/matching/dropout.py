@@ -47,8 +47,8 @@ class Dropout:
 
 
 def _followed(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
-    """1: the boolean that a tensor of zeros and one other number was cast from, what moves elements after it, and the
-    number; None for any other tensor."""
+    """Case 1: the boolean that a tensor of zeros and one other number was cast from, what moves elements after it, and
+    the number; None for any other tensor."""
     chain: list[ir.Node] = []
     scale = 1.0
     for _ in range(MAX_STEPS):

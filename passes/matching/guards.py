@@ -137,7 +137,7 @@ class NanGuard(Guard):
 
 @dataclass(frozen=True)
 class ScoreGuard(Guard):
-    """2: exact, for the rows that it makes 0 are those whose scores are -inf throughout."""
+    """Case 2: exact, for the rows that it makes 0 are those whose scores are -inf throughout."""
 
     @staticmethod
     def read(asked: GuardQuery) -> Guard | None:
@@ -159,7 +159,7 @@ class ScoreGuard(Guard):
 
 @dataclass(frozen=True)
 class BiasGuard(Guard):
-    """3: `bias` is the tensor that is tested."""
+    """Case 3: `bias` is the tensor that is tested."""
 
     bias: ir.Value | None = None
 
@@ -191,7 +191,7 @@ class BiasGuard(Guard):
 
 @dataclass(frozen=True)
 class SelectionGuard(Guard):
-    """4: probabilities are kept where `condition` equals `keep`."""
+    """Case 4: probabilities are kept where `condition` equals `keep`."""
 
     condition: ir.Value | None = None
     keep: bool = False
@@ -258,14 +258,14 @@ def score_tests(condition: ir.Value | None, keep: bool, softmax: ir.Value, info:
 
 
 def _keeps_truth(cast: ir.Node, info: ShapeInfo) -> bool:
-    """7: is a cast from booleans to numbers, or from numbers to booleans?"""
+    """Case 7: is a cast from booleans to numbers, or from numbers to booleans?"""
     source = cast.inputs[0]
     kinds = (None if source is None else info.dtype(source)), info.dtype(cast.outputs[0])
     return None not in kinds and ir.DataType.BOOL in kinds
 
 
 def _of_scores(equal: ir.Node, softmax: ir.Value, info: ShapeInfo) -> bool:
-    """9: is this Equal(scores, -inf)?"""
+    """Case 9: is this Equal(scores, -inf)?"""
     scores, number = equal.inputs[0], equal.inputs[1]
     if scores is None or number is None or info.scalar(number) != -math.inf:
         return False

@@ -40,9 +40,9 @@ class InfinityTests:
             if is_op(node, "IsInf") or (is_op(node, "Equal") and self._with_infinity(node, value)):  # 1 and 2
                 self._add(node)
             elif is_op(node, "Cast") and self._widens(node):  # 1
-                behind = _readers(node.outputs[0])
-                inner = [reader for reader in behind if is_op(reader, "IsInf")]
-                if inner and len(inner) == len(behind):
+                following = _readers(node.outputs[0])
+                inner = [reader for reader in following if is_op(reader, "IsInf")]
+                if inner and len(inner) == len(following):
                     self.nodes.append(node)
                     for reader in inner:
                         self._add(reader)
@@ -51,7 +51,7 @@ class InfinityTests:
                 self._take(node)
 
     def selects(self, node: ir.Node, value: ir.Value) -> bool:
-        """5: does a Where always give the value?"""
+        """Case 5: does a Where always give the value?"""
         if not is_op(node, "Where") or node.inputs[0] not in self.never or node.inputs[2] is not value:
             return False
         return self.viewer.info.shape(node.outputs[0]) == self.viewer.info.shape(value)
@@ -66,7 +66,7 @@ class InfinityTests:
         return None
 
     def _add(self, node: ir.Node) -> None:
-        """3 and 4: take a node whose result is never true, and what follows from it."""
+        """Cases 3 and 4: take a node whose result is never true, and what follows from it."""
         pending = [node]
         while pending:
             current = pending.pop()
@@ -80,15 +80,15 @@ class InfinityTests:
                     pending.append(reader)
 
     def _take(self, node: ir.Node) -> None:
-        """3: take a comparison whose result is only read beside one that is never true, with the casts after it."""
+        """Case 3: take a comparison whose result is read only beside one that is never true, and the casts after it."""
         self.nodes.extend([node, *(reader for reader in _readers(node.outputs[0]) if is_op(reader, "Cast"))])
 
     def _only_beside_never(self, node: ir.Node) -> bool:
-        """3: is every reader of a comparison, through casts, an And that is never true?"""
+        """Case 3: is every reader of a comparison, through casts, an And that is never true?"""
         readers = _readers(node.outputs[0])
-        behind = [each for reader in readers if is_op(reader, "Cast") for each in _readers(reader.outputs[0])]
+        following = [each for reader in readers if is_op(reader, "Cast") for each in _readers(reader.outputs[0])]
         direct = [reader for reader in readers if not is_op(reader, "Cast")]
-        found = [*behind, *direct]
+        found = [*following, *direct]
         return bool(found) and all(is_op(each, "And") and each.outputs[0] in self.never for each in found)
 
     def _with_infinity(self, node: ir.Node, value: ir.Value) -> bool:

@@ -17,7 +17,7 @@ from fa_compiler.passes.report import Code
 
 
 def is_integer_softmax(node: ir.Node) -> bool:
-    """1: is this a softmax from quantised numbers to quantised numbers?"""
+    """Case 1: is this a softmax from quantised numbers to quantised numbers?"""
     return (node.domain, node.op_type) == ("com.microsoft", "QLinearSoftmax")
 
 

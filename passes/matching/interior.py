@@ -85,9 +85,11 @@ def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: i
         if len(known) > limit or any(output.is_graph_output() for output in node.outputs):
             return False
         for output in node.outputs:
-            behind = [each for each in distinct_consumers(output) if id(each) not in softmax and id(each) not in known]
-            if any(id(each) in matched for each in behind):
+            following = [
+                each for each in distinct_consumers(output) if id(each) not in softmax and id(each) not in known
+            ]
+            if any(id(each) in matched for each in following):
                 return False
-            known.update(map(id, behind))
-            pending.extend(behind)
+            known.update(map(id, following))
+            pending.extend(following)
     return True

@@ -24,13 +24,13 @@ from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid
+from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_guard
 from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import ScoresWithSink, sink_above
-from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import producer
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
@@ -52,9 +52,11 @@ class Masking:
     factors: tuple[Factor, ...]
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sink_scores: ScoresWithSink | None) -> Masking:
+    def of(
+        paths: AttentionPaths, key: KeySide, probabilities: Probabilities, sink_scores: ScoresWithSink | None
+    ) -> Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
-        anchor, after, viewer, terms = steps.anchor, steps.after, steps.viewer, steps.scores.terms
+        anchor, after, viewer, terms = paths.anchor, paths.after, paths.viewer, paths.scores.terms
         factors, seen = probabilities.factors, probabilities.seen
         masked = MaskedScores(terms, key.kv_seq, viewer, seen)
         guard = tested = RowGuard.NONE if after.guard is None else after.guard.meaning(masked)
@@ -64,25 +66,25 @@ class Masking:
         mask = product_guard(factors, terms, viewer) if guard is RowGuard.NONE else None
         if mask is not None:
             guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not mask)
-        row = key.row(steps.qk, terms, viewer)
-        q_seq = key.q_seq(steps.qk, row, viewer.space)
+        row = key.row(paths.qk, terms, viewer)
+        q_seq = key.q_seq(paths.qk, row, viewer.space)
         if sink_scores is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
         values = TermValues(viewer, None if sink_scores is None else sink_above(sink_scores, viewer.facts, guarded))
         planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
         bare = anchor.sink is not None and anchor.sink.clamped_max is None
-        if (steps.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
+        if (paths.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
-        if steps.route.gradient:
+        if paths.route.gradient:
             planner = replace(planner, packing=probabilities.dropout is None, gradient=True)
         plan = planner.plan(terms, guard)
-        if steps.gate is not None and plan.nan_rows:
+        if paths.gate is not None and plan.nan_rows:
             _check_below_infinity(values, terms)
             plan = replace(plan, nan_rows="")
         if after.divided is not None or anchor.overflows:
             plan = plan.assuming(BOUNDED_SCORES)
-        if anchor.overflows and steps.finite is not None:
+        if anchor.overflows and paths.finite is not None:
             plan = plan.assuming(NO_EMPTY_ROWS)
         return Masking(plan, planner, row, tested, factors)
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.dropout import Dropout
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.masking import Masking
@@ -17,14 +18,13 @@ from fa_compiler.passes.matching.roles import Roles, batch_and_heads, shared_hea
 from fa_compiler.passes.matching.second_product import Rope
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.matching.steps import Steps
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """How a match was found: the steps around its softmax, the probabilities at the second product, and the mask."""
+    """How a match was found: the paths around its softmax, the probabilities at the second product, and the mask."""
 
-    steps: Steps
+    paths: AttentionPaths
     probabilities: Probabilities
     masking: Masking
 

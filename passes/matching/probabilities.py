@@ -16,12 +16,12 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.dropout import Dropout, drop_mask, dropped, kept_by
 from fa_compiler.passes.matching.factors import Factor, moderate, operand
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.probability_path import ProbabilityPath, carried_output
 from fa_compiler.passes.matching.sinks import without_sink
-from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.slices import keeps_everything
@@ -38,26 +38,26 @@ class Probabilities:
     seen: Mapping[ir.Value, Arrangement]
 
     @staticmethod
-    def of(steps: Steps) -> Probabilities:
+    def of(paths: AttentionPaths) -> Probabilities:
         """Walk down to the product. Raises Decline."""
-        anchor, after, scores, viewer = steps.anchor, steps.after, steps.scores, steps.viewer
-        seen = dict(steps.dims)
-        drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if steps.route.gradient else []
+        anchor, after, scores, viewer = paths.anchor, paths.after, paths.scores, paths.viewer
+        seen = dict(paths.dims)
+        drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if paths.route.gradient else []
         if len(drops) != 1:
             return Probabilities(*_walked(anchor.output, after, scores, viewer, seen), None, seen)
         (drop,) = drops
         index = after.nodes.index(drop)
-        before, behind = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
+        before, following = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
         dims, factors = _walked(anchor.output, before, scores, viewer, seen)
         dropout, scale = dropped(drop, dims, viewer)
         seen[drop.outputs[0]] = dims
-        dims, more = _walked(drop.outputs[0], behind, replace(scores, dims=dims), viewer, seen)
+        dims, more = _walked(drop.outputs[0], following, replace(scores, dims=dims), viewer, seen)
         return Probabilities(dims, (), kept_by(dropout, scale, (*factors, *more)), seen)
 
-    def product(self, steps: Steps) -> Operands:
+    def product(self, paths: AttentionPaths) -> Operands:
         """The product with the values, whose other operand these are. Raises Decline."""
-        after = steps.after
-        return Operands.of(after.product, steps.viewer, given=(after.side, self.dims), factors=False)
+        after = paths.after
+        return Operands.of(after.product, paths.viewer, given=(after.side, self.dims), factors=False)
 
 
 def _walked(

@@ -188,7 +188,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
 
 
 def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """8: is 0 added to a value, and its size kept?"""
+    """Case 8: is 0 added to a value, and its size kept?"""
     others = [value for value in node.inputs if value is not current] if is_op(node, "Add") else []
     if len(others) != 1 or others[0] is None or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
         return False
@@ -213,8 +213,8 @@ def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
     if not consumers:
         return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", value.producer())
     sums = [node for node in consumers if is_op(node, "ReduceSum")]
-    behind = [reader for node in sums for reader in distinct_consumers(node.outputs[0])]
-    if sums and any(is_op(node, "Div") for node in (*consumers, *behind)):
+    following = [reader for node in sums for reader in distinct_consumers(node.outputs[0])]
+    if sums and any(is_op(node, "Div") for node in (*consumers, *following)):
         hint = RENORMALISED_ADVICE if is_op(value.producer(), "Mul", "Where") else None
         return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", value.producer(), hint)
     if (guard := _other_nan_guard(consumers)) is not None:

@@ -71,7 +71,7 @@ def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalise
 
 
 def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
-    """1 and 2: the condition, and whether it keeps where it is true."""
+    """Cases 1 and 2: the condition, and whether it keeps where it is true."""
     if is_op(node, "Mul"):
         other = next((each for each in node.inputs if each is not None and each is not value), None)
         return None if other is None or info.scalar(other) is not None else (other, True)

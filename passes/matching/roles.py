@@ -14,9 +14,9 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace, KnownAxes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.layers import holds_weights
 from fa_compiler.passes.matching.sinks import ScoresWithSink
-from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Select, Term
 from fa_compiler.passes.values.symbolic import product
@@ -40,9 +40,11 @@ class Roles:
     value_head_dim: Axes
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sink_scores: ScoresWithSink | None) -> Roles:
+    def of(
+        paths: AttentionPaths, key: KeySide, row: str | None, pv: Operands, sink_scores: ScoresWithSink | None
+    ) -> Roles:
         """The roles in an attention whose second product is `pv`. Raises Decline."""
-        space, qk, after = steps.viewer.space, steps.qk, steps.after
+        space, qk, after = paths.viewer.space, paths.qk, paths.after
         resolve, product = space.resolve, qk.product
         own = {row, *qk.own_labels(key.side, key.kv_seq, space)}
         q_seq = key.q_seq(qk, row, space)
@@ -65,9 +67,9 @@ class Roles:
         kv_heads = shared_heads(keys, values, heads, space)
         return Roles(batch, heads, kv_heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim)
 
-    def check_sizes(self, steps: Steps) -> None:
+    def check_sizes(self, paths: AttentionPaths) -> None:
         """Decline sizes that have to be known before the model runs, and heads the operator does not take."""
-        space, node = steps.viewer.space, steps.before.product.node
+        space, node = paths.viewer.space, paths.before.product.node
         size = space.size(self.head_dim).const
         if size is None:
             raise Decline(Code.SHAPE, "the head size is not known before the model runs", node)
@@ -76,19 +78,19 @@ class Roles:
         if space.size(self.heads).const is None or space.size(self.kv_heads).const is None:
             raise Decline(Code.SHAPE, "the number of heads is not known before the model runs", node)
 
-    def check_heads(self, views: Sequence[View], steps: Steps) -> None:
+    def check_heads(self, views: Sequence[View], paths: AttentionPaths) -> None:
         """Decline views whose own number of heads is left open.
 
         Such a number may be 1 in some run and be broadcast, while the operator requires key and value to have equal
         numbers of heads.
         """
-        space = steps.viewer.space
+        space = paths.viewer.space
         for view in views:
             for dim in view.base_dims:
                 own = tuple(axis for axis in space.resolve(dim) if axis in self.heads)
                 if own and product(axis.size for axis in dim).exact_div(space.size(own)) is None:
                     reason = f"how many heads {view.base.name!r} has is not known before the model runs"
-                    raise Decline(Code.SHAPE, reason, steps.before.product.node)
+                    raise Decline(Code.SHAPE, reason, paths.before.product.node)
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,14 @@ class KeySide:
     kv_seq: Axes
 
     @staticmethod
-    def of(steps: Steps) -> KeySide:
+    def of(paths: AttentionPaths) -> KeySide:
         """The key by the axes the softmax runs over. Raises Decline."""
         anchor, qk, dims, sink_scores, viewer = (
-            steps.anchor,
-            steps.qk,
-            steps.scores.dims,
-            steps.scores.sink_scores,
-            steps.viewer,
+            paths.anchor,
+            paths.qk,
+            paths.scores.dims,
+            paths.scores.sink_scores,
+            paths.viewer,
         )
         if not anchor.axes or max(anchor.axes) >= len(dims):
             raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)

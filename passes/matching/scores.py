@@ -68,7 +68,7 @@ class PutBeside(OwnStep):
 
 @dataclass(frozen=True)
 class Multiply(OwnStep):
-    """8: everything so far times `value`, or divided by it."""
+    """Case 8: everything so far times `value`, or divided by it."""
 
     value: ir.Value
     divides: bool
@@ -79,7 +79,7 @@ class Multiply(OwnStep):
 
 @dataclass(frozen=True)
 class SubtractFrom(OwnStep):
-    """9: `value` less everything so far."""
+    """Case 9: `value` less everything so far."""
 
     value: ir.Value
 
@@ -90,8 +90,8 @@ class SubtractFrom(OwnStep):
 
 @dataclass(frozen=True)
 class SubtractMaximum(OwnStep):
-    """12: everything so far less its maximum along `axis`, computed by `maximum`; only factors and layout are after
-    it."""
+    """Case 12: everything so far less its maximum along `axis`, computed by `maximum`; only factors and layout are
+    after it."""
 
     axis: int
     maximum: tuple[ir.Node, ...]
@@ -263,7 +263,7 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
 
 
 def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """4 and 5, and a Dropout that drops nothing."""
+    """Cases 4 and 5, and a Dropout that drops nothing."""
     layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
     source = node.inputs[0]
     return (Rearrange(node), source) if source and (layout or keeps_everything(node, viewer.info)) else None
@@ -276,7 +276,7 @@ def _peel_scale(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """8: a tensor that is the same along rows or keys; which of the two is told later."""
+    """Case 8: a tensor that is the same along rows or keys; which of the two is told later."""
     for scores in node.inputs:
         found = None if scores is None else operand(node, scores)
         if scores is None or found is None:
@@ -289,7 +289,7 @@ def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """11: the sum; `_peel_zeros` takes the product with b."""
+    """Case 11: the sum; `_peel_zeros` takes the product with b."""
     if not _is_sum(node):
         return None
     left, right = node.inputs[0], node.inputs[1]
@@ -329,7 +329,7 @@ def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
 
 
 def _peel_zeros(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
-    """11: the product with b."""
+    """Case 11: the product with b."""
     if not isinstance(behind, Select) or not is_op(node, "Mul") or node.outputs[0] not in behind.node.inputs:
         return None
     if not is_op(behind.node, "Add", "Sub"):
@@ -339,7 +339,7 @@ def _peel_zeros(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_maximum(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """12: one number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
+    """Case 12: one number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
     found = shifted_by(value, "ReduceMax", viewer.info)
     if found is None or len(found[0]) != 1 or not _leads_to_product(found[1], viewer):
         return None
@@ -355,7 +355,7 @@ def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """13: only a mask can fall below such a floor: it turns -inf into the smallest number, and leaves scores alone."""
+    """Case 13: a floor. Only a mask can fall below it: -inf becomes the smallest number, and scores do not change."""
     if is_op(node, "Max") and len(node.inputs) == 2:
         candidates = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
     elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:

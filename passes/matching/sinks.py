@@ -138,7 +138,7 @@ def _view(step: AddSink, dims: Arrangement, viewer: Viewer) -> Sink:
 
 
 def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None, viewer: Viewer) -> Arrangement:
-    """3: the arrangement without the sink's column; declines where the node leaves out anything else."""
+    """Case 3: the arrangement without the sink's column; declines where the node leaves out anything else."""
     decline = Decline(
         Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
     )

@@ -172,7 +172,7 @@ def _every_anchor(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
 
 
 def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
-    """1: the axis of a Softmax or LogSoftmax; none when that could not be told."""
+    """Case 1: the axis of a Softmax or LogSoftmax; none when that could not be told."""
     shape, modern = info.shape(scores), opset(node) >= 13
     rank = len(shape or ())
     axis = int_attr(node, "axis", -1 if modern else 1)

@@ -160,8 +160,13 @@ class Rewriter:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
         substitutes = self.substitutes(match, emitter)
-        node, plan, call = self._try_incre_flash(match, plan, inputs, emitter, notes, pages, companion is None)
-        if node is None:
+        node: ir.Node | None = None
+        call: IncreCall | None = None
+        if companion is None and self.options.decoding:
+            node, plan, call = self._incre_flash(match, plan, inputs, emitter, notes, pages)
+        if node is not None:
+            self._add(node)
+        else:
             inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, notes), emitter)
             if match.mask.packed is not None:
                 if match.rope is not None:
@@ -257,8 +262,7 @@ class Rewriter:
             output.dtype = ir.DataType.FLOAT
         node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
         self._declare_shapes(match, plan, node)
-        self.builder.graph.append(node)
-        self.made.append(node)
+        self._add(node)
         return node
 
     def _as_prompt_flash(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
@@ -285,7 +289,7 @@ class Rewriter:
             inputs["drop_mask"] = drop_bits(match.dropout, groups, self.builder, emitter)
         return inputs
 
-    def _try_incre_flash(
+    def _incre_flash(
         self,
         match: AttentionMatch,
         plan: LayoutPlan,
@@ -293,13 +297,9 @@ class Rewriter:
         emitter: LayoutEmitter,
         notes: list[str],
         pages: Pages | None,
-        alone: bool,
     ) -> tuple[ir.Node | None, LayoutPlan, IncreCall | None]:
-        """The IncreFlashAttention, its layout plan and its call, where the target can run the attention as one.
-
-        Elsewhere None, `plan` and None; but with `pages` a Decline is raised. `alone` says that the attention has no
-        companion.
-        """
+        """The IncreFlashAttention that runs the attention, not yet in the graph, its layout plan and its call; None,
+        `plan` and None where the target cannot run the attention as one. With `pages` a Decline is raised instead."""
         roles = match.roles
         key, value = (
             arrangement(plan.name, roles.batch, roles.kv_heads, roles.kv_seq, depth)
@@ -310,14 +310,11 @@ class Rewriter:
             return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, notes)
 
         try:
-            if not alone or not self.options.decoding:
-                return None, plan, None
             matcher = IncreFlashMatcher(
                 match, plan.name, (key, value), inputs, self.builder, emitter, self.options, masks, pages
             )
-            call = matcher.incre_call()
-            call, plan = self._with_quantized_output(call, match, plan, notes)
-            node = call.node(match, plan.output, self.builder, self.options)
+            call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, notes)
+            node = call.node(match, plan_with_output.output, self.builder, self.options)
             self.check(node, match)
         except Decline as decline:
             if pages is not None:
@@ -327,9 +324,12 @@ class Rewriter:
                 hint = f" ({decline.hint})" if decline.hint else ""
                 notes.append(f"{label(match.node)}: stays a FlashAttentionScore: {decline.reason}{hint}")
             return None, plan, None
+        return node, plan_with_output, call
+
+    def _add(self, node: ir.Node) -> None:
+        """Add a fused operator to the graph."""
         self.builder.graph.append(node)
         self.made.append(node)
-        return node, plan, call
 
     def _with_quantized_output(
         self, call: IncreCall, match: AttentionMatch, plan: LayoutPlan, notes: list[str]

@@ -51,9 +51,9 @@ struct Sequence {
   int64_t statistics = 0;
   int64_t statistics_head = 0;
   int64_t statistics_row = 0;
-  // Row i attends key j only if first <= j - i and (j - i <= last or j < prefix).
-  int64_t first = -kNoLimit;
-  int64_t last = kNoLimit;
+  // Row i attends key j only if band_first <= j - i and (j - i <= band_last or j < prefix).
+  int64_t band_first = -kNoLimit;
+  int64_t band_last = kNoLimit;
   int64_t prefix = 0;
 };
 

@@ -58,7 +58,7 @@ class Kernel final : public OpKernel {
   bool writes_max_;
   bool writes_sum_;
   bool writes_softmax_out_;
-  bool constant_mask_checked_ = false;
+  bool compressed_mask_checked_ = false;
 };
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
@@ -71,15 +71,15 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     if (node.has_input(input)) diagnostics.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
   }
   const Tensor mask = node.constant_input(input_atten_mask);
-  if (mask.present() && is_constant_mask(attributes_, mask.dims)) {
-    check_constant_mask(diagnostics, attributes_, mask, false);
-    constant_mask_checked_ = true;
+  if (mask.present() && is_compressed_mask(attributes_, mask.dims)) {
+    check_compressed_mask(diagnostics, attributes_, mask, false);
+    compressed_mask_checked_ = true;
   }
 }
 
 void Kernel::compute(ort::KernelContext* context) const {
   const CallInputs inputs(api_, context, kSignature);
-  Call call(kSignature, node_, attributes_, inputs, constant_mask_checked_);
+  Call call(kSignature, node_, attributes_, inputs, compressed_mask_checked_);
   const Dims& out_dims = call.out_dims();
   const Dims statistics_dims = call.statistics_dims();
   const auto statistic = [&](bool written, size_t output) {

@@ -65,7 +65,7 @@ class Kernel final : public OpKernel {
   Attributes attributes_;
   AllocatorPtr allocator_;
   const Variant& variant_;
-  bool constant_mask_checked_ = false;
+  bool compressed_mask_checked_ = false;
 };
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
@@ -80,9 +80,9 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     refuse(node_, rule::masking, "cpu_empty_rows is \"unmasked\", expected one of \"\", \"zero\", \"mean\", \"nan\"");
   }
   const Tensor mask = node.constant_input(input_atten_mask);
-  if (mask.present() && is_constant_mask(attributes_, mask.dims)) {
-    check_constant_mask(diagnostics, attributes_, mask, false);
-    constant_mask_checked_ = true;
+  if (mask.present() && is_compressed_mask(attributes_, mask.dims)) {
+    check_compressed_mask(diagnostics, attributes_, mask, false);
+    compressed_mask_checked_ = true;
   }
 }
 
@@ -113,7 +113,7 @@ void Kernel::check_statistics(const CallInputs& inputs, const Call& call) const 
 
 void Kernel::compute(ort::KernelContext* context) const {
   const CallInputs inputs(api_, context, kSignature);
-  Call call(kSignature, node_, attributes_, inputs, constant_mask_checked_);
+  Call call(kSignature, node_, attributes_, inputs, compressed_mask_checked_);
   check_forward_results(inputs, call);
   check_statistics(inputs, call);
   Gradients gradients;

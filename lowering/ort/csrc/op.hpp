@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "decode.hpp"
 #include "ort_abi.hpp"
 
 namespace fa {
@@ -92,6 +93,16 @@ std::vector<Tensor> tensors_of(ort::Api api, const ort::KernelContext* context, 
 
 // The type of an element that is float32, float16 or bfloat16.
 Type type_of(ort::Element element);
+
+inline Cell cell_of(Type type) {
+  return type == Type::float32 ? Cell::float32 : type == Type::float16 ? Cell::float16 : Cell::bfloat16;
+}
+
+// The type and the size in bytes of an element that is float32, float16, bfloat16 or int8.
+inline Cell cell_of(ort::Element element) {
+  return element == ort::Element::int8 ? Cell::int8 : cell_of(type_of(element));
+}
+inline int64_t bytes_of(ort::Element element) { return bytes_of(cell_of(element)); }
 
 // The name of an element type, as in NumPy.
 const char* text_of_type(ort::Element element);

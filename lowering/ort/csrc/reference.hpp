@@ -74,7 +74,7 @@ struct Row {
   int64_t key_head() const { return head / (problem.heads / problem.key_heads); }
 
   bool attended(int64_t j) const {
-    if (j - i < sequence.first || (j - i > sequence.last && j >= sequence.prefix)) return false;
+    if (j - i < sequence.band_first || (j - i > sequence.band_last && j >= sequence.prefix)) return false;
     if (problem.mask == nullptr) return true;
     return problem.mask[sequence.mask + head * problem.mask_head + i * problem.mask_row + j * problem.mask_column] == 0;
   }

@@ -22,8 +22,8 @@ struct Attributes {
   bool masked_values = true;
   NanRows nan_rows = NanRows::nan;
 
-  // Rows of the constant mask [rows,2048] of sparse_mode. 0 if the mode takes a mask of the scores.
-  int64_t constant_mask_rows() const {
+  // Rows of the compressed mask [rows,2048] of sparse_mode. 0 if the mode takes a mask of the scores.
+  int64_t compressed_mask_rows() const {
     if (sparse_mode == 6) return 3072;
     return sparse_mode < 2 || sparse_mode == 5 ? 0 : 2048;
   }

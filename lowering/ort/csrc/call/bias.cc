@@ -17,11 +17,6 @@
 #include "call.hpp"
 
 namespace fa {
-namespace {
-
-bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
-
-}  // namespace
 
 void Call::read_pse() {
   if (a_.pse_type >= 2) {
@@ -122,8 +117,8 @@ void Call::check_compressed_bias() const {
     }
   }
   const int64_t mode = a_.sparse_mode;
-  const bool triangle = a_.next_tokens == 0 && a_.pre_tokens >= longest_query_;
-  const bool causal = mode == 2 || mode == 3 || ((mode == 0 || (mode == 4 && packed())) && triangle);
+  const bool causal_band = a_.next_tokens == 0 && a_.pre_tokens >= longest_query_;
+  const bool causal = mode == 2 || mode == 3 || ((mode == 0 || (mode == 4 && packed())) && causal_band);
   if (!has_mask() || !causal) {
     invalid(&Rules::bias, input + "needs a causal atten_mask: sparse_mode 2 or 3, or next_tockens 0 and pre_tockens " +
                               "at least S1 in mode 0");

@@ -10,12 +10,12 @@ constexpr int64_t kMaxHeadSize = 768;
 }  // namespace
 
 Call::Call(const Signature& signature, const std::string& node, const Attributes& attributes, const CallInputs& inputs,
-           bool constant_mask_checked)
+           bool compressed_mask_checked)
     : signature_(signature),
       a_(attributes),
       inputs_(inputs),
       diagnostics_{node, signature},
-      constant_mask_checked_(constant_mask_checked) {
+      compressed_mask_checked_(compressed_mask_checked) {
   read_operands();
   read_rope();
   read_lengths();

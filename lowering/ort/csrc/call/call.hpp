@@ -2,7 +2,7 @@
 // Problem for the kernels.
 //
 //     const CallInputs inputs(api, context, kSignature);
-//     Call call(kSignature, node, attributes, inputs, constant_mask_checked);
+//     Call call(kSignature, node, attributes, inputs, compressed_mask_checked);
 //     ... allocate outputs of call.out_dims() and call.statistics_dims() ...
 //     const Problem problem = call.problem(out, softmax_max, softmax_sum);
 //
@@ -14,19 +14,22 @@
 
 namespace fa {
 
-// Checks shape and content of the constant mask of a sparse_mode. The kernels do not read the mask, so another content
+// Checks shape and content of the compressed mask of a sparse_mode. The kernels do not read the mask, so another content
 // would give another result than the operator's. `content_checked`: the content has been checked before, so only the
 // shape is checked.
-void check_constant_mask(const Diagnostics& diagnostics, const Attributes& attributes, const Tensor& mask,
-                         bool content_checked);
+void check_compressed_mask(const Diagnostics& diagnostics, const Attributes& attributes, const Tensor& mask,
+                           bool content_checked);
 
-// Whether atten_mask must be the constant mask of its mode. Otherwise it is a mask of the scores or of the keys.
-bool is_constant_mask(const Attributes& attributes, const Dims& mask);
+// Whether atten_mask must be the compressed mask of its mode. Otherwise it is a mask of the scores or of the keys.
+bool is_compressed_mask(const Attributes& attributes, const Dims& mask);
+
+// Whether a dimension has the full size, or is 1 and stands for the full size.
+inline bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
 
 class Call {
  public:
   Call(const Signature& signature, const std::string& node, const Attributes& attributes, const CallInputs& inputs,
-       bool constant_mask_checked);
+       bool compressed_mask_checked);
 
   const Dims& out_dims() const { return out_dims_; }
   Dims statistics_dims() const;
@@ -88,7 +91,7 @@ class Call {
   const Attributes& a_;
   const CallInputs& inputs_;
   const Diagnostics diagnostics_;
-  const bool constant_mask_checked_;
+  const bool compressed_mask_checked_;
   Operand query_;
   Operand key_;
   Operand value_;

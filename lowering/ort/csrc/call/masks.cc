@@ -6,12 +6,12 @@
 //     none   always                                 absent; the mode is ignored
 //     0      mask == 0 and -pre <= d <= next        of the scores
 //     1, 5   mask == 0                              of the scores
-//     2      d <= 0                                 constant, or of the keys
-//     3      d <= off                               constant, or of the keys
-//     4      off - pre <= d <= off + next           constant, or of the keys
-//     6      d <= off or j < prefix                 constant
-//     7      as 3; the last sequence with queries as 4     constant (TND)
-//     8      as 2; the first sequence with queries as 4    constant (TND)
+//     2      d <= 0                                 compressed, or of the keys
+//     3      d <= off                               compressed, or of the keys
+//     4      off - pre <= d <= off + next           compressed, or of the keys
+//     6      d <= off or j < prefix                 compressed
+//     7      as 3; the last sequence with queries as 4     compressed (TND)
+//     8      as 2; the first sequence with queries as 4    compressed (TND)
 //
 // A mask of the scores is [B,N1,S1,S2] or [S1,S2], and any dimension may be 1 (EXT-MASK-BROADCAST). In TND it is
 // [maxS1,maxS2] or [T1,T2]. A mask of the keys is [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). Row i then
@@ -25,9 +25,7 @@
 namespace fa {
 namespace {
 
-constexpr int64_t kConstantColumns = 2048;
-
-bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
+constexpr int64_t kCompressedMaskColumns = 2048;
 
 // Whether all bytes are 0 (`zero`), or no byte is 0. Eight bytes at a time, because a mask that is not a constant of
 // the model is checked on every call.
@@ -47,28 +45,30 @@ bool all_bytes(const uint8_t* p, int64_t count, bool zero) {
 
 }  // namespace
 
-bool is_constant_mask(const Attributes& a, const Dims& mask) {
+bool is_compressed_mask(const Attributes& a, const Dims& mask) {
   const bool of_keys = mask.size() == 4 && mask[2] == 1 && a.sparse_mode >= 2 && a.sparse_mode <= 4;
-  return a.constant_mask_rows() != 0 && !of_keys;
+  return a.compressed_mask_rows() != 0 && !of_keys;
 }
 
-void check_constant_mask(const Diagnostics& diagnostics, const Attributes& a, const Tensor& mask,
-                         bool content_checked) {
+void check_compressed_mask(const Diagnostics& diagnostics, const Attributes& a, const Tensor& mask,
+                           bool content_checked) {
   const Dims& d = mask.dims;
-  const int64_t rows = a.constant_mask_rows();
-  const bool shape_matches = d.size() >= 2 && mask.count() == rows * kConstantColumns &&
-                             d.back() == kConstantColumns && d[d.size() - 2] == rows;
+  const int64_t rows = a.compressed_mask_rows();
+  const bool shape_matches = d.size() >= 2 && mask.count() == rows * kCompressedMaskColumns &&
+                             d.back() == kCompressedMaskColumns && d[d.size() - 2] == rows;
   const std::string input = "input atten_mask of sparse_mode " + std::to_string(a.sparse_mode);
   if (!shape_matches) {
     diagnostics.invalid(&Rules::mask,
-                        input + " has shape " + fa::text_of(d) + ", expected " + fa::text_of({rows, kConstantColumns}));
+                        input + " has shape " + fa::text_of(d) + ", expected " +
+                            fa::text_of({rows, kCompressedMaskColumns}));
   }
   if (content_checked) return;
   const auto* row = static_cast<const uint8_t*>(mask.data);
-  for (int64_t i = 0; i < rows; ++i, row += kConstantColumns) {
-    const int64_t visible = i < kConstantColumns ? i + 1 : kConstantColumns / 2;
-    if (all_bytes(row, visible, true) && all_bytes(row + visible, kConstantColumns - visible, false)) continue;
-    const char* expected = i < kConstantColumns ? " from the expected 1 above the diagonal and 0 elsewhere"
+  for (int64_t i = 0; i < rows; ++i, row += kCompressedMaskColumns) {
+    const int64_t visible = i < kCompressedMaskColumns ? i + 1 : kCompressedMaskColumns / 2;
+    const int64_t hidden = kCompressedMaskColumns - visible;
+    if (all_bytes(row, visible, true) && all_bytes(row + visible, hidden, false)) continue;
+    const char* expected = i < kCompressedMaskColumns ? " from the expected 1 above the diagonal and 0 elsewhere"
                                                 : " from the expected 0 in its left half and 1 in its right";
     diagnostics.invalid(&Rules::mask, input + " differs in row " + std::to_string(i) + expected);
   }
@@ -77,12 +77,12 @@ void check_constant_mask(const Diagnostics& diagnostics, const Attributes& a, co
 void Call::read_mask() {
   read_band();
   const Tensor& mask = in(Role::atten_mask);
-  if (is_constant_mask(a_, mask.dims)) {
-    check_constant_mask(diagnostics_, a_, mask, constant_mask_checked_);
+  if (is_compressed_mask(a_, mask.dims)) {
+    check_compressed_mask(diagnostics_, a_, mask, compressed_mask_checked_);
     return;
   }
   problem_.mask = static_cast<const uint8_t*>(mask.data);
-  if (a_.constant_mask_rows() != 0) {
+  if (a_.compressed_mask_rows() != 0) {
     read_key_mask();
   } else if (packed()) {
     read_packed_mask();
@@ -108,12 +108,12 @@ void Call::read_band() {
     const bool band = mode == 4 || (mode >= 7 && batch_of_[n] == band_batch);
     if (mode == 0 || band) {
       const int64_t origin = band ? offset : 0;
-      s.first = origin - pre;
-      s.last = origin + next;
+      s.band_first = origin - pre;
+      s.band_last = origin + next;
     } else if (mode == 2 || mode == 8) {
-      s.last = 0;
+      s.band_last = 0;
     } else if (mode == 3 || mode == 6 || mode == 7) {
-      s.last = offset;
+      s.band_last = offset;
     }
   }
   if (mode == 5 || mode == 6) read_prefix(mode);

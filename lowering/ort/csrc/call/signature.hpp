@@ -14,7 +14,8 @@ enum class Role : size_t {
   key_rope, sink, count,
 };
 
-// The numbers of the constraints that are checked while a call is read, by subject.
+// The numbers of the constraints that are checked while a call is read, by subject. FlashAttentionScore and its gradient
+// name some of these rules differently: see their kSignature.
 struct Rules {
   Rule layout = {}, heads = {}, head_size = {}, head_groups = {}, batch = {}, keep_prob = {}, pse_type = {},
        slopes = {};

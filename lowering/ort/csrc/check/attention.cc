@@ -73,7 +73,7 @@ void AttentionProblem::add_sequences(const Form& form) {
     sequence.statistics_row = kStatisticsWidth;
     sequence.pse_head = form.queries * form.keys;
     sequence.pse_row = form.keys;
-    if (form.has(kCausal)) sequence.last = form.keys - form.queries;
+    if (form.has(kCausal)) sequence.band_last = form.keys - form.queries;
     sequences_.push_back(sequence);
   }
   problem.sequences = sequences_.data();

@@ -9,11 +9,6 @@ constexpr int64_t kMaxHeadSize = 512;
 constexpr int64_t kMaxBlockSize = 512;
 constexpr int64_t kMaxPageWidth = 65536;
 
-Cell cell_of(E type) {
-  return type == E::float32 ? Cell::float32 : type == E::float16 ? Cell::float16 : type == E::bfloat16 ? Cell::bfloat16
-                                                                                                      : Cell::int8;
-}
-
 }  // namespace
 
 Call::Call(const std::string& node, const Attributes& attributes, const Inputs& inputs)

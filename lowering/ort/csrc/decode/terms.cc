@@ -42,7 +42,7 @@ void Call::read_pse() {
                     std::to_string(mask_columns_) + " on], or 1 as batch");
   }
   decode_.pse = pse.data;
-  decode_.pse_cell = pse.type == E::float32 ? Cell::float32 : pse.type == E::float16 ? Cell::float16 : Cell::bfloat16;
+  decode_.pse_cell = cell_of(pse.type);
   decode_.pse_head = dims[3];
   for (int64_t i = 0; i < batch_; ++i) {
     entries_[i].pse = (dims[0] == 1 ? 0 : i * a_.heads * dims[3]) + first_tokens_[i];

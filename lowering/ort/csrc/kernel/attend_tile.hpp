@@ -55,7 +55,7 @@ static void load_queries(const QueryTile& tile) {
       const float* from[kLanes];
       for (int64_t j = 0; j < kLanes; ++j) {
         from[j] = query_operand(problem, tile.shape, tile.sequence, tile.head_of(row(j)), tile.index_of(row(j)),
-                                tile.s.rows + j * tile.shape.qk_size);
+                                tile.s.row_buffer + j * tile.shape.qk_size);
       }
       transpose_queries<StoredFloats>(from, tile.shape.depth, panel);
     }
@@ -308,7 +308,7 @@ static void attend_panels(const QueryTile& tile, int64_t first, int64_t keys, bo
   constexpr int kShort = Isa::kHalvesPay && !kPairs ? kHalf : 1;
   const Window all = visible_to_some(tile, keys);
   const KvBlock data = load_kv_block(tile.problem, tile.shape, tile.sequence, tile.plan.head, first + all.begin,
-                                     all.end - all.begin, tile.s.block, tile.s.rows);
+                                     all.end - all.begin, tile.s.block, tile.s.row_buffer);
   for (int64_t panel = 0; panel * kPanel < tile.rows(); ++panel) {
     if (tile.s.windows[panel].empty()) continue;
     const int64_t left = tile.rows() - panel * kPanel;

@@ -41,7 +41,7 @@ FA_INLINE float masked_score(const Problem& problem, const float* bias, int64_t 
 
 FA_INLINE const float* masked_bias_row(const QueryTile& tile, int64_t r, int64_t first, int64_t keys) {
   if (!tile.problem.masked_bias) return nullptr;
-  return bias_row(tile.problem, tile.sequence, tile.head_of(r), tile.index_of(r), first, keys, tile.s.rows);
+  return bias_row(tile.problem, tile.sequence, tile.head_of(r), tile.index_of(r), first, keys, tile.s.row_buffer);
 }
 
 // An upper bound of the masked scores of a row, computed over all keys. NaN if the bias contains a NaN.

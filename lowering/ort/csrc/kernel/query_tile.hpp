@@ -19,7 +19,7 @@ inline constexpr int64_t kScoreStride = kMostSkinnyBlockKeys + 16;
 // The same for rows of a bias in a panel.
 inline constexpr int64_t kBiasStride = kBlockKeys + 16;
 
-// The keys of a block that some row of a panel sees. The first one is even.
+// The keys of a block that some row of a panel sees. The first one is even, because kPairs takes keys in pairs.
 struct Window {
   int64_t begin;
   int64_t end;
@@ -40,17 +40,17 @@ struct Scratch {
   float* acc_rows;        // [kTileRows][padded_value_size]: the same as rows, at the end; skinny: from the beginning
   float* block;           // copies of K and V
   float* saved_acc;       // [kSkinnyRows][padded_value_size]: acc_rows before the present block
-  float* rows;            // kLanes rows of query or mask, or kPanel rows of bias
+  float* row_buffer;      // kLanes rows of query or mask, or kPanel rows of bias
   float* panel_max;       // [kPanel]: the largest product of each row of a panel
   float* max;             // [kTileRows]: the largest score so far
   float* sum;             // [kTileRows]: the sum of exp(score - max) so far
   float* block_sum;       // [kTileRows]: the same for this block
   float* rescale;         // [kTileRows]: what this block multiplies the earlier sums by
   float* overflow_scale;  // [kTileRows]: a factor of the values, 1 or smaller: see overflow.hpp
-  View* views;            // [kTileRows]
-  Window* windows;        // [kTileRows / kPanel]
+  View* views;            // [kTileRows]: the keys of the block that each row sees
+  Window* windows;        // [kTileRows / kPanel]: the keys of the block that some row of each panel sees
   uint8_t* mask_bytes;    // [kScoreStride]
-  uint8_t* empty;         // [kTileRows]
+  uint8_t* empty;         // [kTileRows]: whether the row attends no key
   uint8_t* initialised;   // [kTileRows / kPanel]: whether acc_panels of the panel holds sums
 
   static constexpr size_t kPanelFloats = (kBlockKeys + kLanes) * kPanel;
@@ -81,8 +81,8 @@ struct Scratch {
     acc_rows = acc_panels + kTileRows * columns;
     block = acc_rows + kTileRows * columns;
     saved_acc = block + shape.block_floats();
-    rows = saved_acc + kSkinnyRows * columns;
-    panel_max = rows + row_floats(shape);
+    row_buffer = saved_acc + kSkinnyRows * columns;
+    panel_max = row_buffer + row_floats(shape);
     max = panel_max + kPanel;
     sum = max + kTileRows;
     block_sum = sum + kTileRows;
@@ -113,7 +113,7 @@ struct QueryTile {
   int64_t head_of(int64_t r) const { return range.head_of(r); }
   int64_t index_of(int64_t r) const { return range.index_of(r); }
 
-  const float* value(int64_t j) const { return value_row(problem, sequence, plan.head, j, s.rows); }
+  const float* value(int64_t j) const { return value_row(problem, sequence, plan.head, j, s.row_buffer); }
 };
 
 // The keys of a block that some row of the tile sees.

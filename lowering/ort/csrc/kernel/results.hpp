@@ -67,8 +67,8 @@ static bool has_undefined_score(const QueryTile& tile, int64_t r) {
   const int64_t i = tile.index_of(r);
   if (problem.sink != nullptr && is_nan(problem.sink[head])) return true;
   const int64_t qk_size = problem.head_size + problem.rope_size;
-  const float* query = query_row(problem, tile.sequence, head, i, tile.s.rows);
-  float* key_buffer = tile.s.rows + ceil_div(qk_size, kLanes) * kLanes;
+  const float* query = query_row(problem, tile.sequence, head, i, tile.s.row_buffer);
+  float* key_buffer = tile.s.row_buffer + ceil_div(qk_size, kLanes) * kLanes;
   for (int64_t first = 0; first < tile.sequence.key_length; first += kBlockKeys) {
     const int64_t keys = smaller(kBlockKeys, tile.sequence.key_length - first);
     const View view = view_of(problem, tile.sequence, head, i, first, keys);

@@ -29,8 +29,8 @@ static void read_skinny_queries(const QueryTile& tile) {
     const int64_t head = tile.head_of(r);
     const int64_t i = tile.index_of(r);
     float* out = tile.s.queries + r * stride;
-    const float* q = Stored::kPairs ? query_pairs(tile.problem, tile.sequence, head, i, tile.s.rows)
-                                    : query_row(tile.problem, tile.sequence, head, i, tile.s.rows);
+    const float* q = Stored::kPairs ? query_pairs(tile.problem, tile.sequence, head, i, tile.s.row_buffer)
+                                    : query_row(tile.problem, tile.sequence, head, i, tile.s.row_buffer);
     __builtin_memcpy(out, q, static_cast<size_t>(depth) * sizeof(float));
     for (int64_t d = depth; d < stride; ++d) out[d] = 0;
   }
@@ -59,14 +59,14 @@ static void skinny_tile_scores(const QueryTile& tile, int64_t first, int64_t cou
   for (int64_t c = 0; c < count; c += kLanes) {
     const int64_t keys = smaller(kLanes, count - c);
     for (int64_t j = 0; j < keys; ++j) {
-      float* out = s.rows + j * row_floats<Stored>(tile);
+      float* out = s.row_buffer + j * row_floats<Stored>(tile);
       if constexpr (Stored::kPairs) {
         key_pairs(problem, tile.sequence, tile.plan.head, first + c + j, out);
       } else {
         key_row(problem, tile.sequence, tile.plan.head, first + c + j, out);
       }
     }
-    const StoredRows<Joined<Stored>> joined{reinterpret_cast<const Number*>(s.rows), row};
+    const StoredRows<Joined<Stored>> joined{reinterpret_cast<const Number*>(s.row_buffer), row};
     skinny_scores(rows, queries, joined, keys, tile.shape.qk_size, scores + c, kScoreStride);
   }
 }

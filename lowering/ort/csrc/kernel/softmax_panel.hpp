@@ -48,7 +48,7 @@ FA_INLINE void transpose_into_panel(const QueryTile& tile, const PanelView& view
     const float* from[kLanes];
     for (int64_t j = 0; j < kLanes; ++j) {
       const int64_t r = view.first_row + smaller(lane + j, view.rows - 1);  // lanes beyond the last row repeat it
-      from[j] = row(r, tile.s.rows + j * kBiasStride);
+      from[j] = row(r, tile.s.row_buffer + j * kBiasStride);
     }
     for (int64_t c = 0; c < count; c += kLanes) transpose_square(from, c, out + c * kPanel + lane);
   }
@@ -138,7 +138,7 @@ static BiasRows bias_rows(const QueryTile& tile, const PanelView& view, int64_t 
   for (int64_t j = 0; j < kPanel; ++j) {
     const int64_t r = view.first_row + smaller(j, view.rows - 1);  // lanes beyond the last row repeat it
     rows.of[j] = bias_row(tile.problem, tile.sequence, tile.head_of(r), tile.index_of(r), first + window.begin,
-                          window.end - window.begin, tile.s.rows + j * kBiasStride);
+                          window.end - window.begin, tile.s.row_buffer + j * kBiasStride);
   }
   return rows;
 }

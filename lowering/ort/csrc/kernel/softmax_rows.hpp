@@ -30,7 +30,7 @@ static float online_softmax_view(const QueryTile& tile, int64_t r, int64_t first
     return online_softmax<false, true>(scores, count, scale, nullptr, false, hidden, max);
   }
   const float* bias = bias_row(problem, tile.sequence, tile.head_of(r), tile.index_of(r), first + view.begin, count,
-                               tile.s.rows);
+                               tile.s.row_buffer);
   if (hidden == nullptr) return online_softmax<true, false>(scores, count, scale, bias, inside, nullptr, max);
   return online_softmax<true, true>(scores, count, scale, bias, inside, hidden, max);
 }

@@ -22,8 +22,8 @@ struct KeyRange {
 
 // The keys that the band lets rows [first_row, last_row] of a sequence attend.
 FA_INLINE KeyRange band_range(const Sequence& sequence, int64_t first_row, int64_t last_row) {
-  const int64_t begin = larger(0, first_row + sequence.first);
-  const int64_t end = smaller(sequence.key_length, larger(last_row + sequence.last + 1, sequence.prefix));
+  const int64_t begin = larger(0, first_row + sequence.band_first);
+  const int64_t end = smaller(sequence.key_length, larger(last_row + sequence.band_last + 1, sequence.prefix));
   return {smaller(begin, end), end < 0 ? 0 : end};
 }
 
@@ -84,7 +84,9 @@ FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t
   return problem.mask == nullptr ? view : without_masked(view, problem, sequence, head, i, first_key);
 }
 
-FA_INLINE bool has_band(const Sequence& sequence) { return sequence.first != -kNoLimit || sequence.last != kNoLimit; }
+FA_INLINE bool has_band(const Sequence& sequence) {
+  return sequence.band_first != -kNoLimit || sequence.band_last != kNoLimit;
+}
 
 // Whether all rows of so many heads have the same mask row, or none. It is then read once a block, not once a row.
 FA_INLINE bool rows_share_mask(const Problem& problem, int64_t head_count) {

@@ -75,6 +75,19 @@ struct KvView {
   std::vector<int64_t> offset;
 };
 
+// The query rows that the kernel of IncreFlashAttention computes, each as a batch entry of the kernel.
+struct DecodeRows {
+  struct Place {
+    int64_t batch;
+    int64_t row;
+    bool zero;  // the result is 0, because the row attends no key
+  };
+
+  std::vector<DecodeEntry> entries;
+  std::vector<Place> places;  // of each entry, in query and attention_out
+  Scratch masks;              // [entries][keys], if there is an atten_mask
+};
+
 class Call {
  public:
   Call(const std::string& node, const Operator& op, const Attributes& attributes, const Inputs& inputs);
@@ -138,6 +151,13 @@ class Call {
               float* statistics);
   void decode_rows(const Variant& variant, CallRuntime& call_runtime, const Runtime& runtime, const Tensor& out);
   bool uses_decode_kernel() const;
+  bool decodes_pages() const;
+  KvView view_for_decode(const KvCache& cache, const Runtime& runtime, Scratch& memory) const;
+  bool write_row_mask(const Sequence& sequence, int64_t row, uint8_t* to) const;
+  DecodeRows list_decode_rows(const KvView& key, const KvView& value, const Runtime& runtime) const;
+  void gather_queries(const DecodeRows& rows, char* to) const;
+  void set_decode_scales(Decode& decode, std::vector<float> (&expanded)[4]) const;
+  void scatter_results(const DecodeRows& rows, const char* results, const Tensor& out) const;
   bool pages_have_equal_strides() const;
   std::vector<float> expand_to_channels(const Scales& scales, const std::vector<float>& numbers, int64_t size) const;
   void fill_statistics(float* out) const;

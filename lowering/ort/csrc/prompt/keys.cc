@@ -11,8 +11,6 @@ namespace {
 constexpr int64_t kMaxBlockSize = 2147483647;
 constexpr int64_t kTokensInTask = 64;  // that one task gathers
 
-int64_t bytes_of(E type) { return type == E::float32 ? 4 : type == E::int8 ? 1 : 2; }
-
 // Copies `count` contiguous numbers. `to_type` is `from_type` or float32.
 void copy_numbers(const char* from, E from_type, char* to, E to_type, int64_t count) {
   if (count == 0) return;

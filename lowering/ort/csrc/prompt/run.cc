@@ -20,15 +20,8 @@ void in_parallel(const Runtime& runtime, size_t count, Body body) {
   runtime.parallel(runtime.self, [](void* data, size_t i) { (*static_cast<Body*>(data))(i); }, &body, count);
 }
 
-int64_t bytes_of(E type) { return type == E::float32 ? 4 : type == E::int8 ? 1 : 2; }
-
 void clear(const Tensor& out) {
   if (out.count() > 0) std::memset(out.data, 0, static_cast<size_t>(out.count() * bytes_of(out.type)));
-}
-
-Cell cell_of(E type) {
-  return type == E::float32 ? Cell::float32 : type == E::float16 ? Cell::float16 : type == E::bfloat16 ? Cell::bfloat16
-                                                                                                      : Cell::int8;
 }
 
 }  // namespace
@@ -212,7 +205,7 @@ void Call::write_statistics(const std::vector<Sequence>& sequences, const std::v
 }
 
 bool Call::attends_nothing(const Sequence& s, int64_t row) const {
-  for (int64_t j = std::max<int64_t>(0, row + s.first); j < s.key_length && j - row <= s.last; ++j) {
+  for (int64_t j = std::max<int64_t>(0, row + s.band_first); j < s.key_length && j - row <= s.band_last; ++j) {
     if (problem_.mask == nullptr || problem_.mask[s.mask + row * problem_.mask_row + j] == 0) return false;
   }
   return true;
@@ -244,33 +237,34 @@ std::vector<float> Call::expand_to_channels(const Scales& scales, const std::vec
   return out;
 }
 
-// Runs the kernel of IncreFlashAttention. Each query row becomes a batch entry of the kernel. The kernel's query and
-// results are [entry][head][size].
-void Call::decode_rows(const Variant& variant, CallRuntime& call_runtime, const Runtime& runtime, const Tensor& out) {
-  const int64_t size = query_.size;
-  const int64_t width = a_.heads * size;
-  const int64_t out_bytes = bytes_of(out.type);
-  const E query_type = in_[input_query].type;
-  const E key_type = in_[input_key].type;
-  const int64_t query_bytes = bytes_of(query_type);
-  const int64_t key_bytes = bytes_of(key_type);
-  const bool paged = key_.block_stride != 0 && pages_have_equal_strides();
-  Scratch key_memory, value_memory, masks;
-  const auto read = [&](const KvCache& cache, Scratch& memory) {
-    if (paged) {
-      const std::vector<int64_t> begins(entries_.size());
-      return KvView{{cache.tensors[0]->data}, {cache.head_stride}, cache.row_stride, begins};
-    }
-    return needs_gather(cache, key_type) ? gather(cache, key_type, runtime, memory) : view_in_place(cache);
-  };
-  const KvView key = read(key_, key_memory);
-  const KvView value = read(value_, value_memory);
-  struct Source {
-    int64_t batch, row;
-    bool zero;
-  };
-  std::vector<Source> sources;
-  std::vector<DecodeEntry> entries;
+// Whether the kernel of IncreFlashAttention reads the pages in place.
+bool Call::decodes_pages() const { return key_.block_stride != 0 && pages_have_equal_strides(); }
+
+// The keys or the values of a cache for the kernel of IncreFlashAttention. `memory` holds them if they are gathered.
+KvView Call::view_for_decode(const KvCache& cache, const Runtime& runtime, Scratch& memory) const {
+  if (decodes_pages()) {
+    const std::vector<int64_t> begins(entries_.size());
+    return KvView{{cache.tensors[0]->data}, {cache.head_stride}, cache.row_stride, begins};
+  }
+  const E type = in_[input_key].type;
+  return needs_gather(cache, type) ? gather(cache, type, runtime, memory) : view_in_place(cache);
+}
+
+// Writes the mask of row `row` of a sequence, which combines atten_mask and the band. Returns whether the row attends a
+// key.
+bool Call::write_row_mask(const Sequence& s, int64_t row, uint8_t* to) const {
+  bool attends = false;
+  for (int64_t j = 0; j < s.key_length; ++j) {
+    const bool outside = j - row < s.band_first || j - row > s.band_last;
+    to[j] = outside || (problem_.mask != nullptr && problem_.mask[s.mask + row * problem_.mask_row + j] != 0);
+    attends = attends || to[j] == 0;
+  }
+  return attends;
+}
+
+// The query rows of all batch entries that have keys.
+DecodeRows Call::list_decode_rows(const KvView& key, const KvView& value, const Runtime& runtime) const {
+  const int64_t key_bytes = bytes_of(in_[input_key].type);
   std::vector<Sequence> sequences(entries_.size());
   int64_t mask_bytes = 0;
   for (int64_t i = 0; i < batch(); ++i) {
@@ -278,17 +272,18 @@ void Call::decode_rows(const Variant& variant, CallRuntime& call_runtime, const 
     fill_sequence(i, sequences[i]);
     mask_bytes += sequences[i].query_length * sequences[i].key_length;
   }
+  DecodeRows rows;
   const bool masked = in_.has(input_atten_mask);
-  if (masked) masks = Scratch(runtime, static_cast<size_t>(mask_bytes));
-  uint8_t* row_mask = masks.as<uint8_t>();
+  if (masked) rows.masks = Scratch(runtime, static_cast<size_t>(mask_bytes));
+  uint8_t* row_mask = rows.masks.as<uint8_t>();
   for (int64_t i = 0; i < batch(); ++i) {
     const Sequence& s = sequences[i];
+    const size_t tensor = key.data.size() == 1 ? 0 : static_cast<size_t>(i);
     for (int64_t r = 0; r < s.query_length; ++r) {
-      const size_t tensor = key.data.size() == 1 ? 0 : static_cast<size_t>(i);
       DecodeEntry entry;
       entry.key = static_cast<const char*>(key.data[tensor]) + key.offset[i] * key_bytes;
       entry.value = static_cast<const char*>(value.data[tensor]) + value.offset[i] * key_bytes;
-      if (paged) {
+      if (decodes_pages()) {
         const Tensor& table = in_[input_block_table];
         entry.blocks = static_cast<const int32_t*>(table.data) + i * table.dims[1];
       }
@@ -297,60 +292,37 @@ void Call::decode_rows(const Variant& variant, CallRuntime& call_runtime, const 
       entry.pse = s.pse + r * s.pse_row;
       bool zero = false;
       if (masked) {
-        bool attends = false;
-        for (int64_t j = 0; j < s.key_length; ++j) {
-          const bool outside = j - r < s.first || j - r > s.last;
-          row_mask[j] = outside || (problem_.mask != nullptr && problem_.mask[s.mask + r * problem_.mask_row + j] != 0);
-          attends = attends || row_mask[j] == 0;
-        }
+        const bool attends = write_row_mask(s, r, row_mask);
         entry.mask = row_mask;
         row_mask += s.key_length;
         zero = zero_rows_ && !attends;
       }
-      entries.push_back(entry);
-      sources.push_back({i, entries_[i].first_row + s.query + r, zero});
+      rows.entries.push_back(entry);
+      rows.places.push_back({i, entries_[i].first_row + s.query + r, zero});
     }
   }
-  clear(out);
-  if (entries.empty()) return;
-  const Scratch queries(runtime, entries.size() * static_cast<size_t>(width * query_bytes));
-  const Scratch results(runtime, entries.size() * static_cast<size_t>(width * out_bytes));
-  const auto* from = static_cast<const char*>(in_[input_query].data);
-  for (size_t n = 0; n < entries.size(); ++n) {
-    const Source& source = sources[n];
-    for (int64_t head = 0; head < a_.heads; ++head) {
-      const int64_t at =
-          source.batch * query_.batch_stride + head * query_.head_stride + source.row * query_.row_stride;
-      std::memcpy(queries.as<char>() + (static_cast<int64_t>(n) * width + head * size) * query_bytes,
-                  from + at * query_bytes, static_cast<size_t>(size * query_bytes));
+  return rows;
+}
+
+// Copies the query of each row to [entry][head][size].
+void Call::gather_queries(const DecodeRows& rows, char* to) const {
+  const Tensor& query = in_[input_query];
+  const int64_t bytes = bytes_of(query.type);
+  const int64_t row_bytes = query_.size * bytes;
+  const auto* from = static_cast<const char*>(query.data);
+  for (const DecodeRows::Place& place : rows.places) {
+    for (int64_t head = 0; head < a_.heads; ++head, to += row_bytes) {
+      const int64_t at = place.batch * query_.batch_stride + head * query_.head_stride + place.row * query_.row_stride;
+      std::memcpy(to, from + at * bytes, static_cast<size_t>(row_bytes));
     }
   }
-  Decode decode;
-  decode.query_cell = cell_of(query_type);
-  decode.cell = cell_of(key_type);
-  decode.out_cell = cell_of(out.type);
-  decode.pse_cell = problem_.pse_type == Type::float32   ? Cell::float32
-                    : problem_.pse_type == Type::float16 ? Cell::float16
-                                                         : Cell::bfloat16;
-  decode.heads = a_.heads;
-  decode.key_heads = a_.key_heads;
-  decode.size = size;
-  decode.query = queries.as<void>();
-  decode.out = results.as<void>();
-  decode.row_stride = key.row;
-  if (paged) {
-    decode.block_size = a_.block_size;
-    decode.block_stride = key_.block_stride;
-  }
-  decode.entries = entries.data();
-  decode.entry_count = static_cast<int64_t>(entries.size());
-  decode.pse = problem_.pse;
-  decode.pse_head = pse_head_;
-  decode.scale = a_.scale;
+}
+
+// Sets the scales and offsets of int8 keys, values, queries and results. `expanded` is memory for them.
+void Call::set_decode_scales(Decode& decode, std::vector<float> (&expanded)[4]) const {
   const bool per_channel = key_.scales.head + key_.scales.channel + value_.scales.head + value_.scales.channel != 0;
-  std::vector<float> expanded[4];
   const auto kernel_numbers = [&](const Scales& scales, const std::vector<float>& numbers, std::vector<float>& memory) {
-    if (per_channel) memory = expand_to_channels(scales, numbers, size);
+    if (per_channel) memory = expand_to_channels(scales, numbers, query_.size);
     const std::vector<float>& used = per_channel ? memory : numbers;
     return used.empty() ? nullptr : used.data();
   };
@@ -365,21 +337,64 @@ void Call::decode_rows(const Variant& variant, CallRuntime& call_runtime, const 
   decode.dequant_scale1 = dequant_scale1_;
   decode.quant_scale1 = quant_scale1_;
   decode.dequant_scale2 = dequant_scale2_;
-  call_runtime.finish(variant.decode(decode, runtime), node_);
-  const std::vector<float> zeros(static_cast<size_t>(size));
-  for (size_t n = 0; n < entries.size(); ++n) {
-    const Source& source = sources[n];
-    for (int64_t head = 0; head < a_.heads; ++head) {
-      const int64_t at = source.batch * out_.batch_stride + head * out_.head_stride + source.row * out_.row_stride;
-      char* to = static_cast<char*>(out.data) + at * out_bytes;
-      if (source.zero) {
+}
+
+// Copies results [entry][head][size] to their rows of attention_out.
+void Call::scatter_results(const DecodeRows& rows, const char* results, const Tensor& out) const {
+  const int64_t bytes = bytes_of(out.type);
+  const int64_t row_bytes = query_.size * bytes;
+  const std::vector<float> zeros(static_cast<size_t>(query_.size));
+  for (const DecodeRows::Place& place : rows.places) {
+    for (int64_t head = 0; head < a_.heads; ++head, results += row_bytes) {
+      const int64_t at = place.batch * out_.batch_stride + head * out_.head_stride + place.row * out_.row_stride;
+      char* to = static_cast<char*>(out.data) + at * bytes;
+      if (place.zero) {
         convert_row(zeros.data(), head, to, out.type);
       } else {
-        std::memcpy(to, results.as<char>() + (static_cast<int64_t>(n) * width + head * size) * out_bytes,
-                    static_cast<size_t>(size * out_bytes));
+        std::memcpy(to, results, static_cast<size_t>(row_bytes));
       }
     }
   }
+}
+
+// Runs the kernel of IncreFlashAttention. Each query row becomes a batch entry of the kernel. The kernel's query and
+// results are [entry][head][size].
+void Call::decode_rows(const Variant& variant, CallRuntime& call_runtime, const Runtime& runtime, const Tensor& out) {
+  Scratch key_memory, value_memory;
+  const KvView key = view_for_decode(key_, runtime, key_memory);
+  const KvView value = view_for_decode(value_, runtime, value_memory);
+  const DecodeRows rows = list_decode_rows(key, value, runtime);
+  clear(out);
+  if (rows.entries.empty()) return;
+  const E query_type = in_[input_query].type;
+  const size_t numbers = rows.entries.size() * static_cast<size_t>(a_.heads * query_.size);
+  const Scratch queries(runtime, numbers * static_cast<size_t>(bytes_of(query_type)));
+  const Scratch results(runtime, numbers * static_cast<size_t>(bytes_of(out.type)));
+  gather_queries(rows, queries.as<char>());
+  Decode decode;
+  decode.query_cell = cell_of(query_type);
+  decode.cell = cell_of(in_[input_key].type);
+  decode.out_cell = cell_of(out.type);
+  decode.pse_cell = cell_of(problem_.pse_type);
+  decode.heads = a_.heads;
+  decode.key_heads = a_.key_heads;
+  decode.size = query_.size;
+  decode.query = queries.as<void>();
+  decode.out = results.as<void>();
+  decode.row_stride = key.row;
+  if (decodes_pages()) {
+    decode.block_size = a_.block_size;
+    decode.block_stride = key_.block_stride;
+  }
+  decode.entries = rows.entries.data();
+  decode.entry_count = static_cast<int64_t>(rows.entries.size());
+  decode.pse = problem_.pse;
+  decode.pse_head = pse_head_;
+  decode.scale = a_.scale;
+  std::vector<float> expanded[4];
+  set_decode_scales(decode, expanded);
+  call_runtime.finish(variant.decode(decode, runtime), node_);
+  scatter_results(rows, results.as<char>(), out);
 }
 
 }  // namespace fa::prompt

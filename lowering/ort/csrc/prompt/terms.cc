@@ -48,7 +48,7 @@ void Call::read_mask() {
         .forward = true};
     fa::Attributes mode;
     mode.sparse_mode = a_.sparse_mode;
-    check_constant_mask(Diagnostics{node_, signature}, mode, mask, false);
+    check_compressed_mask(Diagnostics{node_, signature}, mode, mask, false);
     return;
   }
   int64_t rows = query_.length;
@@ -197,19 +197,19 @@ void Call::fill_sequence(int64_t index, Sequence& s) const {
   const int64_t off = keys - rows;
   if (in_.has(input_atten_mask) && !single_row_) {
     if (a_.sparse_mode == 0 && !left_padded()) {
-      s.first = -a_.pre_tokens;
-      s.last = a_.next_tokens;
+      s.band_first = -a_.pre_tokens;
+      s.band_last = a_.next_tokens;
     } else if (a_.sparse_mode == 2) {
-      s.last = 0;
+      s.band_last = 0;
     } else if (a_.sparse_mode == 3) {
-      s.last = off;
+      s.band_last = off;
     } else if (a_.sparse_mode == 4) {
-      s.first = off - a_.pre_tokens;
-      s.last = off + a_.next_tokens;
+      s.band_first = off - a_.pre_tokens;
+      s.band_last = off + a_.next_tokens;
     }
   }
-  const int64_t begin = std::clamp<int64_t>(-s.last, 0, rows);
-  const int64_t end = s.first > s.last ? begin : std::clamp<int64_t>(keys - s.first, begin, rows);
+  const int64_t begin = std::clamp<int64_t>(-s.band_last, 0, rows);
+  const int64_t end = s.band_first > s.band_last ? begin : std::clamp<int64_t>(keys - s.band_first, begin, rows);
   const bool all_rows = begin == 0 && end == rows;
   if (!all_rows && !quant_scale_.empty() && (!op_.fused || !quant_offset_.empty())) {
     refuse(&Rules::rows, "sparse_mode " + std::to_string(a_.sparse_mode) + " leaves rows of batch entry " +
@@ -217,8 +217,8 @@ void Call::fill_sequence(int64_t index, Sequence& s) const {
   }
   s.query_length = end - begin;
   s.key_length = keys;
-  s.first += begin;
-  s.last += begin;
+  s.band_first += begin;
+  s.band_last += begin;
   s.query = begin;
   const int64_t row = (a_.packed() ? 0 : entry.first_row) + begin;
   const int64_t column = a_.packed() ? 0 : entry.first_key;

@@ -135,7 +135,7 @@ static Row score_row(const BlockPair& blocks, int64_t r, int64_t side) {
   row.hidden = blocks.has_masked_p(r) ? keys_not_attended(blocks, r, hidden) : hidden_keys(view, hidden);
   if (has_bias(problem)) {
     row.bias = bias_row(problem, blocks.sequence(), blocks.head_of(r), blocks.index_of(r), first, row.end - row.first(),
-                        s.rows + side * kScoreStride);
+                        s.row_buffer + side * kScoreStride);
   }
   if (problem.drop_mask != nullptr) row.drop = drop_bit(blocks.sequence(), blocks.head_of(r), blocks.index_of(r)) + first;
   row.common = row.hidden == nullptr && row.bias == nullptr && !row.zeroed && !row.empty &&
@@ -281,7 +281,7 @@ static void add_dv(const BlockPair& blocks, Window all) {
   const Problem& problem = blocks.problem();
   each_attended(blocks, true, [&](int64_t r, int64_t j) {
     const int64_t at = blocks.sequence().out + blocks.head_of(r) * problem.out.head + blocks.index_of(r) * problem.out.row;
-    const float* dy = as_floats(blocks.gradients.dy, at, blocks.shape.value_size, problem.type, blocks.s.rows);
+    const float* dy = as_floats(blocks.gradients.dy, at, blocks.shape.value_size, problem.type, blocks.s.row_buffer);
     add_value(weight_of<kPairs>(blocks.s.p, r, j), dy, blocks.shape.value_size, blocks.dv_sums() + j * columns);
   });
 }
@@ -298,7 +298,7 @@ static void add_dk(const BlockPair& blocks, Window all) {
   }
   each_attended(blocks, false, [&](int64_t r, int64_t j) {
     const float* query =
-        query_row(blocks.problem(), blocks.sequence(), blocks.head_of(r), blocks.index_of(r), blocks.s.rows);
+        query_row(blocks.problem(), blocks.sequence(), blocks.head_of(r), blocks.index_of(r), blocks.s.row_buffer);
     add_value(weight_of<kPairs>(blocks.s.ds, r, j), query, blocks.shape.qk_size, blocks.dk_sums() + j * columns);
   });
 }
@@ -313,7 +313,7 @@ static void add_dq(const BlockPair& blocks) {
   const int64_t columns = blocks.shape.columns();
   each_attended(blocks, false, [&](int64_t r, int64_t j) {
     const float* key =
-        key_row(blocks.problem(), blocks.sequence(), blocks.plan.key_head, blocks.first_key + j, blocks.s.rows);
+        key_row(blocks.problem(), blocks.sequence(), blocks.plan.key_head, blocks.first_key + j, blocks.s.row_buffer);
     add_value(weight_of<kPairs>(blocks.s.ds, r, j), key, blocks.shape.qk_size, blocks.dq_sums() + r * columns);
   });
 }

@@ -158,10 +158,10 @@ class Driver {
     for (int64_t n = 0; n < plan.chunks; ++n) {
       const QueryChunk chunk = plan.chunk(n);
       run(plan, 0, chunk, scratch, sums);
-      for (int64_t r = 0; r < chunk.rows(); ++r) store_row_sums(plan, chunk, r, sums, scratch.rows);
+      for (int64_t r = 0; r < chunk.rows(); ++r) store_row_sums(plan, chunk, r, sums, scratch.row_buffer);
       count_sink(plan, chunk, sums);
     }
-    store_dk_dv(gradients_, shape_, plan, 0, scratch.rows);
+    store_dk_dv(gradients_, shape_, plan, 0, scratch.row_buffer);
   }
 
   RowSums sums_of(const KeyHeadPlan& plan, int64_t split) const {
@@ -177,7 +177,7 @@ class Driver {
     if (chunk_ >= plan.chunks) return;
     if (chunk_ == 0) clear_dk_dv(shape_, plan, split);
     run(plan, split, plan.chunk(chunk_), scratch, sums_of(plan, split));
-    if (chunk_ == plan.chunks - 1) store_dk_dv(gradients_, shape_, plan, split, scratch.rows);
+    if (chunk_ == plan.chunks - 1) store_dk_dv(gradients_, shape_, plan, split, scratch.row_buffer);
   }
 
   // Task: adds up the splits' sums of dQ for some rows of the present chunk.
@@ -195,7 +195,7 @@ class Driver {
         for (int64_t d = 0; d < columns; ++d) sums.dq[r * columns + d] += other.dq[r * columns + d];
         sums.sink_dots[r] += other.sink_dots[r];
       }
-      store_row_sums(plan, chunk, r, sums, scratch.rows);
+      store_row_sums(plan, chunk, r, sums, scratch.row_buffer);
     }
   }
 

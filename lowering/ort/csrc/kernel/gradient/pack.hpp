@@ -62,9 +62,9 @@ static bool pack_block(const Problem& problem, const Sequence& sequence, const S
   const int64_t key_start = sequence.key + key_head * problem.key.head;
   const int64_t value_start = sequence.value + key_head * problem.value.head;
   const int64_t room = shape.depth_padded();
-  float* buffer = s.rows + kLanes * larger(shape.line(), shape.value_line());
+  float* buffer = s.row_buffer + kLanes * larger(shape.line(), shape.value_line());
   for (int64_t first = 0; first < ceil_div(keys, kPanel) * kPanel; first += kLanes) {
-    float* rows = kPairs ? s.rows : s.key_lines + first * shape.line();
+    float* rows = kPairs ? s.row_buffer : s.key_lines + first * shape.line();
     const int64_t row = kPairs ? shape.row() : shape.line();
     // Rows beyond the last key repeat it, unused.
     for (int64_t j = 0; j < kLanes; ++j) {
@@ -82,12 +82,12 @@ static bool pack_block(const Problem& problem, const Sequence& sequence, const S
     for (int64_t j = 0; j < kLanes; ++j) {
       const int64_t key = first_key + smaller(first + j, keys - 1);
       prefetch_row(problem.value, problem.type, value_start, key + kPrefetchDistance, problem.value_size);
-      float* out = s.rows + j * shape.value_row();
+      float* out = s.row_buffer + j * shape.value_row();
       const float* from = operand_row<kPairs>(problem, problem.value.data, value_start + key * problem.value.row,
                                               shape.value_size, buffer);
       copy_row<kPairs>(from, shape.value_depth(), shape.value_depth_padded(), out, unchecked);
     }
-    transpose_rows(s.rows, shape.value_row(), shape.value_depth_padded(), first, s.values_transposed);
+    transpose_rows(s.row_buffer, shape.value_row(), shape.value_depth_padded(), first, s.values_transposed);
   }
   return all_finite(check);
 }
@@ -114,8 +114,8 @@ static void load_chunk(const Gradients& gradients, const Sequence& sequence, con
   const bool keep_empty = problem.empty_rows != EmptyRows::zero && !has_masked_p;
   Strided dys = problem.out;
   dys.data = const_cast<void*>(gradients.dy);
-  float* out_row = s.rows;
-  float* buffer = s.rows + larger(shape.line(), shape.value_line());
+  float* out_row = s.row_buffer;
+  float* buffer = s.row_buffer + larger(shape.line(), shape.value_line());
   const int64_t room = kPairs ? shape.depth_padded() : shape.columns();
   const int64_t value_room = kPairs ? shape.value_depth_padded() : shape.value_columns();
   for (int64_t begin = 0; begin < chunk.rows(); begin += chunk.block_rows()) {

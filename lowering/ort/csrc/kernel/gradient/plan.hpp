@@ -154,11 +154,11 @@ struct Scratch {
   float* p;                  // [kBlockRows][kScoreStride]: Q K^T, then P F; with pairs, two rows in each even row
   float* ds;                 // [kBlockRows][kScoreStride]: dO V^T, then dS, likewise
   float* ds_pairs;           // [kBlockRows][kPairStride]: dS as pairs of keys
-  float* rows;               // kLanes rows of K or V and one to convert, or two rows of bias
+  float* row_buffer;         // kLanes rows of K or V and one to convert, or two rows of bias
   float* unsplit_sums;       // sums of a key head that is not split: RowSums, dK, dV
-  View* views;               // [kBlockRows]
-  Window* windows;           // [kBlockRows / kMicroRows]
-  uint8_t* hidden;           // [2][kScoreStride]
+  View* views;               // [kBlockRows]: the keys of the block that each row sees
+  Window* windows;           // [kBlockRows / kMicroRows]: the keys of the block that some row of each micro-tile sees
+  uint8_t* hidden;           // [2][kScoreStride]: not 0 where the mask or the band hides a key, for two rows
   uint8_t* empty;            // [kChunkRows]: rows that attend no key but have probabilities
   uint8_t* zeroed;           // [kChunkRows]: rows whose probabilities cpu_nan_rows set to 0
   uint8_t* finite;  // [2][kChunkRows]: whether a block of query rows is finite, at its first row; then the same for dO
@@ -198,7 +198,7 @@ struct Scratch {
     p = floats(kBlockRows * kScoreStride);
     ds = floats(kBlockRows * kScoreStride);
     ds_pairs = shape.pairs ? floats(kBlockRows * kPairStride) : nullptr;
-    rows = floats(larger(larger(shape.line(), shape.value_line()) * (kLanes + 1), 2 * kScoreStride) + kLanes);
+    row_buffer = floats(larger(larger(shape.line(), shape.value_line()) * (kLanes + 1), 2 * kScoreStride) + kLanes);
     unsplit_sums = floats(unsplit_keys == 0 ? 0
                           : cache_lines(RowSums::floats(shape)) +
                                 unsplit_keys * (shape.columns() + shape.value_columns()));

@@ -38,7 +38,7 @@ from fa_compiler.passes.score_ops import Add, Scale, Select, Term
 
 
 @dataclass(frozen=True)
-class Steps:
+class AttentionPaths:
     """What is known of an attention after the first stage: the paths from the softmax to both products, and the scores
     carried out term by term.
 
@@ -68,8 +68,8 @@ class Steps:
         return _late_values(self.anchor, self.after)
 
     @staticmethod
-    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, second_products: bool) -> Steps:
-        """The steps around an anchor on a route; with `second_products` an added product is a part of the scores.
+    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, second_products: bool) -> AttentionPaths:
+        """The paths around an anchor on a route; with `second_products` an added product is a part of the scores.
         Raises Decline."""
         viewer = Viewer(facts, AxisSpace())
         after = find_values(anchor.output, viewer, route.path) if route.path else _after(anchor, viewer)
@@ -87,7 +87,7 @@ class Steps:
             dims: dict[ir.Value, Arrangement] = {}
             scores = FinalScores.of(before, qk, viewer, dims, second_products)
             dims[anchor.output] = scores.dims
-        return Steps(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
+        return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
 
 
 def _check_total(anchor: SoftmaxAnchor) -> None:
