@@ -31,6 +31,9 @@ NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
 
+# Whoever keeps Python from writing bytecode would compile all sources again in each program that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 # worksteal: what lies side by side in a file shares sessions and results of the reference.
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -1,7 +1,10 @@
 """Settings for all tests."""
 
+import gc
 import os
+from typing import Any
 
+import onnxruntime as ort
 from hypothesis import HealthCheck, settings
 
 # A busy machine must not fail a test, and a failure must be the same one next time.
@@ -16,3 +19,25 @@ settings.register_profile(
 # (examples.py): for a longer search by hand.
 settings.register_profile("explore", settings.get_profile("fa_compiler"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fa_compiler"))
+
+# The garbage collector looks at ten thousand tests and all modules again and again otherwise, and finds nothing.
+gc.set_threshold(100_000, 20, 100)
+
+
+def pytest_collection_finish() -> None:
+    """What exists before the first test stays: the garbage collector need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+class _SleepingThreads(ort.SessionOptions):  # type: ignore[misc]  # onnxruntime is not typed
+    """Options of a session whose threads sleep while they wait. By default they spin, and take a core from the process
+    that runs the other half of the tests."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        for pool in ("intra", "inter"):
+            self.add_session_config_entry(f"session.{pool}_op.allow_spinning", "0")
+
+
+ort.SessionOptions = _SleepingThreads

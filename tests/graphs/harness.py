@@ -9,6 +9,7 @@ An input is written as {"dtype", "shape"} and either "values" (the numbers, in o
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 import math
@@ -32,6 +33,7 @@ INDEX = HERE / "index.json"
 Index = dict[str, dict[str, Any]]
 
 
+@functools.cache
 def read_index() -> Index:
     """The index by graph name."""
     index: Index = json.loads(INDEX.read_text())

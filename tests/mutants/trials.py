@@ -104,6 +104,7 @@ def living() -> Living:
     """What there is now."""
     functions: dict[str, list[FunctionType]] = {}
     caches = []
+    gc.unfreeze()  # get_objects leaves out what is frozen, as tests/conftest.py does with all modules
     for each in gc.get_objects():
         if isinstance(each, FunctionType):
             functions.setdefault(_file_of(each), []).append(each)

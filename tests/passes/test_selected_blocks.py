@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.pairs import pairwise
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
 ROWS, BLOCKS = 5, 6
@@ -74,7 +73,7 @@ def check(body: str, size: int, seed: int, count: int = 2) -> str:
     return str(report.blocks[0].op)
 
 
-@given(st.sampled_from(sorted(HIDDEN)), st.sampled_from(sorted(MASKS)), st.sampled_from([2, 3, 16]), st.integers(0, 99))
+@pytest.mark.parametrize(("hidden", "mask", "size", "seed"), pairwise(list(HIDDEN), list(MASKS), [2, 3, 16], range(4)))
 def test_listed_blocks_become_a_list(hidden: str, mask: str, size: int, seed: int) -> None:
     assert check(HIDDEN[hidden] + MASKS[mask], size, seed) == "SparseFlashAttention"
 
