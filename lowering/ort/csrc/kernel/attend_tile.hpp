@@ -220,7 +220,7 @@ struct PanelBlock {
   const KvBlock& data;
 };
 
-// scores [keys][kPanel] = K Q^T, plus the bias. Micro-tiles take kMicroRows keys. `cold`: nobody has prefetched the block.
+// scores [keys][kPanel] = K Q^T, capped, plus the bias. Micro-tiles take kMicroRows keys. `cold`: nobody has prefetched the block.
 template <int kVectors, bool kPairs>
 FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   const QueryTile& tile = b.tile;
@@ -232,13 +232,15 @@ FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   const bool biased = has_bias(tile.problem);
   const BiasRows bias = biased ? bias_rows(tile, b.view, b.first) : BiasRows{};
   int64_t scored = window.begin;  // the bias is added up to here
-  float* column_max = all_visible(b.view) && !biased ? s.panel_max : nullptr;
+  const bool capped = tile.problem.softcap != 0;
+  float* column_max = all_visible(b.view) && !biased && !capped ? s.panel_max : nullptr;
   for (int64_t c = window.begin; c < window.end; c += kMicroRows) {
     if (cold) prefetch_panel(tile, b.data, b.first + c, smaller(kMicroRows, window.end - c));
     tile.prefetches.refill();
     const RowMajor keys{b.data.keys + (c - b.data_begin) * b.data.key_stride, b.data.key_stride};
     multiply<kVectors, Beta::zero, kPairs>(smaller(kMicroRows, window.end - c), keys, Lines{queries}, depth,
                                            Output{s.scores + c * kPanel, kPanel, nullptr, column_max}, tile.prefetches);
+    if (capped) cap_products<Width<kVectors>::kParts>(tile, {c, smaller(c + kMicroRows, window.end)}, biased);
     if (biased) {
       const int64_t end = c + kMicroRows;
       const Window next{scored, end < window.end ? end - (end - window.begin) % kLanes : window.end};
