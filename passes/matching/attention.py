@@ -123,6 +123,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         shapes=_shapes(steps, probabilities),
         types=_types(steps),
         rope=rope,
+        softcap=scores.softcap,
         derivation=Derivation(steps, probabilities, masking),
     )
     roles.check_heads(match.views, steps)
