@@ -23,8 +23,8 @@ only where its numbers other than the excluding ones are proven small, or where 
 everywhere. The function body adds in float32. But a 16-bit mask that the graph computes, such as a sum or product,
 reaches it rounded or not, depending on where ONNX Runtime runs the nodes. The same condition holds for such a mask.
 
-The order of cap and mask is that of the specification since onnx 1.21, whose correction is of all opsets, and of ONNX
-Runtime 1.31 and 1.32. Before, the mask was added first, and a masked key had the score -c.
+The order of cap and mask is that of onnx 1.23, for all opsets, and of ONNX Runtime 1.32. onnx 1.19 and ONNX Runtime
+1.23 add the mask first, so that a masked key has the score -c.
 
 Refused besides: the score or probability matrix as an output, and a softmax_precision that rounds. Also a causal query
 of one row with several new keys and a past: in ONNX Runtime the row sees all keys, in the specification it does not.
