@@ -97,10 +97,12 @@ THROUGH_CAP = {
     "torch": "b = Mul(dm, two) sq = Mul(th, th) sl = Sub(one, sq) e = Mul(b, sl) f = Div(e, two) dx = Mul(f, c)",
     "a power, negated": "sq = Pow(th, two) n = Neg(sq) sl = Add(n, one) e = Mul(sl, dm) dx = Mul(e, c)",
     "jax": "gt = Mul(dm, th) gs = Add(dm, gt) sl = Sub(one, th) e = Mul(gs, sl) dx = Mul(e, c)",
+    "as onnxruntime-training has it": "e = com.microsoft.TanhGrad(dm, th) dx = Mul(e, c)",
     "multiplied out": "sq = Mul(th, th) e = Mul(dm, sq) f = Sub(dm, e) dx = Mul(f, c)",
 }
 NOT_THROUGH_CAP = {
     "no derivative": ("dx = Mul(dm, c)", Code.TRAINING),
+    "another tanh's": ("t2 = Tanh(dm) e = com.microsoft.TanhGrad(dm, t2) dx = Mul(e, c)", Code.TRAINING),
     "1 - tanh": ("sl = Sub(one, th) e = Mul(dm, sl) dx = Mul(e, c)", Code.TRAINING),
     "1 + tanh^2": ("sq = Mul(th, th) sl = Add(one, sq) e = Mul(dm, sl) dx = Mul(e, c)", Code.TRAINING),
     "2 - tanh^2": ("sq = Mul(th, th) sl = Sub(two, sq) e = Mul(dm, sl) dx = Mul(e, c)", Code.TRAINING),
