@@ -135,6 +135,14 @@ EXTENSIONS = (
         values=MASKED_VALUES,
     ),
     Extension(
+        "EXT-SOFTCAP",
+        "the attribute cpu_softcap is a number c, not 0, that caps the scaled scores x before a bias is added and keys "
+        "are masked: they become c * tanh(x / c)",
+        attr="cpu_softcap",
+        kind="Float",
+        default=0.0,
+    ),
+    Extension(
         "EXT-SINK-FLOAT",
         "sink may stand beside a float32 query",
     ),

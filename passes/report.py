@@ -34,7 +34,12 @@ class Code(StrEnum):
         return member
 
     # What the operator cannot express.
-    SOFTCAP = "softcap", "the scores go through c*tanh(x/c), which FlashAttentionScore cannot express"
+    SOFTCAP = (
+        "softcap",
+        "the scores go through a soft cap, c*tanh(x/c), which no operator of Ascend has, and the CPU kernels only in "
+        "front of masks and biases",
+        "--target ort takes a soft cap in front of the mask",
+    )
     SCORES_ARE_OUTPUT = (
         "scores_are_output",
         "the score matrix is an output of the model or is read elsewhere",

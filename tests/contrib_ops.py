@@ -21,6 +21,15 @@ class SoftmaxGrad_13(OpRun):  # noqa: N801  (the operator's name)
         return (((gradient - rows) * softmax).astype(softmax.dtype),)
 
 
+class TanhGrad(OpRun):
+    """The gradient of a tanh, as onnxruntime-training's graphs have it."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, gradient: Array, tanh: Array) -> tuple[Array]:
+        return ((gradient * (1 - tanh * tanh)).astype(tanh.dtype),)
+
+
 class DropoutGrad(OpRun):
     """The gradient through a Dropout, as onnxruntime-training's graphs have it."""
 

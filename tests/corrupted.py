@@ -80,7 +80,7 @@ def _extras(rng: Rng, count: int) -> set[int]:
 
 def _forward(rng: Rng) -> Parts:
     b, n1, n2, s1, s2, d, dtype = 2, 4, 2, 3, 5, 8, _half(rng)
-    layout, extras = _pick(rng, ("BNSD", "BSND", "BSH", "SBH")), _extras(rng, 10)
+    layout, extras = _pick(rng, ("BNSD", "BSND", "BSH", "SBH")), _extras(rng, 11)
     s1 = s2 if 9 in extras else s1
 
     def put(n: int, s: int, width: int) -> Any:
@@ -115,6 +115,8 @@ def _forward(rng: Rng) -> Parts:
     if 9 in extras:
         inputs["real_shift"] = _floats(rng, n1)
         attrs["pse_type"] = int(rng.integers(2, 4))
+    if 10 in extras and attrs.get("pse_type") != 1:
+        attrs["cpu_softcap"] = _pick(rng, (0.5, 30.0))
     return inputs, attrs
 
 
@@ -172,7 +174,9 @@ def _decode(rng: Rng) -> Parts:
 
     inputs: dict[str, Any] = {"query": put(n1, 1), "key": put(n2, s), "value": put(n2, s)}
     attrs: dict[str, Any] = {"num_heads": n1, "num_key_value_heads": n2, "input_layout": layout, "scale_value": 0.3}
-    extras = _extras(rng, 8)
+    extras = _extras(rng, 9)
+    if 8 in extras:
+        attrs["cpu_softcap"] = 0.5
     if 1 in extras:
         inputs["atten_mask"] = np.zeros((b, s), np.bool_)
     if 2 in extras:

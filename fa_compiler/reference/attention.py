@@ -3,6 +3,7 @@ allowed set, dropout and the sink.
 
     A = Q K^T (+ Q_rope K_rope^T);  S = scale*(A + pse) for pse_type 1, scale*A + pse otherwise
 
+With the extension attribute cpu_softcap, c, the scaled product x = scale*A becomes c * tanh(x / c) before pse is added.
 Query head n uses key and value head n // (N1/N2).
 """
 
@@ -17,6 +18,7 @@ from fa_compiler.reference.dropout import Dropout
 from fa_compiler.reference.layouts import sides
 from fa_compiler.reference.masks import AllowedSet
 from fa_compiler.reference.pse import Pse
+from fa_compiler.reference.softmax import capped
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _QUANTISED = ("d_scale_q", "d_scale_k", "d_scale_v", "d_scale_dy", "d_scale_o", "ds_scale", "p_scale")
@@ -37,6 +39,7 @@ class Attention:
         self.pse = Pse(call, pse_name, self.query_side, self.key_side, self.allowed_set)
         self.dropout = Dropout(call, self.query_side, self.key_side)
         self.scale = float(call.attrs["scale_value"])
+        self.softcap = float(np.float32(call.attrs.get("cpu_softcap", 0.0)))
         # Biases are compared with this number, so it is rounded to float32, the type of an attribute.
         self.mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))
         self.width = self.query_side.width(call, "query")
@@ -68,10 +71,20 @@ class Attention:
             product: Floats = self.query[batch][head] @ self.key[batch][kv_head].T
             bias = self.pse.bias(batch, head)
             if bias is None:
-                return self.scale * product
+                return capped(self.scale * product, self.softcap)
             if self.pse.before_scale:
                 return self._rounded(self.scale * self._rounded(product + bias, bias), bias)
-            return self._rounded(self.scale * product + bias, bias)
+            return self._rounded(capped(self.scale * product, self.softcap) + bias, bias)
+
+    def slopes_of_scores(self, batch: int, head: int, kv_head: int) -> Floats | float:
+        """The derivative [S1,S2] of the scores with respect to scale*A: 1 - tanh(x / c)^2 with cpu_softcap, else 1."""
+        if self.softcap == 0.0:
+            return 1.0
+        with np.errstate(invalid="ignore", over="ignore"):
+            product: Floats = self.query[batch][head] @ self.key[batch][kv_head].T
+            # 1 / cosh^2 keeps its digits where tanh is close to 1.
+            slopes: Floats = 1.0 / np.cosh(self.scale * product / self.softcap) ** 2
+            return slopes
 
     def masked_scores(self, batch: int, head: int) -> Floats:
         """`mask_value` plus the bias [S1,S2] in natural units: the scores of masked keys with cpu_masked_bias.

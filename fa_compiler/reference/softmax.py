@@ -1,4 +1,4 @@
-"""The softmax over the attended keys of a row, and the result of a row that attends no key."""
+"""Soft caps of the scores, the softmax over the attended keys of a row, and the result of a row that attends no key."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ class Softmax(NamedTuple):
     read: Bools
     max: Floats
     sum: Floats
+
+
+def capped(scores: Floats, softcap: float) -> Floats:
+    """c * tanh(scores / c) for a `softcap` c, the attribute cpu_softcap; the scores themselves if it is 0."""
+    return scores if softcap == 0.0 else softcap * np.tanh(scores / softcap)
 
 
 def softmax(

@@ -1,7 +1,8 @@
 """FlashAttentionScore: the training forward pass of attention.
 
-Its constraints are FA.1 to FA.23. Their numbers, codes and stages are those of the project's constraints list, which
-is drawn from the aclnn documents, the aclnn host code and the operator's tiling. The products are A2, A3 and 950.
+Its constraints are FA.1 to FA.24. The numbers, codes and stages of FA.1 to FA.23 are those of the project's constraints
+list, which is drawn from the aclnn documents, the aclnn host code and the operator's tiling. FA.24 is about an
+attribute of the CPU kernel. The products are A2, A3 and 950.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, size_text, text
+from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import INVALID, Diagnostic
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape
@@ -310,6 +312,9 @@ def empty(call: CheckedNode) -> Iterator[Diagnostic]:
                 return
 
 
+rules.shared(24, "softcap", lambda call: softcap(call, "real_shift"))
+
+
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     """The statistics are float32, [B,N1,S1,8], or [T1,N1,8] in TND. attention_out has the shape of query with Dv in
     place of D. If some of query, key and value have batch 1, attention_out has the batch of the others. softmax_out is
@@ -370,6 +375,7 @@ OPERATOR = Operator(
             "EXT-EMPTY-ROWS",
             "EXT-NAN-ROWS",
             "EXT-MASK-VALUE",
+            "EXT-SOFTCAP",
             "EXT-MASKED-BIAS",
             "EXT-MASKED-VALUES",
             "EXT-SINK-FLOAT",

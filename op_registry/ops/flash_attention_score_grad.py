@@ -1,7 +1,7 @@
 """FlashAttentionScoreGrad: the backward pass of FlashAttentionScore.
 
-Its constraints are FAG.1 to FAG.19. FAG.19 says that the result is deterministic only if the runtime is told so; no
-node can break it, so it has no rule.
+Its constraints are FAG.1 to FAG.20. FAG.19 says that the result is deterministic only if the runtime is told so; no
+node can break it, so it has no rule. FAG.20 is about an attribute of the CPU kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, text
+from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import INVALID, NULLPTR, Diagnostic
 from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Shape, differ
@@ -422,6 +423,9 @@ def bias_shape(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from training.bias_shape(call, "pse_shift", "EXT-SHIFT-BROADCAST", one_row=False)
 
 
+rules.shared(20, "softcap", lambda call: softcap(call, "pse_shift"))
+
+
 def _is_not_empty(shape: Shape) -> bool:
     """Whether a shape is certainly not [0], the shape of the gradient of an absent input."""
     return len(shape) != 1 or differ(shape[0], 0)
@@ -476,6 +480,7 @@ OPERATOR = Operator(
             "EXT-GRAD-EMPTY-ROWS",
             "EXT-NAN-ROWS",
             "EXT-MASK-VALUE",
+            "EXT-SOFTCAP",
             "EXT-GRAD-ROPE",
             "EXT-VALUE-WIDER",
             "EXT-RANGE",

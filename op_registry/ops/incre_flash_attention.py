@@ -1,8 +1,8 @@
 """IncreFlashAttention: attention of one new token on a key-value cache (decoding).
 
-Its constraints are IFA.1 to IFA.14. Their numbers, codes and stages are those of the project's constraints list,
-drawn from the aclnn document (V4), the aclnn host code and the operator's tiling. The products are A2, A3, 950 and,
-with fewer features, 310P.
+Its constraints are IFA.1 to IFA.15. The numbers, codes and stages of IFA.1 to IFA.14 are those of the project's
+constraints list, drawn from the aclnn document (V4), the aclnn host code and the operator's tiling. IFA.15 is about an
+attribute of the CPU kernel. The products are A2, A3, 950 and, with fewer features, 310P.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fa_compiler.op_registry.constraints.decode_sizes import (
     sizes_of,
     unlike,
 )
+from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, MOST_LISTED, OF_QUERY, CpuKernel, TypeRow, type_row
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ
@@ -535,6 +536,7 @@ def no_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 rules.values(14, "inner_precise", (0, 1), wanted="0 (high precision) or 1 (high performance)")
+rules.shared(15, "softcap", softcap)
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
@@ -575,6 +577,7 @@ OPERATOR = Operator(
             "EXT-DECODE-MASK-BYTES",
             "EXT-DECODE-PADDING",
             "EXT-DECODE-INT8",
+            "EXT-SOFTCAP",
         ),
         required_output="attention_out",
         type_rows=_type_rows,

@@ -107,6 +107,16 @@ class OpConverter:
         attr = self.node.attributes.get(name)
         return default if attr is None else attr.as_float()
 
+    def softcap(self) -> float:
+        """The attribute softcap, c of c * tanh(scores / c); 0 where the scores are not capped. Raises Decline."""
+        cap = self.number("softcap", 0.0)
+        if cap < 0.0:
+            hint = "give softcap a positive number, or 0 for none"
+            raise self.decline(Code.SOFTCAP, f"softcap is {cap:g}, a negative number", hint)
+        if cap > 0.0 and self.options.target != "ort":
+            raise self.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
+        return cap
+
     def decline(self, code: Code, reason: str, hint: str | None = None) -> Decline:
         """A Decline of this operator, to be raised."""
         return Decline(code, reason, self.node, hint)
@@ -248,7 +258,8 @@ class OpConverter:
     ) -> AttentionMatch:
         """The record of the attention, whose result is the operator's first output in the given layout.
 
-        A scale of None stands for 1 / sqrt(head size). Raises Decline.
+        A scale of None stands for 1 / sqrt(head size). The operator's attribute softcap, if it has one, caps the scores
+        before they are masked. Raises Decline.
         """
         space = self.viewer.space
         batch, heads, q_seq, kv_seq = map(space.resolve, scores)
@@ -279,6 +290,7 @@ class OpConverter:
             output,
             LAYOUTS[layout](batch, heads, q_seq, width),
             sink,
+            softcap=self.softcap(),
         )
         return match.within(space.branch())
 

@@ -11,21 +11,22 @@
     head_sink, smooth_softmax
                         one more score in every row, the sink of FlashAttentionScore; for smooth_softmax it is 0
     do_rotary           query and key are rotated before the attention (rotary.py)
+    softcap             c: the scaled scores become c * tanh(scores / c) before attention_bias is added (not on Ascend)
     k_scale, v_scale    the scales of int8 caches (group_int8.py)
     present_key, present_value   all keys and values, [B, K, T, D]
 
 Without a past ONNX Runtime requires as many keys as rows, and total_sequence_length to be their number. With a past it
 takes prompts, several rows of one batch entry, or one row of each batch entry.
 
-It has two kernels. The streaming one runs for float32, several keys, causal attention, present outputs and no sink. It
-gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a key there
-(key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch for a key
-in every row.
+It has two kernels. The streaming one runs for float32, several keys, causal attention, present outputs, and neither a
+sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a
+key there (key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch
+for a key in every row.
 The other kernel computes a row without a key like any other row. For the rows of a prompt that lie after the last key
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
 
-Refused besides: softcap; sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
+Refused besides: sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
 """
 
 from __future__ import annotations
@@ -190,8 +191,7 @@ def _check(call: OpConverter) -> None:
         late = int_attr(node, "qk_output", 0) == 2
         code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
         raise call.decline(code, f"output_qk, the {'probabilities' if late else 'scores'}, is read")
-    if call.number("softcap", 0.0) != 0.0:
-        raise call.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
+    call.softcap()
     past = any(call.input(index) is not None for index in PAST)
     if any(call.input(index) is not None for index in NORMS):
         raise call.decline(Code.READY_MADE, "norms inside the operator are not taken apart")
@@ -224,7 +224,7 @@ def _check_quantised(call: OpConverter) -> None:
 
 
 def _streamed(call: OpConverter, behind: bool = False) -> bool:
-    """Does ONNX Runtime run its streaming kernel: float32, causal, with present outputs, without a sink, several keys?
+    """Does ONNX Runtime run its streaming kernel: float32, causal, several keys, present outputs, no sink or soft cap?
 
     There are several keys where there are several rows; a single row may have several after a past, if `behind`. A row
     that has its own key gives the same in both kernels.
@@ -233,7 +233,8 @@ def _streamed(call: OpConverter, behind: bool = False) -> bool:
     if not int_attr(node, "causal", 1) or (call.size(call.required_input(0), 1) == 1 and not behind):
         return False
     cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
-    return cached and not _has_sink(call) and call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
+    plain = not _has_sink(call) and call.softcap() == 0.0
+    return cached and plain and call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
 
 
 def _has_sink(call: OpConverter) -> bool:

@@ -7,6 +7,7 @@
     nonpad_kv_seqlen     one length for each batch entry; the keys from it on are excluded
     is_causal, windows   key j is attended when p - left <= j <= p + right, p = i + offset; the offset is the past
                          length, or length - S with nonpad_kv_seqlen, else 0
+    softcap              c: the scaled scores become c * tanh(scores / c) before they are masked (not on Ascend)
     softmax_precision    of at least 32 bits: the operator computes the softmax in float32
 
 A row without a key gives 0, whatever the values hold. Which numbers of a float mask exclude a key depends on how ONNX
@@ -22,11 +23,14 @@ only where its numbers other than the excluding ones are proven small, or where 
 everywhere. The function body adds in float32. But a 16-bit mask that the graph computes, such as a sum or product,
 reaches it rounded or not, depending on where ONNX Runtime runs the nodes. The same condition holds for such a mask.
 
-Refused besides: softcap, the score or probability matrix as an output, and a softmax_precision that rounds. Also a
-causal query of one row with several new keys and a past: in ONNX Runtime the row sees all keys, in the specification it
-does not. Also a float mask that may hold +inf beside other exclusions, where the function body runs: the body adds
-their -inf to it. Also operands of three dimensions whose batch sizes differ: the function body splits the heads of all
-three by the query's batch size, which moves elements of a smaller key or value to other places.
+The order of cap and mask is that of onnx 1.23, for all opsets, and of ONNX Runtime 1.32. onnx 1.19 and ONNX Runtime
+1.23 add the mask first, so that a masked key has the score -c.
+
+Refused besides: the score or probability matrix as an output, and a softmax_precision that rounds. Also a causal query
+of one row with several new keys and a past: in ONNX Runtime the row sees all keys, in the specification it does not.
+Also a float mask that may hold +inf beside other exclusions, where the function body runs: the body adds their -inf to
+it. Also operands of three dimensions whose batch sizes differ: the function body splits the heads of all three by the
+query's batch size, which moves elements of a smaller key or value to other places.
 """
 
 from __future__ import annotations
@@ -79,8 +83,7 @@ def _check(call: OpConverter) -> None:
         late = int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
         code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
         raise call.decline(code, f"qk_matmul_output, the {'probabilities' if late else 'scores'}, is read")
-    if call.number("softcap", 0.0) != 0.0:
-        raise call.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
+    call.softcap()
     wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
     if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
         raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")

@@ -124,7 +124,7 @@ class Backward(GradientCompanion):
     def _attrs(self, forward: ir.Node) -> dict[str, int | float | str]:
         """The forward node's attributes, as far as its gradient has them."""
         spec = self._spec
-        shared = {attr.name for attr in spec.attrs} | {"cpu_nan_rows", "cpu_mask_value"}
+        shared = {attr.name for attr in spec.attrs} | {"cpu_nan_rows", "cpu_mask_value", "cpu_softcap"}
         attrs = {name: attr.value for name, attr in forward.attributes.items() if name in shared}
         if self.rewriter.options.target == "ort" and self.record.empty_rows in ("mean", "nan"):
             attrs["cpu_empty_rows"] = self.record.empty_rows

@@ -4,10 +4,10 @@
     gradient of key   := c * product(dS, query)      summed over the query rows, and heads of a group
     gradient of value := c * product(P, dO)          summed over the query rows, and heads of a group
 
-with dS = P * (dO V^T - D), D its row sums, in any spelling (region.py); of scores that are the sum of two products, of
-the second's query and key likewise. What the graph computes need not be *the* gradient: any factor c is kept, and any
-of them may be missing. Every value of the region has to be read inside of it only, forward and backward part taken
-together; nodes whose result nobody needs do not count.
+with dS = P * (dO V^T - D), D its row sums, in any spelling (region.py), times 1 - tanh^2 where the scores are capped;
+of scores that are the sum of two products, of the second's query and key likewise. What the graph computes need not be
+*the* gradient: any factor c is kept, and any of them may be missing. Every value of the region has to be read inside of
+it only, forward and backward part taken together; nodes whose result nobody needs do not count.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class _Finder:
         return None
 
     def _of_scores(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
-        factor = tensor.quantity.score_gradient(self.region.dropout)
+        factor = tensor.quantity.product_gradient(self.region.dropout, self.match.softcap != 0.0)
         if factor is None:
             return None
         rope, scale = self.match.rope, self.match.scale

@@ -52,26 +52,22 @@ class Polynomial:
         return Polynomial(terms) if usable else None
 
     def times(self, other: Polynomial) -> Polynomial | None:
-        """The product; None when a power grows beyond what a gradient holds."""
+        """The product; None when a power grows beyond what a gradient holds. Terms that cancel up to rounding are
+        gone."""
         result: dict[Monomial, float] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():
                 monomial = product(left, right)
                 if max(map(abs, monomial)) > MAX_POWER:
                     return None
-                result[monomial] = result.get(monomial, 0.0) + a * b
+                _add(result, monomial, a * b)
         return Polynomial.of(result)
 
     def plus(self, other: Polynomial, sign: float = 1.0) -> Polynomial | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
         result = dict(self.terms)
         for monomial, factor in other.terms.items():
-            mine = result.get(monomial, 0.0)
-            total = mine + sign * factor
-            if abs(total) <= TOLERANCE * abs(mine):
-                result.pop(monomial)
-            else:
-                result[monomial] = total
+            _add(result, monomial, sign * factor)
         return Polynomial.of(result)
 
     def scaled(self, factor: float) -> Polynomial | None:
@@ -93,12 +89,27 @@ class Polynomial:
         """c of c times this monomial; None for anything else."""
         return self.terms.get(wanted) if len(self.terms) == 1 else None
 
+    def multiple_of(self, other: Polynomial) -> float | None:
+        """c of c * other; None for anything else."""
+        if self.terms.keys() != other.terms.keys():
+            return None
+        first, *rest = (self.terms[monomial] / factor for monomial, factor in other.terms.items())
+        return first if all(math.isclose(first, each, rel_tol=TOLERANCE) for each in rest) else None
+
     def difference(self, first: Monomial, second: Monomial) -> float | None:
         """c of c * (first - second); None for anything else."""
         if set(self.terms) != {first, second}:
             return None
         factor = self.terms[first]
         return factor if math.isclose(factor, -self.terms[second], rel_tol=TOLERANCE) else None
+
+
+def _add(terms: dict[Monomial, float], monomial: Monomial, factor: float) -> None:
+    """Add a term to others. Terms that cancel up to rounding are gone."""
+    mine = terms.pop(monomial, 0.0)
+    total = mine + factor
+    if mine == 0.0 or not abs(total) <= TOLERANCE * abs(mine):
+        terms[monomial] = total
 
 
 def product(one: Monomial, other: Monomial) -> Monomial:

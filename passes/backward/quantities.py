@@ -5,6 +5,7 @@
     D    the row sums of P * G
     L    the row sums of the exponentials (decomposed softmax): exp(s - max) is P * L
     F    what dropout multiplies by: 0, or 1 / keep; then D are the row sums of P * F * G
+    T    the tanh of a soft cap, whose derivative is 1 - T^2; 1 is a quantity, too, of no power of any other
 
 The algebra (polynomials.py) holds in every row that attends a key, for P is 0 wherever a mask excludes. What a value is
 in a row that is masked everywhere depends on the spelling, which `MaskedRows` keeps track of.
@@ -21,14 +22,18 @@ LARGEST_FACTOR = 2.0**60
 """A value more than this many times as large or as small as an operator's result is not replaced by it: one of the two
 may be infinite or 0 where the other is not."""
 
-P: Monomial = (1, 0, 0, 0, 0)
-G: Monomial = (0, 1, 0, 0, 0)
-D: Monomial = (0, 0, 1, 0, 0)
-L: Monomial = (0, 0, 0, 1, 0)
-E: Monomial = (1, 0, 0, 1, 0)
+P: Monomial = (1, 0, 0, 0, 0, 0)
+G: Monomial = (0, 1, 0, 0, 0, 0)
+D: Monomial = (0, 0, 1, 0, 0, 0)
+L: Monomial = (0, 0, 0, 1, 0, 0)
+E: Monomial = (1, 0, 0, 1, 0, 0)
 """The exponentials: P * L."""
-F: Monomial = (0, 0, 0, 0, 1)
-PD: Monomial = (1, 0, 1, 0, 0)
+F: Monomial = (0, 0, 0, 0, 1, 0)
+T: Monomial = (0, 0, 0, 0, 0, 1)
+ONE: Monomial = (0, 0, 0, 0, 0, 0)
+PD: Monomial = (1, 0, 1, 0, 0, 0)
+SLOPE = Polynomial({ONE: 1.0, (0, 0, 0, 0, 0, 2): -1.0})
+"""The derivative of a soft cap, 1 - T^2."""
 
 
 class MaskedRows(Enum):
@@ -63,7 +68,7 @@ class MaskedRows(Enum):
 
 @dataclass(frozen=True)
 class Quantity:
-    """A polynomial in P, G, D, L and F, and what it is in rows that are masked everywhere.
+    """A polynomial in P, G, D, L, F and T, and what it is in rows that are masked everywhere.
 
     `raw` says whether probabilities before their guard have a part in it, in whatever rows; `zeroed` which of the
     forward part's selections have put zeros into it, and `spoilt` whether it was computed from something with such
@@ -84,7 +89,7 @@ class Quantity:
     def times(self, other: Quantity) -> Quantity | None:
         """The product; None when a power grows beyond what a gradient holds."""
         found = self.polynomial.times(other.polynomial)
-        if found is None or any(dropped > 1 for *_, dropped in found.terms):
+        if found is None or any(dropped > 1 for *_, dropped, _ in found.terms):
             return None
         return _made(found, self.rows.times(other.rows), self, other)
 
@@ -104,10 +109,10 @@ class Quantity:
     def row_sum(self, dropout: bool) -> Quantity | None:
         """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken out of it."""
         result: dict[Monomial, float] = {}
-        for (p, g, d, length, f), factor in self.polynomial.terms.items():
-            if (p, g, f) != (1, 1, int(dropout)):
+        for (p, g, d, length, f, t), factor in self.polynomial.terms.items():
+            if (p, g, f, t) != (1, 1, int(dropout), 0):
                 return None
-            result[(0, 0, d + 1, length, 0)] = factor
+            result[(0, 0, d + 1, length, 0, 0)] = factor
         return _made(Polynomial.of(result), self.rows, self)
 
     def selected(self, selection: int, selections: int) -> Quantity:
@@ -124,11 +129,18 @@ class Quantity:
 
     def probabilities(self, dropout: bool) -> float | None:
         """c of c * P, or c * P * F if there is dropout, None for anything else."""
-        return self.polynomial.coefficient((1, 0, 0, 0, int(dropout)))
+        return self.polynomial.coefficient((1, 0, 0, 0, int(dropout), 0))
 
     def score_gradient(self, dropout: bool) -> float | None:
         """c of c * (P*G - P*D), with F beside G if there is dropout, None for anything else."""
-        return self.polynomial.difference((1, 1, 0, 0, int(dropout)), PD)
+        return self.polynomial.difference((1, 1, 0, 0, int(dropout), 0), PD)
+
+    def product_gradient(self, dropout: bool, capped: bool) -> float | None:
+        """As score_gradient; if the scores are `capped`, c of c * (P*G - P*D) * (1 - T^2)."""
+        if not capped:
+            return self.score_gradient(dropout)
+        inner = Polynomial({(1, 1, 0, 0, int(dropout), 0): 1.0, PD: -1.0}).times(SLOPE)
+        return None if inner is None else self.polynomial.multiple_of(inner)
 
 
 def _made(found: Polynomial | None, rows: MaskedRows, *sources: Quantity) -> Quantity | None:

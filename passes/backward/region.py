@@ -7,7 +7,7 @@ code cites the numbers of the cases; c is a number:
       1     what the forward part left                    the probabilities, exponentials and their row sums
       2   | dO V^T in any spelling of the product         G
       3   | arithmetic of regions                         layout, casts, factors, products, sums: see polynomials.py
-      4   | Pow(L, n) | Reciprocal(L) | c / L
+      4   | Pow(L, n) | Reciprocal(L) | c / L | Pow(region, 2)
       5   | ReduceSum(region) over the keys               of P*G, with powers of L before it
       6   | ReduceSum(dO * O) over the values' depth      D, as FlashAttention's backward part computes it
       7   | ReduceSum(region) over a size of 1            jax: of what is repeated after it
@@ -18,6 +18,9 @@ code cites the numbers of the cases; c is a number:
      11   | Cast(drop mask)                               zeros and ones: keep * F
      12   | DropoutGrad(region, drop mask, ratio)         com.microsoft: region * drop mask / (1 - ratio)
           | DropoutGrad(region, ...)                      not in training mode: the region itself
+     13   | Tanh of a soft cap, in the forward part       T
+     14   | region + c | region - c | c - region          beside a soft cap: of 1 - T^2, or of (1 - T) * (1 + T)
+     15   | TanhGrad(region, T)                           com.microsoft: region * (1 - T^2)
 
 Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
 multiplied by a probability of 0. Zeros put anywhere else change the gradient: not accepted.
@@ -34,7 +37,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
-from fa_compiler.passes.backward.quantities import D, E, F, G, L, MaskedRows, P, Quantity
+from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
@@ -65,8 +68,11 @@ class Region:
         self._put_forward(self.match.anchor)
 
     def _put_forward(self, anchor: SoftmaxAnchor) -> None:
-        """Case 1: what the forward part computes."""
-        after = self.derivation.paths.after
+        """Cases 1 and 13: what the forward part computes."""
+        paths = self.derivation.paths
+        if (cap := paths.cap) is not None:
+            self.reader.put(cap, Quantity.of(T), paths.dims[cap])
+        after = paths.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
         rows = MaskedRows.RAW if raw else MaskedRows.SAME
@@ -116,6 +122,10 @@ class Region:
             return kept
         if (made := self.reader.made_by(node)) is not None:  # 3
             return made
+        if self.match.softcap != 0.0 and is_op(node, "Add", "Sub"):  # 14
+            return self._plus_number(node)
+        if node.domain == "com.microsoft" and node.op_type == "TanhGrad":
+            return self._tanh_gradient(node)
         if is_op(node, "Pow", "Reciprocal", "Div"):  # 4
             return self._power(node)
         if is_op(node, "ReduceSum"):
@@ -145,6 +155,27 @@ class Region:
             return None
         return Tensor.of(tensor.quantity.times(scaled), self.tracer.aligned(tensor.dims, kept.dims))
 
+    def _plus_number(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """Case 14: a number added to something, or the difference of the two."""
+        for index, sign in ((0, 1.0), (1, -1.0 if is_op(node, "Sub") else 1.0)):
+            tensor, other = self.reader.tensor(node.inputs[index]), node.inputs[1 - index]
+            number = None if other is None else self.viewer.info.scalar(other)
+            if tensor is None or number is None or number == 0.0:
+                continue
+            own = tensor.quantity.scaled(sign)
+            number *= -1.0 if is_op(node, "Sub") and index == 0 else 1.0
+            return Tensor.of(None if own is None else own.plus(Quantity.of(ONE, number)), tensor.dims)
+        return None
+
+    def _tanh_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """Case 15: the gradient of a tanh in one node."""
+        tensors = self.reader.all(node.inputs[:2])
+        if tensors is None or node.inputs[1] is not self.derivation.paths.cap:
+            return None
+        gradient, tanh = tensors
+        dims = self.tracer.aligned(gradient.dims, tanh.dims)
+        return Tensor.of(gradient.quantity.times(Quantity(SLOPE)), dims)
+
     def _kept(self, value: ir.Value | None) -> Tensor[Quantity] | None:
         """Case 11: the drop mask, of zeros and ones, which is `keep` times F."""
         dropout = self.match.dropout
@@ -154,7 +185,7 @@ class Region:
         return Tensor(Quantity.of(F, dropout.keep), known.dims)
 
     def _power(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """Case 4: an integer power of row sums of exponentials."""
+        """Case 4: an integer power of row sums of exponentials, or a square."""
         found = match(POWER, node.outputs[0], self.viewer.info)
         tensor = None if found is None else self.reader.tensor(found["base"])
         if found is None or tensor is None:
@@ -163,6 +194,8 @@ class Region:
         if number is None or exponent is None or not exponent.is_integer():
             return None
         power = tensor.quantity.to_power(int(exponent))
+        if power is None and exponent == 2.0:
+            power = tensor.quantity.times(tensor.quantity)
         return None if power is None else Tensor.of(power.scaled(number), tensor.dims)
 
     def _number(self, value: ir.Value | None, absent: float) -> float | None:

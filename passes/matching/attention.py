@@ -123,6 +123,7 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
         shapes=_shapes(paths, probabilities),
         types=_types(paths),
         rope=rope,
+        softcap=scores.softcap,
         derivation=Derivation(paths, probabilities, masking),
     )
     roles.check_heads(match.views, paths)

@@ -29,7 +29,7 @@ from fa_compiler.passes.matching.probability_path import (
     reaches_product,
 )
 from fa_compiler.passes.matching.routes import Route
-from fa_compiler.passes.matching.scores import ScorePath, find_scores
+from fa_compiler.passes.matching.scores import Cap, ScorePath, find_scores
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
@@ -63,6 +63,11 @@ class AttentionPaths:
         return next((term for term in self.scores.terms if not _leaves_scores(term, self.viewer.facts)), None)
 
     @property
+    def cap(self) -> ir.Value | None:
+        """The tanh of a soft cap, which its gradient reads; None where the scores are not capped."""
+        return _cap(self.before)
+
+    @property
     def late_values(self) -> tuple[ir.Value, ...]:
         """What the softmax and the nodes after it make."""
         return _late_values(self.anchor, self.after)
@@ -81,7 +86,7 @@ class AttentionPaths:
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
         with layers_apart(before, viewer):
-            shape_readers = readers_of_shapes(anchor, before, after, _answers(anchor, after, route))
+            shape_readers = readers_of_shapes(anchor, before, after, _answers(anchor, before, after, route))
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
@@ -112,10 +117,16 @@ def _late_values(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Valu
     return tuple(output for node in (*anchor.nodes, *after.nodes) for output in node.outputs)
 
 
-def _answers(anchor: SoftmaxAnchor, after: ProbabilityPath, route: Route) -> Callable[[ir.Value, ir.Node], bool]:
+def _cap(before: ScorePath) -> ir.Value | None:
+    return next((step.node.outputs[0] for step in before.steps if isinstance(step, Cap)), None)
+
+
+def _answers(
+    anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath, route: Route
+) -> Callable[[ir.Value, ir.Node], bool]:
     """The predicate for `readers_of_shapes`: is this reader of an inner value accounted for by the attention's
     gradient, or by another attention that is fused as well?"""
-    late = _late_values(anchor, after) if route.gradient else ()
+    late = (*_late_values(anchor, after), _cap(before)) if route.gradient else ()
 
     def answered(output: ir.Value, reader: ir.Node) -> bool:
         by_gradient = output in late and not reads_shape(reader) and not reads_type(reader, output)

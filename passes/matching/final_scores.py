@@ -38,6 +38,7 @@ class FinalScores:
     shifted: tuple[tuple[ir.Node, Axes], ...]
     sink_scores: ScoresWithSink | None
     second: SecondProduct | None = None
+    softcap: float = 0.0
 
     @staticmethod
     def of(
@@ -49,7 +50,7 @@ class FinalScores:
         second: list[SecondProduct] = []
 
         def joins(step: Add[ir.Value], walk: ScoreWalk) -> bool:
-            if not may_join or second or walk.terms or walk.scale == 0.0:
+            if not may_join or second or walk.terms or walk.scale == 0.0 or walk.softcap != 0.0:
                 return False
             found = second_product(step.operand, step.sign / walk.scale, walk.dims, step.node, viewer)
             if found is None or not 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO:
@@ -70,4 +71,5 @@ class FinalScores:
             tuple(walk.shifted),
             walk.sink_scores,
             second[0] if second else None,
+            walk.softcap,
         )

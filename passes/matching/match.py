@@ -40,7 +40,8 @@ class AttentionMatch:
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
     `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
     value, with that value's arrangement, and `types` CastLike nodes that take their type from one: their results are
-    computed without it. An operator that is attention already has no `derivation`.
+    computed without it. `softcap` is the c of c * tanh(scores / c), 0 where the scores are not capped. An operator that
+    is attention already has no `derivation`.
     """
 
     anchor: SoftmaxAnchor
@@ -61,6 +62,7 @@ class AttentionMatch:
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
     types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
     rope: Rope | None = None
+    softcap: float = 0.0
     derivation: Derivation | None = None
 
     def with_larger_product_first(self) -> AttentionMatch:

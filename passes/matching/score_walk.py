@@ -55,7 +55,8 @@ Step = ScoreOp[ir.Value] | Rearrange | OwnStep
 class ScoreWalk:
     """Scores on their way to the softmax: `scores` is the value that was reached, of the arrangement `dims`.
 
-    `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `shifted`
+    `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `softcap`
+    is the number c of a soft cap, c * tanh(scores / c), with the factors behind it; 0 if there is none. `shifted`
     are the nodes that subtract a maximum, each with the axis it runs along; `sink_scores` is a sink beside the scores.
     `joins` says whether what a step adds becomes a part of the scores, and no term.
     """
@@ -70,6 +71,7 @@ class ScoreWalk:
     factors: list[Factor] = field(default_factory=list)
     shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
     sink_scores: ScoresWithSink | None = None
+    softcap: float = 0.0
 
     def __post_init__(self) -> None:
         self.product = self.scores
@@ -100,12 +102,16 @@ class ScoreWalk:
         """Multiply by a number. Raises Decline."""
         self._check_sign(step.node, step.factor)
         self.scale *= step.factor
+        self.softcap *= abs(step.factor)
         self.terms.extend([step] if self.terms else [])
 
     def multiply_by(self, node: ir.Node, value: ir.Value, divides: bool) -> None:
         """Multiply by a tensor, or divide by it. Raises Decline."""
         if self.terms:
             reason = "a mask or bias is multiplied by something that is not one known number"
+            raise Decline(Code.SCALE, reason, node)
+        if self.softcap != 0.0:
+            reason = "capped scores are multiplied by something that is not one known number"
             raise Decline(Code.SCALE, reason, node)
         known = self.viewer.facts.bounds.of(value) if self.shifted else (0.0, 0.0)
         self._check_sign(node, -1.0 if known is None else known[0])

@@ -18,8 +18,15 @@ Grammar, from the softmax's input, which is `sink_scores`, upwards. The code cit
             | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where
      12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
      13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
+     14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
+                                                           and addends of 0 before it; not on Ascend
 
-Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
+A soft cap is c * tanh(scores / c), in any spelling: the operator's scale is the product of all factors (7) on both
+sides of Tanh, and c that of the factors behind it, so that scale / c is the product of those before it. The operator
+caps the scores before anything is added and before keys are masked. A mask before Tanh would give masked keys the score
+-c, which takes part in the softmax, so no term may be there.
+
+Refused: everything else.
 Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
 other is a term like any tensor, so either choice is right.
 """
@@ -36,6 +43,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX
+from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
@@ -52,6 +60,7 @@ MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
+CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
 QUANTISED_ADVICE = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
@@ -102,6 +111,28 @@ class SubtractMaximum(OwnStep):
 
     def walk(self, walk: ScoreWalk) -> None:
         walk.shifted.append((self.node, walk.dims[self.axis]))
+
+
+@dataclass(frozen=True)
+class Cap(OwnStep):
+    """Case 14: tanh of everything so far."""
+
+    def walk(self, walk: ScoreWalk) -> None:
+        values, terms = TermValues(walk.viewer), tuple(walk.terms)
+        term = next((each for index, each in enumerate(terms) if not _is_nothing(values, terms, index)), None)
+        if walk.softcap != 0.0:
+            raise Decline(Code.SOFTCAP, "the scores are capped by tanh a second time", self.node, CAP_ADVICE)
+        if term is not None:
+            reason = f"the scores are capped by tanh behind {term.node.op_type}, which would give masked keys a weight"
+            raise Decline(Code.SOFTCAP, reason, self.node, CAP_ADVICE)
+        walk.terms.clear()
+        walk.softcap = 1.0
+
+
+def _is_nothing(values: TermValues, terms: tuple[Term, ...], index: int) -> bool:
+    """Does a term before a soft cap leave the scores as they are? The scale counts a factor already, and no score is
+    below a floor."""
+    return isinstance(terms[index], Scale | Floor) or values.is_zero(terms, index, 0.0)
 
 
 @dataclass(frozen=True)
@@ -241,8 +272,6 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     """Why an operator is no step of the grammar."""
     given = [value for value in node.inputs if value is not None]
     leading = [value for value in given if _leads_to_product(value, viewer)]
-    if is_op(node, "Tanh") and leading:
-        return Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
     if is_op(node, "Mul", "Div") and leading:
         return Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
     if len(leading) == 1 and not is_op(node, "Einsum") and _is_layer(leading[0], viewer):
@@ -267,6 +296,16 @@ def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
     source = node.inputs[0]
     return (Rearrange(node), source) if source and (layout or keeps_everything(node, viewer.info)) else None
+
+
+def _peel_cap(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """Case 14: a soft cap. Raises Decline where the target has none."""
+    source = node.inputs[0]
+    if source is None or not is_op(node, "Tanh") or not _leads_to_product(source, viewer):
+        return None
+    if viewer.facts.options.target != "ort":
+        raise Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
+    return Cap(node), source
 
 
 def _peel_scale(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -446,5 +485,8 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     raise _no_path(node, [chosen, other], viewer)
 
 
-CASES = (_peel_layout, _peel_cast, _peel_scale, _peel_blend, _peel_add, _peel_where, _peel_floor, _peel_factor)
-"""What `_peel` tries in turn: 4 and 5, 6, 7, 11, 9, 10, 13, 8."""
+CASES = (
+    *(_peel_layout, _peel_cast, _peel_scale, _peel_cap, _peel_blend),
+    *(_peel_add, _peel_where, _peel_floor, _peel_factor),
+)
+"""What `_peel` tries in turn: 4 and 5, 6, 7, 14, 11, 9, 10, 13, 8."""

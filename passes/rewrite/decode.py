@@ -241,7 +241,10 @@ class IncreFlashMatcher:
             raise self._other(reason, f"--assume {MASKS_DOMINATE} if no score of the model comes near it")
 
     def _bounded(self) -> bool:
-        """Is every score proven to be far above that of a masked key? Float16 products are at most 65504^2."""
+        """Is every score proven to be far above that of a masked key? A soft cap bounds it, or the type: float16
+        products are at most 65504^2."""
+        if 0.0 < self.match.softcap < -MASKED_SCORE / 10:
+            return True
         depth = self.match.space.size(self.match.roles.head_dim).const
         if self.match.dtype != ir.DataType.FLOAT16 or depth is None:
             return False

@@ -45,6 +45,8 @@ class IncreCall:
         spec, space = get(OP, options.cann), match.space
         heads = {"num_heads": match.roles.heads, "num_key_value_heads": match.roles.kv_heads}
         attrs = {**self.attrs, "scale_value": float(np.float32(match.scale))}
+        if match.softcap != 0.0:
+            attrs["cpu_softcap"] = float(np.float32(match.softcap))
         attrs |= {name: space.size(axes).const or 1 for name, axes in heads.items()}
         node = registry_node(spec, self.inputs, attrs, builder)
         out, shape = node.outputs[0], [space.size(dim) for dim in output]

@@ -255,6 +255,8 @@ class Rewriter:
             attrs.update(match.mask.mode.attrs)
         if match.dropout is not None:
             attrs["keep_prob"] = match.dropout.keep
+        if match.softcap != 0.0:
+            attrs["cpu_softcap"] = float(np.float32(match.softcap))
         attrs.update(self._row_attrs(match))
         node = registry_node(spec, inputs, attrs, self.builder)
         for declared, output in zip(spec.outputs, node.outputs, strict=True):

@@ -27,7 +27,9 @@ from fa_compiler.passes.sparse.selection import Selection
 def is_plain(match: AttentionMatch) -> bool:
     """Does the attention use nothing that the sparse operator does not have?"""
     mask = match.mask
-    if match.sink is not None or match.dropout is not None or mask.packed is not None or mask.mode is not None:
+    if match.softcap != 0.0 or match.sink is not None or match.dropout is not None:
+        return False
+    if mask.packed is not None or mask.mode is not None:
         return False
     return not mask.bias and mask.masked_score is None and mask.nan_rows in ("", "zero")
 

@@ -18,6 +18,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+MASKED_FIRST = ("onnx_attention_4d_softcap_neginf_mask_poison__onnx123",)
+"""Graphs that older releases compute otherwise: onnxruntime 1.23.2 adds the mask before the soft cap, as onnx 1.19 did,
+so that masked keys have the score -c."""
 sys.path[:0] = [str(ROOT / "tests" / "graphs"), str(ROOT / "bench")]
 
 import compare_check  # noqa: E402 - found by the line above
@@ -82,7 +85,9 @@ def main() -> int:
         del job["report"]
         jobs[name] = {**job, "coarsest": compare_check.check(job)["coarsest"]}
     pythons = [environment(arguments.folder, version) for version in arguments.versions]
-    return 1 if sum(check(python, jobs) for python in [Path(sys.executable), *pythons]) else 0
+    older = {name: job for name, job in jobs.items() if name not in MASKED_FIRST}
+    failures = check(Path(sys.executable), jobs) + sum(check(python, older) for python in pythons)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

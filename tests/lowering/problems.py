@@ -114,10 +114,11 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
 
         e = sqrt(D) u |scale| |q| |k|  +  4 u (|scale| |q| |k| + |bias|)
 
-    (the product; scale, bias and what a generated bias is made of). A probability is wrong by 2 e of itself (its own
-    score and the largest one) and by 4 u (exp and its argument's reduction). A sum of S2 of them is wrong by sqrt(S2) u
-    more, once in P V and once in the softmax's sum. Equal terms may all be rounded one way: S2 u / 2 more. Beside
-    bfloat16 inputs a probability may be rounded to bfloat16 before it meets the values: 2^-9 more, in the output only.
+    (the product; scale, bias and what a generated bias is made of), and with a soft cap c by 8 u min(|scale| |q| |k|,
+    c) more (tanh, its argument, and the factor c). A probability is wrong by 2 e of itself (its own score and the
+    largest one) and by 4 u (exp and its argument's reduction). A sum of S2 of them is wrong by sqrt(S2) u more, once in
+    P V and once in the softmax's sum. Equal terms may all be rounded one way: S2 u / 2 more. Beside bfloat16 inputs a
+    probability may be rounded to bfloat16 before it meets the values: 2^-9 more, in the output only.
     """
     unit = 2.0**-24
     depth, norm = 0, {"query": 0.0, "key": 0.0}
@@ -143,6 +144,8 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
         bias += abs(float(_finite(np.asarray(attrs.get("cpu_mask_value", 0.0)))))  # a masked key's score is both
     keys = max(inputs["key"].shape[:3])
     score = math.sqrt(depth) * unit * product + 4 * unit * (product + bias)
+    if "cpu_softcap" in attrs:
+        score += 8 * unit * min(product, attrs["cpu_softcap"])
     equal = product + bias == 0.0 or "cpu_mask_value" in attrs
     relative = 2 * score + (4 + 2 * math.sqrt(keys) + (keys / 2 if equal else 0.0)) * unit
     value = float(np.abs(_finite(inputs["value"])).max(initial=0.0)) / attrs.get("keep_prob", 1.0)

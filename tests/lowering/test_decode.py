@@ -77,7 +77,10 @@ def problems(draw: st.DrawFn) -> Problem:
         draw(st.sampled_from([32, 96, 128] if int8_cache else [16, 48, 128])),
         int8_cache,
         tuple(draw(st.lists(LENGTHS, min_size=batch, max_size=batch))),
-        {"scale_value": draw(st.sampled_from([0.125, 0.4, -0.2, 0.0]))},
+        {
+            "scale_value": draw(st.sampled_from([0.125, 0.4, -0.2, 0.0])),
+            "cpu_softcap": draw(st.sampled_from([0.0, 0.0, 0.1, 2.0, 50.0])),
+        },
     )
     inputs = form.inputs(rng)
     columns = max(form.room)
@@ -134,7 +137,7 @@ def test_an_int8_query(storage: str) -> None:
     }
     assert check(inputs, form.all_attrs).dtype == np.float16
     inputs["quant_scale2"] = np.array([20.0], np.float32)
-    assert check(inputs, form.all_attrs).dtype == np.int8
+    assert check(inputs, form.all_attrs | {"cpu_softcap": 1.5}).dtype == np.int8
 
 
 @pytest.mark.usefixtures("isa")
@@ -270,6 +273,7 @@ REFUSED: list[tuple[int, Inputs, dict[str, Any]]] = [
     (12, {"quant_scale2": ONE, "quant_offset2": np.ones((4, 16), F32)}, {}),
     (12, {"dequant_scale1": ONE}, {}),
     (14, {}, {"inner_precise": 2}),
+    (15, {}, {"cpu_softcap": 1e7}),
 ]
 
 

@@ -144,6 +144,11 @@ class Maker:
                     if self.draw(st.booleans()):
                         del self.attrs["cpu_mask_value"]
 
+    def softcap(self) -> None:
+        """A soft cap far below, among or far above the scores; with the scale inside, a bias is scaled, too."""
+        if "real_shift" not in self.inputs or self.attrs["pse_type"] != 1:
+            self.attrs["cpu_softcap"] = self.draw(st.sampled_from([0.1, 2.0, 50.0, 1e6]))
+
     def dropout(self) -> None:
         self.attrs["keep_prob"] = self.draw(st.sampled_from([0.5, 0.9]))
         bits = sum(self.form.heads * queries * keys for queries, keys in self.lengths)
@@ -183,7 +188,7 @@ def problems(draw: st.DrawFn) -> Problem:
     maker.mask()
     for feature in draw(st.sampled_from([(), (maker.bias,), (maker.bias,), (maker.slopes,)])):
         feature()
-    for feature in (maker.sink, maker.rope, maker.dropout, maker.masked_score):
+    for feature in (maker.sink, maker.rope, maker.dropout, maker.masked_score, maker.softcap):
         if draw(st.integers(0, 2)) == 0:
             feature()
     return Problem(inputs, form.all_attrs)

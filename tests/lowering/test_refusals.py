@@ -78,6 +78,17 @@ def test_inputs_of_types_that_only_950_has(name: str) -> None:
         ),
         ({}, {"pse_type": 2}, "pse_type is 2 without the input real_shift, expected 1 (FA.8)"),
         ({}, {"pse_type": 0}, "pse_type is 0 without the input real_shift, expected 1 (FA.8)"),
+        ({}, {"cpu_softcap": -2.0}, "cpu_softcap is -2, expected 0 or a number from 1e-06 to 1e+06 (FA.24)"),
+        (
+            {},
+            {"cpu_softcap": 1e5, "scale_value": 1e-34},
+            "scale_value is 1e-34 beside a cpu_softcap of 100000, expected a quotient that float32 can hold (FA.24)",
+        ),
+        (
+            {"real_shift": np.ones((1, 1, 6, 7), np.float32)},
+            {"cpu_softcap": 2.0, "pse_type": 1},
+            "pse_type is 1 beside cpu_softcap, expected 0, 2 or 3: real_shift is added after the cap (FA.24)",
+        ),
         ({"real_shift": SLOPES}, {"pse_type": 2}, "pse_type 2 needs as many queries as keys, found 6 and 7 (FA.9)"),
         (
             {"real_shift": SLOPES[:3]},
@@ -342,7 +353,7 @@ def test_a_session_survives_a_refused_call() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("name", ["scale_value", "keep_prob", "cpu_mask_value"])
+@pytest.mark.parametrize("name", ["scale_value", "keep_prob", "cpu_mask_value", "cpu_softcap"])
 def test_an_attribute_that_is_no_finite_number(name: str, value: float) -> None:
     message = (
         rf"node 'layer 3/attention' \(FlashAttentionScore\): attribute {name} is {value}, expected a finite number"

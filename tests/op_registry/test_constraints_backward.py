@@ -1,4 +1,4 @@
-"""FAG.1 to FAG.18: each row breaks exactly one constraint of an otherwise good FlashAttentionScoreGrad."""
+"""FAG.1 to FAG.20: each row breaks exactly one constraint of an otherwise good FlashAttentionScoreGrad."""
 
 from __future__ import annotations
 
@@ -191,13 +191,16 @@ BROKEN: list[tuple[str, NodeView, str]] = [
         backward(packed((10, 16), (12, 24), pse_shift=tensor((N1 * 24, 1))), layout="TND"),
         "pse_shift",
     ),
+    # It has a diagnostic of G0 besides, because soft caps are an extension.
+    ("FAG.20", backward(attrs={"cpu_softcap": 1e7}), "cpu_softcap"),
+    ("FAG.20", backward({"pse_shift": tensor((B, N1, S1, S2))}, {"cpu_softcap": 5.0}), "pse_type"),
 ]
 
 
 @pytest.mark.parametrize("target", ["ort", "A2"])
 @pytest.mark.parametrize(("constraint", "node", "culprits"), BROKEN)
 def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprits: str, target: str) -> None:
-    found = verify(node, target)
+    found = [each for each in verify(node, target) if each.extension != "EXT-SOFTCAP"]
     assert [(v.constraint, v.tensor) for v in found] == [(constraint, name) for name in culprits.split()]
     assert {v.code for v in found} == {161002}
     assert all(v.extension is None and v.tensor in v.message for v in found)
@@ -205,7 +208,7 @@ def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprit
 
 def test_every_number_a_node_can_break_has_a_row() -> None:
     numbers = operator("FlashAttentionScoreGrad").rules.table
-    assert sorted(numbers) == list(range(1, 19))
+    assert sorted(numbers) == [*range(1, 19), 20]
     assert {constraint for constraint, _, _ in BROKEN} == {f"FAG.{number}" for number in numbers}
 
 
@@ -360,6 +363,7 @@ EXTENDED = [
     ("EXT-GRAD-EMPTY-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
     ("EXT-NAN-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
     ("EXT-MASK-VALUE", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_mask_value": -1e4})),
+    ("EXT-SOFTCAP", "G0", backward(attrs={"cpu_softcap": 50.0})),
     ("EXT-VALUE-WIDER", "FAG.5", backward(sized() | {n: tensor((B, h, s, D + 8)) for n, h, s in VALUES})),
     ("EXT-RANGE", "FAG.6", backward(sized(n=512), {"head_num": 512})),
     ("EXT-RANGE", "FAG.6", backward(sized(b=2**21 + 1))),

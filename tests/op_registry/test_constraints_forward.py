@@ -1,4 +1,4 @@
-"""FA.1 to FA.23: each row breaks exactly one constraint of an otherwise good FlashAttentionScore."""
+"""FA.1 to FA.24: each row breaks exactly one constraint of an otherwise good FlashAttentionScore."""
 
 from __future__ import annotations
 
@@ -262,13 +262,19 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FA.22", forward(attrs={"out_dtype": 2}), "out_dtype"),
     # 23: a sequence with queries and no key
     ("FA.23", forward(packed((10, 16), (0, 24)), layout="TND"), "actual_seq_kvlen"),
+    # 24: soft caps, which have a diagnostic of G0 besides: they are an extension
+    ("FA.24", forward(attrs={"cpu_softcap": -1.0}), "cpu_softcap"),
+    ("FA.24", forward(attrs={"cpu_softcap": 1e-7}), "cpu_softcap"),
+    ("FA.24", forward(attrs={"cpu_softcap": 1e5, "scale_value": 1e-34}), "scale_value"),
+    ("FA.24", forward(attrs={"cpu_softcap": 1e-5, "scale_value": 1e34}), "scale_value"),
+    ("FA.24", forward({"real_shift": tensor((B, N1, S1, S2))}, {"cpu_softcap": 5.0}), "pse_type"),
 ]
 
 
 @pytest.mark.parametrize("target", ["ort", "Ascend910B2", "A3"])
 @pytest.mark.parametrize(("constraint", "node", "culprit"), BROKEN)
 def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprit: str, target: str) -> None:
-    found = verify(node, target)
+    found = [each for each in verify(node, target) if each.extension != "EXT-SOFTCAP"]
     extension = {"FA.13": "EXT-BAND-OUTSIDE", "FA.23": "EXT-EMPTY-SEQUENCES"}.get(constraint)
     assert [(v.constraint, v.code, v.tensor, v.extension) for v in found] == [(constraint, 161002, culprit, extension)]
     assert culprit in found[0].message
@@ -276,7 +282,7 @@ def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprit
 
 def test_every_number_has_a_row() -> None:
     numbers = operator("FlashAttentionScore").rules.table
-    assert sorted(numbers) == list(range(1, 24))
+    assert sorted(numbers) == list(range(1, 25))
     assert {constraint for constraint, _, _ in BROKEN} == {f"FA.{number}" for number in numbers}
 
 
@@ -386,6 +392,7 @@ EXTENDED = [
     ("EXT-EMPTY-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
     ("EXT-NAN-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
     ("EXT-MASK-VALUE", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_mask_value": -1e4})),
+    ("EXT-SOFTCAP", "G0", forward(attrs={"cpu_softcap": 50.0})),
     (
         "EXT-MASKED-BIAS",
         "G0",

@@ -49,6 +49,13 @@ ACCEPTED: Mapping[str, Tested] = {
         "computed from shapes": {"scale": ("computed", "computed_both")},
         "for each head, row or batch entry": "test_factors.py",
     },
+    "soft caps": {
+        "in any spelling": "test_softcap.py",
+        "with the gradient": "test_backward_rejects.py",
+        "with caches": "test_in_place.py",
+        "as `softcap` of Attention": "test_attention_ops_onnx.py",
+        "and GroupQueryAttention": "test_group_cache.py",
+    },
     "softmax": {
         "Softmax of every opset": {"softmax": ("op", "op_positive"), "opset": ANY},
         "its maximum subtracted": {"softmax": ("shifted", "decomposed")},

@@ -13,7 +13,7 @@ from fa_compiler.passes import Options, Report, analyse, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.reference.op_runs import _Evaluator
-from tests.contrib_ops import DropoutGrad, FusedMatMul, SoftmaxGrad_13
+from tests.contrib_ops import DropoutGrad, FusedMatMul, SoftmaxGrad_13, TanhGrad
 from tests.passes.running import PRODUCT, Array, Feeds, assert_same
 
 
@@ -33,7 +33,7 @@ def fused_pair(
 
 def evaluate(model: onnx.ModelProto, feeds: Feeds) -> dict[str, Array]:
     """All outputs, computed by the reference evaluator."""
-    session = _Evaluator(model, new_ops=[SoftmaxGrad_13, DropoutGrad, FusedMatMul])
+    session = _Evaluator(model, new_ops=[SoftmaxGrad_13, TanhGrad, DropoutGrad, FusedMatMul])
     names = [output.name for output in model.graph.output]
     with np.errstate(all="ignore"):
         return dict(zip(names, session.run(None, dict(feeds)), strict=True))

@@ -37,6 +37,8 @@ class Training:
     """Gradients of right operands as (g^T a)^T."""
     scale: str = "mul"
     """none, mul, div, query, both."""
+    softcap: str = "none"
+    """none, or how the derivative of tanh is written: 1 - t*t, 1 - t^2, (1 + t)*(1 - t)."""
     mask: str = "none"
     """none, select (input), select_const (a triangle), select_twice, add (input of 0 and fill), bias (input), packed
     (sequences end to end by cumulative lengths), packed_causal, listed (the two keys that rank highest), listed_causal
@@ -105,6 +107,20 @@ class Tape:
         number = self.writer.const(np.float32(1 / factor if divide else factor))
         op = "Div" if divide else "Mul"
         return self.made(self.writer.op(op, x, number), self.dims[x], lambda g: {x: self.writer.op(op, g, number)})
+
+    def capped(self, x: str, cap: float) -> str:
+        """cap * tanh(x / cap)."""
+        share = self.scaled(x, 1 / cap, divide=True)
+        out = self.writer.op("Tanh", share)
+        return self.scaled(self.made(out, self.dims[x], lambda g: {share: self._tanh_gradient(out, g)}), cap)
+
+    def _tanh_gradient(self, tanh: str, g: str) -> str:
+        op, one = self.writer.op, self.writer.const(np.float32(1))
+        if self.case.softcap == "(1 + t)*(1 - t)":
+            return op("Mul", op("Add", g, op("Mul", g, tanh)), op("Sub", one, tanh))
+        power = self.case.softcap == "1 - t^2"
+        square = op("Pow", tanh, self.writer.const(np.float32(2))) if power else op("Mul", tanh, tanh)
+        return op("Mul", g, op("Sub", one, square))
 
     def repeated(self, x: str) -> str:
         """Key or value heads, each for its group of query heads."""
@@ -257,6 +273,8 @@ def compose(case: Training) -> Composed:
         value = tape.reshape(value, ["BN", "T", "E"])
     if case.scale in ("mul", "div"):
         scores = tape.scaled(scores, 0.4, case.scale == "div")
+    if case.softcap != "none":
+        scores = tape.capped(scores, 1.5)
     scores = _masked(tape, scores)
     probabilities = tape.softmax(scores)
     if case.product == "folded":

@@ -26,6 +26,10 @@ TAKEN = {
         "d = Sub(i, i0) f = Cast<to = 1>(d) out = Add(scores, f) }",
         "real_shift",
     ),
+    "softcap": (
+        f"score_mod: graph = {SCORES} <float c = {{5}}> {{ a = Div(scores, c) b = Tanh(a) out = Mul(b, c) }}",
+        "none",
+    ),
     "twice": (f"score_mod: graph = {SCORES} <float c = {{0.5}}> {{ out = Mul(scores, c) }}", "none"),
 }
 
@@ -66,8 +70,8 @@ def test_value_from_outside() -> None:
 
 
 REFUSED = {
-    "softcap": (
-        f"score_mod: graph = {SCORES} <float c = {{5}}> {{ a = Div(scores, c) b = Tanh(a) out = Mul(b, c) }}",
+    "cap behind a bias": (
+        f"score_mod: graph = {SCORES} {{ a = Add(scores, bias) out = Tanh(a) }}",
         2,
         "softcap",
     ),

@@ -64,6 +64,17 @@ TAKEN: dict[str, tuple[dict[str, Any], str]] = {
     "short batches": ({"rows": 6, "seqlens": ("B", np.array([0, 2], np.int32))}, "causal+atten_mask"),
     "scale": ({"scale": 0.3}, "causal+atten_mask"),
     "negative scale": ({"scale": -0.3}, "causal+atten_mask"),
+    "softcap": ({"softcap": 0.7, "outputs": EVERYTHING}, "causal+atten_mask"),
+    # With a cap ONNX Runtime does not run its streaming kernel: -inf is added like any other number.
+    "softcap, addend of the lowest": (
+        {"softcap": 2.0, "addend": ("1 1 S S", addend(1, 1, 4, 4, excluded=LOWEST)), "outputs": EVERYTHING},
+        "causal+atten_mask+real_shift",
+    ),
+    "softcap, addend of -inf": (
+        {"softcap": 2.0, "addend": ("1 1 S S", addend(1, 1, 4, 4, excluded=-math.inf)), "outputs": EVERYTHING},
+        "causal+atten_mask+real_shift",
+    ),
+    "softcap, sink": ({"softcap": 2.0, "sink": SINK}, "causal+atten_mask"),
     "bidirectional": ({"causal": 0}, "atten_mask"),
     "window": ({"local_window_size": 2, "rows": 6, "outputs": EVERYTHING}, "band+atten_mask"),
     "window of one": ({"local_window_size": 1, "outputs": EVERYTHING}, "band+atten_mask"),
@@ -105,7 +116,7 @@ def test_taken(name: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "past": ({"past_key": "B 2 P 8", "past_value": "B 2 P 8", "outputs": EVERYTHING}, "ready_made", "one buffer"),
-    "softcap": ({"softcap": 2.0}, "softcap", "tanh"),
+    "a negative softcap": ({"softcap": -2.0}, "softcap", "negative"),
     "scores": ({"qk_output": 1, "outputs": (*EVERYTHING, "qk")}, "scores_are_output", "scores"),
     "probabilities": ({"qk_output": 2, "outputs": (*EVERYTHING, "qk")}, "probabilities_are_output", "probabilities"),
     "masked rows of unknown number": (

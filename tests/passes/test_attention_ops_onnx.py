@@ -75,6 +75,14 @@ TAKEN: dict[str, tuple[dict[str, Any], str | None]] = {
     "sizes known": ({"fixed": True}, "none"),
     "one row": ({"S": 1, "fixed": True}, "none"),
     "softmax_precision": ({"softmax_precision": 1}, "none"),
+    # A cap comes before the mask: masked keys stay masked.
+    "softcap": ({"softcap": 0.7}, "none"),
+    "softcap, causal": ({"softcap": 0.7, **CAUSAL}, "causal"),
+    "softcap, boolean": ({"softcap": 2.0, "mask": ("S T", masks(4, 6))}, "atten_mask"),
+    "softcap, float": (
+        {"softcap": 2.0, "mask": ("S T", floats(masks(4, 6), -math.inf)), "scale": 0.9},
+        "atten_mask+real_shift",
+    ),
     "presents without past": ({"outputs": ("y", "present_key", "present_value")}, "none"),
     "presents, rank 3": ({**FLAT, "outputs": ("y", "present_key", "present_value")}, "none"),
     "one present": ({"outputs": ("y", "", "present_value")}, "none"),
@@ -274,7 +282,7 @@ def test_masks_of_16_bits_with_a_key_in_every_row() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "softcap": ({"softcap": 2.0}, "softcap", "tanh"),
+    "a negative softcap": ({"softcap": -2.0}, "softcap", "negative"),
     "scores": ({"outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),
     "capped scores": ({"outputs": ("y", "", "", "qk"), "qk_matmul_output_mode": 1}, "scores_are_output", "scores"),
     "masked scores": ({"outputs": ("y", "", "", "qk"), "qk_matmul_output_mode": 2}, "scores_are_output", "scores"),

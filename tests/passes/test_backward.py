@@ -23,6 +23,7 @@ from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
 
 LEFT = {"Softmax", "Exp", "MatMul", "Einsum", "FusedMatMul", "ReduceSum", "IsNaN"}
 """What a fused pair leaves nothing of."""
+SOFTCAPS = ("none", "none", "1 - t*t", "1 - t^2", "(1 + t)*(1 - t)")
 TOLERANCE = 1e-5
 """Of the largest gradient, or of 1; the original is float32 throughout, with sums over at most 9 keys."""
 
@@ -53,6 +54,7 @@ CASES = training(
     mask=st.sampled_from(["none", "select", "select_const", "select_twice", "add", "bias", "packed", "packed_causal"]),
     guard=st.sampled_from(["none", "none", "safe", "nan"]),
     second=st.sampled_from([False, False, True]),
+    softcap=st.sampled_from(SOFTCAPS),
 ).map(consistent)
 
 
@@ -113,7 +115,7 @@ def test_the_same_model_gives_the_same_result() -> None:
     assert len(results) == 1
 
 
-def numeric(feeds: Feeds, name: str, step: float = 1e-5) -> Array:
+def numeric(feeds: Feeds, name: str, capped: bool, step: float = 1e-5) -> Array:
     """Central differences of sum(y * dy) in float64."""
 
     def loss(changed: Array) -> float:
@@ -121,6 +123,7 @@ def numeric(feeds: Feeds, name: str, step: float = 1e-5) -> Array:
         repeat = values["q"].shape[1] // values["k"].shape[1]
         key, value = (np.repeat(values[each], repeat, 1) for each in "kv")
         scores = 0.4 * values["q"] @ key.swapaxes(-1, -2)
+        scores = 1.5 * np.tanh(scores / 1.5) if capped else scores
         if "m0" in values:
             scores = scores + values["m0"]
         weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -138,15 +141,16 @@ def numeric(feeds: Feeds, name: str, step: float = 1e-5) -> Array:
 
 @pytest.mark.parametrize("gqa", ["none", "expand", "broadcast"])
 @pytest.mark.parametrize("mask", ["none", "bias"])
-def test_gradients_are_those_of_finite_differences(gqa: str, mask: str) -> None:
+@pytest.mark.parametrize("softcap", ["none", "1 - t*t"])
+def test_gradients_are_those_of_finite_differences(gqa: str, mask: str, softcap: str) -> None:
     sizes = {"B": 1, "N": 4, "K": {"none": 4, "expand": 2, "broadcast": 1}[gqa], "S": 3, "T": 4, "D": 4, "E": 3}
-    composed = compose(Training(sizes=sizes, gqa=gqa, mask=mask))
+    composed = compose(Training(sizes=sizes, gqa=gqa, mask=mask, softcap=softcap))
     model, report = fused_pair(composed.model)
     assert [block.status for block in report.blocks] == ["fused", "fused"]
     feeds = composed.feeds(0)
     result = evaluate(model, feeds)
     for name in "qkv":
-        assert_same(result[f"d{name}"], numeric(feeds, name), 1e-4)
+        assert_same(result[f"d{name}"], numeric(feeds, name, softcap != "none"), 1e-4)
 
 
 @pytest.mark.parametrize("target_case", [Training(), Training(mask="select_const"), Training(mask="bias")])

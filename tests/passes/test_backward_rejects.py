@@ -91,6 +91,56 @@ DECLINED = {
 }
 
 
+CAPPED = {"x": "x0 = Mul(s, c) xa = Div(x0, two) th = Tanh(xa) x = Mul(th, two)"}
+"""A soft cap of 2."""
+THROUGH_CAP = {
+    "torch": "b = Mul(dm, two) sq = Mul(th, th) sl = Sub(one, sq) e = Mul(b, sl) f = Div(e, two) dx = Mul(f, c)",
+    "a power, negated": "sq = Pow(th, two) n = Neg(sq) sl = Add(n, one) e = Mul(sl, dm) dx = Mul(e, c)",
+    "jax": "gt = Mul(dm, th) gs = Add(dm, gt) sl = Sub(one, th) e = Mul(gs, sl) dx = Mul(e, c)",
+    "as onnxruntime-training has it": "e = com.microsoft.TanhGrad(dm, th) dx = Mul(e, c)",
+    "multiplied out": "sq = Mul(th, th) e = Mul(dm, sq) f = Sub(dm, e) dx = Mul(f, c)",
+}
+NOT_THROUGH_CAP = {
+    "no derivative": ("dx = Mul(dm, c)", Code.TRAINING),
+    "another tanh's": ("t2 = Tanh(dm) e = com.microsoft.TanhGrad(dm, t2) dx = Mul(e, c)", Code.TRAINING),
+    "1 - tanh": ("sl = Sub(one, th) e = Mul(dm, sl) dx = Mul(e, c)", Code.TRAINING),
+    "1 + tanh^2": ("sq = Mul(th, th) sl = Add(one, sq) e = Mul(dm, sl) dx = Mul(e, c)", Code.TRAINING),
+    "2 - tanh^2": ("sq = Mul(th, th) sl = Sub(two, sq) e = Mul(dm, sl) dx = Mul(e, c)", Code.TRAINING),
+    "tanh^2 - 1, of what is no tanh": (
+        "sq = Mul(x, x) sl = Sub(one, sq) e = Mul(dm, sl) dx = Mul(e, c)",
+        Code.SCORES_ARE_OUTPUT,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THROUGH_CAP)
+def test_gradients_of_capped_scores(name: str) -> None:
+    original = model({**CAPPED, "dx": THROUGH_CAP[name]})
+    changed, report = fused_pair(original)
+    assert [(block.status, block.op) for block in report.blocks] == [
+        ("fused", "FlashAttentionScore"),
+        ("fused", "FlashAttentionScoreGrad"),
+    ]
+    assert all("EXT-SOFTCAP" in block.extensions for block in report.blocks)
+    feeds = random_feeds(original)
+    got, wanted = evaluate(changed, feeds), evaluate(original, feeds)
+    for output in OUTPUTS:
+        assert_close(got[output], wanted[output], 1e-5)
+
+
+@pytest.mark.parametrize(("change", "code"), NOT_THROUGH_CAP.values(), ids=NOT_THROUGH_CAP)
+def test_what_is_no_gradient_of_capped_scores(change: str, code: Code) -> None:
+    declined(model({**CAPPED, "dx": change}), code)
+
+
+def test_a_gradient_beside_a_cap_of_no_attention() -> None:
+    """The derivative of a cap that the forward part does not have."""
+    declined(
+        model({"dx": "th = Tanh(x) sq = Mul(th, th) sl = Sub(one, sq) e = Mul(dm, sl) dx = Mul(e, c)"}),
+        Code.SCORES_ARE_OUTPUT,
+    )
+
+
 def declined(original: onnx.ModelProto, code: Code) -> None:
     changed, report = fused_pair(original)
     assert not any(block.status == "fused" for block in report.blocks)

@@ -174,6 +174,10 @@ CASES: dict[str, Case] = {
     "the first token": Case(lengths=(0, 0), total=1),
     "the first token, longer lengths": Case(lengths=(3, 0), total=1),
     "nothing before": Case(lengths=(0, 5)),
+    "capped scores": Case(attrs={"softcap": 0.8}),
+    "a chunk of capped scores, biased": Case(
+        lengths=(6,), rows=3, total=7, batch=1, bias="numbers", attrs={"softcap": 2.0}
+    ),
     "prompt": Case(lengths=(3, 3), rows=4, total=4),
     "prompt, shorter batch entry": Case(lengths=(3, 1), rows=4, total=4),
     "prompt, longer lengths": Case(lengths=(6, 1), rows=4, total=4),
@@ -339,7 +343,6 @@ REFUSED: dict[str, tuple[Case, tuple[str, ...], str, str]] = {
         "ready_made",
         "the cache holds a window",
     ),
-    "softcap": (Case(length="S", attrs={"softcap": 2.0}), (SEPARATE,), "softcap", "tanh"),
 }
 
 

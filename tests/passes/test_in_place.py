@@ -113,6 +113,9 @@ QUANTISED = (
 ACCEPTED = {
     "several rows": Case(PLAIN),
     "one row": Case(PLAIN, rows=1),
+    "capped scores, then a mask": Case(
+        GROW + REPEAT + SCORES + "t = Tanh(s) c = Mul(t, scale) " + CAUSAL + MASKED.replace("mask, s", "mask, c")
+    ),
     "no new rows": Case(PLAIN, rows=0),
     "mask over all keys, some rows masked everywhere": Case(
         GROW + REPEAT + SCORES + MASKED, "bool[B,1,S,T] mask", rows=5
@@ -265,8 +268,8 @@ REJECTED = {
         ),
         "it is read within a subgraph",
     ),
-    "capped scores": (
-        Case(GROW + REPEAT + SCORES + "c = Tanh(s) " + RESULT.format("c")),
+    "rectified scores": (
+        Case(GROW + REPEAT + SCORES + "c = Relu(s) " + RESULT.format("c")),
         "no fused attention reads it as it is, so that its rows would be copied all the same",
     ),
 }
@@ -329,7 +332,7 @@ EXPORTED = {
     "phi3_past__tsn_eager_op14": 4,
     "qwen3_past__dynamon_sdpa_op20": 4,
     "t5_decpast__tsn_eager_op14": 4,
-    "gemma2_past__dynamon_eager_op19": 0,
+    "gemma2_past__dynamon_eager_op19": 4,
     "chunk_static__dynamo": 0,
 }
 """Kept graphs of two layers, and how many of their caches become buffers: those that a Concat appends to. Scores of

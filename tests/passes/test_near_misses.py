@@ -171,8 +171,6 @@ MISFITS = {
     "probabilities_are_output": Misfit("probabilities", "probabilities_are_output", _output),
     "scale_by_element": Misfit("scores", "scale", _by_element("Mul")),
     "divided_by_element": Misfit("scores", "scale", _by_element("Div")),
-    "softcap": Misfit("scores", "softcap", _single("Tanh")),
-    "softcap_behind_the_mask": Misfit("masked", "softcap", _single("Tanh")),
     "relu": Misfit("scores", "score_term", _single("Relu")),
     "rounded": Misfit("scores", "cast", _rounded),
     "masked_and_rounded": Misfit("masked", "cast", _rounded),

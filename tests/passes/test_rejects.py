@@ -13,6 +13,7 @@ import pytest
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, fused, parse
 
 MASK = "bool[B,1,1,T] m"
+ADDED = "float[B,1,1,T] b"
 MIN = "-3.4028234663852886e38"
 
 
@@ -53,14 +54,33 @@ DOUBLE = "double[B,4,S,8] q, double[B,4,T,8] k, double[B,4,T,8] v"
 SQUARE = "float[B,4,8,8] q, float[B,4,8,8] k, float[B,4,8,8] v"
 
 ROWS = [
-    Row("softcap", "softcap", "c", after(number("n", "30.0") + "a = Div(s, n) c = Tanh(a) x = Mul(c, n)")),
+    # Only the CPU kernels cap scores, once, and before anything else is done to them but scaling.
     Row(
-        "softcap_behind_a_mask",
+        "softcap",
+        "softcap",
+        "c",
+        after(number("n", "30.0") + "a = Div(s, n) c = Tanh(a) x = Mul(c, n)"),
+        target="ascend",
+    ),
+    Row(
+        "softcap_before_a_mask_on_ascend",
         "softcap",
         "c",
         after(number("n", "30.0") + number("f", "-inf") + "a = Div(s, n) c = Tanh(a) d = Mul(n, c) x = Where(m, d, f)"),
         MASK,
+        target="ascend",
     ),
+    Row(
+        "softcap_behind_a_mask",
+        "softcap",
+        "c",
+        after(number("n", "30.0") + number("f", "-inf") + "b = Where(m, s, f) a = Div(b, n) c = Tanh(a) x = Mul(c, n)"),
+        MASK,
+    ),
+    Row("softcap_behind_an_added_mask", "softcap", "c", after("a = Add(s, b) c = Tanh(a) x = Identity(c)"), ADDED),
+    Row("softcap_twice", "softcap", "c", after("a = Tanh(s) c = Tanh(a) x = Identity(c)")),
+    Row("capped_scores_times_a_tensor", "scale", "x", after("a = Tanh(s) x = Mul(a, w)"), "float[4,1,1] w"),
+    Row("softcap_out_of_range", "illegal_for_target", "p", after(number("n", "2e6") + "a = Tanh(s) x = Mul(a, n)")),
     # Somebody else wants the scores or the probabilities.
     Row(
         "scores_are_output",

@@ -26,7 +26,7 @@ ATTENTION = PRODUCT_QK + SOFTMAX.format("s") + PRODUCT_PV
 MIXED = (
     "a = LayerNormalization(q, w) kt = Transpose<perm=[0,1,3,2]>(k) "
     "s = MatMul(a, kt) x = Mul(s, c) p = Softmax<axis=-1>(x) o1 = MatMul(p, v) o1r = Relu(o1) "
-    "s2 = MatMul(o1r, kt) t2 = Tanh(s2) p2 = Softmax<axis=-1>(t2) o2 = MatMul(p2, v) "
+    "s2 = MatMul(o1r, kt) t1 = Tanh(s2) t2 = Tanh(t1) p2 = Softmax<axis=-1>(t2) o2 = MatMul(p2, v) "
     "s3 = MatMul(o2, kt) x3 = Mul(s3, c) p3 = Softmax<axis=-1>(x3) o3 = MatMul(p3, v) "
     "y = Add(o3, o1) r = Softmax<axis=-1>(o3) z, i = TopK(r, one)"
 )
@@ -37,7 +37,7 @@ MIXED_OPTIONS = {
 
 
 def mixed() -> onnx.ModelProto:
-    """Two attentions that fuse, one that is capped, one router; a key transposed once for all."""
+    """Two attentions that fuse, one that is capped twice, one router; a key transposed once for all."""
     return parse(MIXED, **MIXED_OPTIONS)  # type: ignore[arg-type]
 
 

@@ -306,7 +306,7 @@ def test_initializer_read_by_others_stays() -> None:
 
 
 def test_attention_operators_that_cannot_be_expressed_stay() -> None:
-    body = "y = Attention<softcap=2.0>(q, k, v) " + ATTENTION.replace("y =", "z =")
+    body = "y = Attention<softmax_precision=10>(q, k, v) " + ATTENTION.replace("y =", "z =")
     result, report = same(parse(body, opset=23, ir_version=10, outputs="float[B,4,S,8] y, float[B,4,S,8] z"))
-    assert [(block.status, block.code) for block in report.blocks] == [("declined", "softcap"), ("fused", None)]
+    assert [(block.status, block.code) for block in report.blocks] == [("declined", "cast"), ("fused", None)]
     assert ops(result)[0] == "Attention"

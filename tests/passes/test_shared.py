@@ -70,13 +70,13 @@ def test_the_first_attention_feeds_the_second() -> None:
     [
         ("z = ReduceSum<keepdims=0>(s, last) ", "scores_are_output"),
         (
-            "t = Tanh(s) pt = Softmax<axis=-1>(t) z0 = MatMul(pt, v) z = ReduceSum<keepdims=0>(z0, last) ",
+            "t = Relu(s) pt = Softmax<axis=-1>(t) z0 = MatMul(pt, v) z = ReduceSum<keepdims=0>(z0, last) ",
             "scores_are_output",
         ),
         (BACK.replace("X", "s").replace("z =", "z0 =") + "z = ReduceSum<keepdims=0>(pt, last) ", "scores_are_output"),
         ("z0 = Relu(p) z = ReduceSum<keepdims=0>(z0, last) ", "probabilities_are_output"),
     ],
-    ids=["scores", "softcap", "other probabilities", "probabilities"],
+    ids=["scores", "rectified", "other probabilities", "probabilities"],
 )
 def test_one_that_cannot_be_fused_keeps_all(more: str, code: str) -> None:
     body = "last = Constant<value=int64[1] {-1}>() " + PRODUCT_QK + THERE.replace("X", "s") + more

@@ -5,6 +5,7 @@ even if the statistics are rounded. If softmax_max is the largest score of its r
 used instead. With dO = dy, O = attention_in and the dropout factors F:
 
     dV = (P F)^T dO;  dP = (dO V^T) F;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q
+    with cpu_softcap c: dQ = scale (dS (1 - tanh(x / c)^2)) K with x = scale A, and dK likewise
     dsink = -sum over rows of p_sink * rowsum(P dP),  p_sink = exp(sink - max) / sum
 
 dK and dV are sums over the query heads of a group. There is no gradient of the bias: dpse is zeros.
@@ -58,7 +59,8 @@ def flash_attention_score_grad(call: OpCall) -> dict[str, Output]:
             factors = 1.0 if kept is None else kept
             d_p = np.where(counted, (d_o @ value.T) * factors, 0.0)
             row_dot = np.sum(d_o * out[batch][head], axis=1, keepdims=True)
-            d_s = np.where(allowed, p * (d_p - row_dot), 0.0)
+            slopes = attention.slopes_of_scores(batch, head, kv_head)
+            d_s = np.where(allowed, p * (d_p - row_dot) * slopes, 0.0)
         weights, read = _with_empty_rows(call, p, counted)
         d_value[batch][kv_head] += weighted_sum((weights * factors).T, d_o, read.T)
         d_query[batch][head] = attention.scale * weighted_sum(d_s, key, allowed)

@@ -1,6 +1,7 @@
 """IncreFlashAttention: attention of one token of each batch entry over cached keys and values.
 
     S = scale*(q K^T) + pse;  masked keys have the score -1e12;  O = softmax(S) V
+    with cpu_softcap c: S = c * tanh(scale*(q K^T) / c) + pse
 
 So a row whose keys are all masked gives the mean of the values. An entry without keys gives 0, as INT8 with any offset,
 too. The value of a masked key is not read if its probability is 0.
@@ -21,7 +22,7 @@ import numpy as np
 from fa_compiler.reference.caches import Caches
 from fa_compiler.reference.call import Array, Bools, Floats, OpCall, Output, operator
 from fa_compiler.reference.quantised import Integers, saturated
-from fa_compiler.reference.softmax import weighted_sum
+from fa_compiler.reference.softmax import capped, weighted_sum
 
 MASKED = -1e12
 """The score of a masked key."""
@@ -35,7 +36,7 @@ def incre_flash_attention(call: OpCall) -> dict[str, Output]:
     """attention_out in query's shape and type; INT8 with quant_scale2, float16 for an INT8 query without it."""
     caches = Caches(call)
     dtypes = _dtypes(call, caches)
-    scale = float(call.attrs["scale_value"])
+    scale, softcap = float(call.attrs["scale_value"]), float(np.float32(call.attrs.get("cpu_softcap", 0.0)))
     mask, pse = _mask(call, caches), _pse(call, caches)
     integers = Integers(call, _CHAIN) if dtypes.query == np.int8 else None
     antiquant = _antiquant(call, caches) if dtypes.key == np.int8 and integers is None else {}
@@ -54,7 +55,7 @@ def incre_flash_attention(call: OpCall) -> dict[str, Output]:
                 scores = key[head // group] @ query[entry, head]
                 if integers is not None:
                     scores = scores * integers.dequant_scale1
-                scores = scale * scores
+                scores = capped(scale * scores, softcap)
                 if pse is not None:
                     scores = scores + pse[entry % len(pse), head, first : first + count]
             weights, total = _exponentials(np.where(masked, MASKED, scores))

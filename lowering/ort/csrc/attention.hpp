@@ -1,7 +1,8 @@
 // The input of the kernel of FlashAttentionScore: pointers, strides and numbers, already checked.
 //
-// Scores are S(i, j) = scale * A + pse or scale * (A + pse) with A = q_i . k_j + q_rope_i . k_rope_j. The softmax is
-// over the keys that row i attends and the sink of its head. Dropout follows, then O = P V.
+// Scores are S(i, j) = scale * A + pse or scale * (A + pse) with A = q_i . k_j + q_rope_i . k_rope_j, and with a soft cap c
+// they are c * tanh(scale * A / c) + pse. The softmax is over the keys that row i attends and the sink of its head. Dropout
+// follows, then O = P V.
 //
 // All strides are in elements; the innermost dimension (head size) is contiguous.
 #pragma once
@@ -89,6 +90,7 @@ struct Problem {
 
   bool rounded_products = false;  // float32 may be rounded to bfloat16 before it is multiplied, if that is faster
   float scale = 1.0f;
+  float softcap = 0;  // 0: none; otherwise pse is not inside the scale
   EmptyRows empty_rows = EmptyRows::zero;
   NanRows nan_rows = NanRows::nan;
   float mask_value = -__builtin_inff();  // the score of a key that is not attended: the extension `cpu_mask_value`

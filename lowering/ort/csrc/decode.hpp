@@ -2,6 +2,7 @@
 // one query token. Keys and values are read in place; key and value have the same shape and the same strides.
 //
 //     S = scale * (q . k) + pse, or -1e12 if the key is masked;  O = softmax(S) V
+//     with a soft cap c: S = c * tanh(scale * (q . k) / c) + pse
 //
 // Query and output are [entry][head][size] in every layout, because there is one token. Strides are in elements.
 #pragma once
@@ -50,6 +51,7 @@ struct Decode {
   const void* pse = nullptr;
   int64_t pse_head = 0;
   float scale = 1.0f;
+  float softcap = 0;  // 0: none
 
   // An int8 key or value x means (x + offset) * scale. Each is [key_heads][size], or one number; null: not quantised.
   const float* key_scale = nullptr;

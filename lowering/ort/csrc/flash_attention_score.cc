@@ -31,7 +31,8 @@ constexpr Signature kSignature = {
               .lengths = rule::lengths,
               .rope = rule::rope,
               .starts = rule::starts,
-              .statistics = rule::softmax_out_layout},
+              .statistics = rule::softmax_out_layout,
+              .softcap = rule::softcap},
     .names = kInputs,
     // In the order of Role.
     .positions = {input_query, input_key, input_value, input_real_shift, input_drop_mask, input_atten_mask,

@@ -3,6 +3,7 @@
 // With P = exp(S - softmax_max) / softmax_sum, F the factors of dropout (0 or 1 / keep_prob), O = attention_in:
 //
 //     dV = (P F)^T dO    dP = (dO V^T) F    dS = P (dP - rowsum(dO O))    dQ = scale dS K    dK = scale dS^T Q
+//     with a soft cap c: dQ = scale (dS (1 - tanh^2(scale A / c))) K, and dK likewise
 //     dsink = -sum over rows of p_sink rowsum(P dP),  p_sink = exp(sink - softmax_max) / softmax_sum
 //
 // A score that exceeds softmax_max, because the statistics were rounded in another way, counts as softmax_max. So P

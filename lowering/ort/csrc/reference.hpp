@@ -1,4 +1,4 @@
-// The part that the reference kernels share: numbers of every type, and one row of scores.
+// The part that the reference kernels share: numbers of every type, soft caps, and one row of scores.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,9 @@ namespace fa::reference {
 
 // The IEEE maximum: a NaN stays a NaN.
 inline double maximum(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
+// What becomes of a scaled product x: c * tanh(x / c) with a soft cap c, else x.
+inline double capped(double x, float softcap) { return softcap == 0 ? x : softcap * std::tanh(x / softcap); }
 
 inline float to_float(uint16_t bits, Type type) {
   if (type == Type::bfloat16) {
@@ -102,15 +105,25 @@ struct Row {
     return read(problem.pse, offset + j * problem.pse_column, problem.pse_type);
   }
 
+  // q_i . k_j with the rope parts.
+  float product(int64_t j) const {
+    const double sum = product(problem.query, sequence.query, problem.key, sequence.key, problem.head_size, j);
+    return static_cast<float>(sum + product(problem.query_rope, sequence.query_rope, problem.key_rope, sequence.key_rope,
+                                            problem.rope_size, j));
+  }
+
   // The score of key j, rounded to float32 as in the operator. The rounding matters: with a bias of -FLT_MAX, the
   // product is lost.
   float score(int64_t j) const {
-    double sum = product(problem.query, sequence.query, problem.key, sequence.key, problem.head_size, j);
-    sum += product(problem.query_rope, sequence.query_rope, problem.key_rope, sequence.key_rope, problem.rope_size, j);
-    float score = static_cast<float>(sum);
-    if (problem.pse_inside_scale) return (score + bias(j)) * problem.scale;
-    score *= problem.scale;
-    return score + bias(j);
+    if (problem.pse_inside_scale) return (product(j) + bias(j)) * problem.scale;
+    return static_cast<float>(capped(product(j) * problem.scale, problem.softcap)) + bias(j);
+  }
+
+  // The derivative of the score with respect to the scaled product: 1 - tanh^2 with a soft cap.
+  double slope(int64_t j) const {
+    if (problem.softcap == 0) return 1;
+    const double cosine = std::cosh(double{product(j) * problem.scale} / problem.softcap);
+    return 1 / (cosine * cosine);
   }
 
   // The score of a key that is not attended.

@@ -40,7 +40,7 @@ struct DecodeRow {
              cached(entry.key, token, i, d.key_scale, d.key_offset);
     }
     if (d.query_cell == Cell::int8) sum *= d.dequant_scale1;
-    sum *= d.scale;
+    sum = capped(sum * d.scale, d.softcap);
     return d.pse == nullptr ? sum : sum + number(d.pse, entry.pse + head * d.pse_head + token, d.pse_cell);
   }
 

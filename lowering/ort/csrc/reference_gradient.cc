@@ -79,7 +79,7 @@ struct Head {
       dp *= row.kept(j);
       dot += p * dp;
       if (!attended) continue;
-      const double ds = p * (dp - delta);
+      const double ds = p * (dp - delta) * row.slope(j);
       for (int64_t d = 0; d < qk_size(); ++d) {
         query_sum[static_cast<size_t>(d)] += ds * key(row, j, d);
         key_sums[static_cast<size_t>(j * qk_size() + d)] += ds * query(i, d);

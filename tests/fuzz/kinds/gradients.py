@@ -16,7 +16,7 @@ from tests.fuzz.mutations import change
 from tests.fuzz.oracle import STEEP, Judge
 from tests.fuzz.reduction import GraphKind
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
-from tests.passes.test_backward import consistent
+from tests.passes.test_backward import SOFTCAPS, consistent
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "symbolic": (False, True),
@@ -43,6 +43,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "form": ("t - p*sum(t)", "p*(g - sum)", "(g - sum)*p", "negated", "einsum", "result", "quotient", "power"),
     "gqa": ("none", "none", "expand", "broadcast"),
     "second": (False, False, True),
+    "softcap": SOFTCAPS,
     "wanted": ("qkv", "qkv", "q", "k", "v", "qv", "kv", "qk"),
 }
 SIZES = {"B": (1, 2, 3), "N": (1, 2, 4), "K": (1, 2), "S": (1, 3, 5), "T": (2, 6, 9), "D": (4, 8), "E": (4, 8, 3)}

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../types.hpp"
+#include "softcap.hpp"
 
 namespace fa {
 
@@ -31,7 +32,8 @@ static_assert(same(attr::scale_value, gradient::scale_value) && same(attr::keep_
               same(attr::head_num, gradient::head_num) && same(attr::input_layout, gradient::input_layout) &&
               same(attr::sparse_mode, gradient::sparse_mode) && same(attr::pse_type, gradient::pse_type) &&
               same(attr::cpu_empty_rows, gradient::cpu_empty_rows) &&
-              same(attr::cpu_nan_rows, gradient::cpu_nan_rows) && same(attr::cpu_mask_value, gradient::cpu_mask_value));
+              same(attr::cpu_nan_rows, gradient::cpu_nan_rows) && same(attr::cpu_mask_value, gradient::cpu_mask_value) &&
+              same(attr::cpu_softcap, gradient::cpu_softcap));
 
 class Reader {
  public:
@@ -56,6 +58,7 @@ class Reader {
                                {"TND", Layout::TND}});
     a.sparse_mode = sparse_mode(a.layout);
     a.pse_type = pse_type();
+    a.softcap = softcap(a.scale, a.pse_type);
     a.keep_prob = keep_prob();
     a.statistics_like_input =
         one_of<bool>(&Rules::statistics, signature_.statistics_layout, {{"", false}, {"same_as_input", true}});
@@ -122,6 +125,17 @@ class Reader {
                            found + " without the input " + signature_.name(Role::pse) + ", expected 1");
     }
     return type;
+  }
+
+  float softcap(float scale, int64_t pse_type) const {
+    const float cap = info_.get(attr::cpu_softcap);
+    const std::string fault = softcap_fault(cap, scale);
+    if (!fault.empty()) diagnostics_.invalid(&Rules::softcap, fault);
+    if (cap != 0 && pse_type == 1 && has(Role::pse)) {
+      diagnostics_.invalid(&Rules::softcap, std::string("pse_type is 1 beside cpu_softcap, expected 0, 2 or 3: ") +
+                                                signature_.name(Role::pse) + " is added after the cap");
+    }
+    return cap;
   }
 
   float keep_prob() const {

@@ -8,6 +8,7 @@ namespace fa {
 
 struct Attributes {
   float scale = 1.0f;
+  float softcap = 0;
   float keep_prob = 1.0f;
   int64_t pre_tokens = 0;
   int64_t next_tokens = 0;

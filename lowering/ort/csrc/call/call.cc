@@ -114,6 +114,7 @@ void Call::read_operands() {
   problem_.key = key_.strided(in(Role::key).data);
   problem_.value = value_.strided(in(Role::value).data);
   problem_.scale = a_.scale;
+  problem_.softcap = a_.softcap;
   problem_.empty_rows = a_.empty_rows;
   problem_.mask_value = a_.mask_value;
   problem_.masked_bias = a_.masked_bias;

@@ -20,7 +20,7 @@ struct Rules {
   Rule layout = {}, heads = {}, head_size = {}, head_groups = {}, batch = {}, keep_prob = {}, pse_type = {},
        slopes = {};
   Rule bias = {}, mask = {}, mode = {}, prefix = {}, dropout = {}, sink = {}, lengths = {}, rope = {}, starts = {};
-  Rule statistics = {};
+  Rule statistics = {}, softcap = {};
 };
 using Topic = Rule Rules::*;
 

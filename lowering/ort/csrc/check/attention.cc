@@ -4,7 +4,7 @@ namespace fa::check {
 
 std::string text_of(const Form& form) {
   static constexpr const char* kNames[] = {"causal", "mask", "bias", "slopes", "rope", "sink", "dropout", "packed", "mean",
-                                           "mask value", "masked bias"};
+                                           "mask value", "masked bias", "soft cap"};
   std::string text = std::to_string(form.heads) + " heads over " + std::to_string(form.key_heads) + ", " +
                      std::to_string(form.queries) + " x " + std::to_string(form.keys) + ", sizes " +
                      std::to_string(form.size) + " and " + std::to_string(form.value_size);
@@ -22,7 +22,7 @@ Form drawn_form(Random& random, unsigned without) {
   form.keys = one_of(random, {1, 2, 7, 16, 29, 33, 64, 70, 130, 300});
   form.size = one_of(random, {1, 5, 8, 16, 24, 33, 64, 80});
   form.value_size = random() % 4 == 0 ? one_of(random, {1, 3, 16, 40}) : form.size;
-  form.features = static_cast<unsigned>(random() & random()) & (2 * kMaskedBias - 1) & ~without;
+  form.features = static_cast<unsigned>(random() & random()) & (2 * kSoftcap - 1) & ~without;
   if (form.has(kBias)) form.features &= ~kSlopes;
   if (!form.has(kMask) && !form.has(kCausal)) form.features &= ~kMaskValue;
   if (form.has(kSink) || form.has(kMaskValue)) form.features &= ~kMean;  // no row is empty
@@ -104,6 +104,7 @@ void AttentionProblem::add_terms(const Form& form) {
   if (form.has(kMean)) problem.empty_rows = EmptyRows::mean;
   if (form.has(kMaskValue)) problem.mask_value = -1.5f;
   problem.masked_bias = form.has(kMaskedBias);
+  if (form.has(kSoftcap)) problem.softcap = 1.5f;
 }
 
 Numbers& AttentionProblem::keep(Type type, int64_t count) {

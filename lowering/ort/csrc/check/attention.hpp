@@ -21,6 +21,7 @@ enum Feature : unsigned {
   kMean = 256,         // cpu_empty_rows
   kMaskValue = 512,    // masked keys keep a score
   kMaskedBias = 1024,  // to which their bias is added
+  kSoftcap = 2048,
 };
 
 struct Form {

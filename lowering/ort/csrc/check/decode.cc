@@ -14,6 +14,7 @@ enum Feature : unsigned {
   kPerChannel = 16,  // the scales of antiquantisation and of the output's quantisation
   kOffsets = 32,
   kInt8Out = 64,
+  kSoftcap = 128,
 };
 
 struct Form {
@@ -27,7 +28,7 @@ struct Form {
 };
 
 std::string text_of(const Form& form) {
-  static constexpr const char* kNames[] = {"paged", "heads first", "mask", "bias", "per channel", "offsets", "int8 out"};
+  static constexpr const char* kNames[] = {"paged", "heads first", "mask", "bias", "per channel", "offsets", "int8 out", "soft cap"};
   static constexpr const char* kCells[] = {"float32", "float16", "bfloat16", "int8"};
   std::string text = kCells[static_cast<int>(form.query)];
   text.append(" on ").append(kCells[static_cast<int>(form.cell)]);
@@ -72,6 +73,7 @@ class Problem {
     d_.query = query_.data();
     d_.row_stride = form.has(kHeadsFirst) ? form.size : form.key_heads * form.size;
     d_.scale = 1 / std::sqrt(static_cast<float>(form.size));
+    if (form.has(kSoftcap)) d_.softcap = 1.5f;
     if (form.has(kBias)) {
       d_.pse = pse_.data();
       d_.pse_cell = form.query == Cell::int8 ? Cell::float16 : form.query;
@@ -176,7 +178,7 @@ Form drawn_form(Random& random) {
   if (form.lengths.size() == 1) form.lengths[0] += 1;
   form.query = static_cast<Cell>(random() % 4);
   form.cell = random() % 3 == 0 || form.query == Cell::int8 ? Cell::int8 : form.query;
-  form.features = static_cast<unsigned>(random() & random()) & (2 * kInt8Out - 1);
+  form.features = static_cast<unsigned>(random() & random()) & (2 * kSoftcap - 1);
   if (form.size % 8 != 0) form.features &= ~unsigned{kInt8Out};
   form.seed = static_cast<unsigned>(random());
   return form;
@@ -201,6 +203,8 @@ void check_decode(Report& report, Random* random) {
       {4, 2, 64, {60, 80}, f32, f32, kInt8Out},
       {4, 2, 64, {60, 80}, i8, i8, kBias},
       {8, 2, 32, {40, 120}, i8, i8, kInt8Out | kOffsets | kMask},
+      {8, 2, 80, {1, 0, 77}, f32, f32, kMask | kBias | kSoftcap},
+      {4, 2, 64, {60, 80}, i8, i8, kSoftcap},
   };
   const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
   for (const Form& form : forms) {

@@ -25,6 +25,8 @@ void check_forward(Report& report, Random* random) {
       {4, 2, 3, 45, 64, 64, kMask | kMaskValue | kBias | kMaskedBias},
       {2, 2, 50, 45, 64, 64, kCausal | kMaskValue | kBias | kMaskedBias},
       {4, 1, 2, 130, 32, 32, kMask | kBias | kSink},
+      {4, 2, 2, 130, 32, 32, kSoftcap | kBias},
+      {2, 2, 50, 45, 64, 64, kSoftcap | kCausal},
   };
   const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random, 0)};
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {

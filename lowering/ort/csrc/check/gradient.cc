@@ -37,6 +37,7 @@ void check_gradient(Report& report, Random* random) {
       {2, 2, 19, 40, 16, 16, kSlopes | kSink | kMask},
       {2, 1, 30, 35, 24, 24, kMask | kMean | kPacked},
       {2, 2, 30, 35, 24, 24, kMask | kMaskValue},
+      {2, 1, 30, 70, 24, 24, kSoftcap | kBias | kCausal},
   };
   static constexpr const char* kNames[] = {"query", "key", "value", "query_rope", "key_rope", "sink"};
   const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random, kMaskedBias)};

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "../call/softcap.hpp"
 #include "inputs.hpp"
 
 namespace fa::incre_flash_attention {
@@ -34,6 +35,10 @@ Attributes read_attributes(const NodeInfo& info) {
                std::to_string(a.heads) + " query heads, at most 64 times smaller");
   }
   a.scale = info.get(attr::scale_value);
+  a.softcap = info.get(attr::cpu_softcap);
+  if (const std::string fault = softcap_fault(a.softcap, a.scale); !fault.empty()) {
+    refuse(info.title(), rule::softcap, fault);
+  }
   a.layout = layout_of(info);
   a.block_size = info.get(attr::block_size);
   const int64_t precision = info.get(attr::inner_precise);

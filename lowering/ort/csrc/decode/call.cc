@@ -66,6 +66,7 @@ void Call::read_query() {
   decode_.query_cell = cell_of(query.type);
   decode_.query = query.data;
   decode_.scale = a_.scale;
+  decode_.softcap = a_.softcap;
 }
 
 void Call::read_caches() {

@@ -220,8 +220,8 @@ struct PanelBlock {
   const KvBlock& data;
 };
 
-// scores [keys][kPanel] = K Q^T, plus the bias. Micro-tiles take kMicroRows keys. `cold`: nobody has prefetched the block.
-template <int kVectors, bool kPairs>
+// scores [keys][kPanel] = K Q^T, capped, plus the bias. Micro-tiles take kMicroRows keys. `cold`: nobody has prefetched the block.
+template <int kVectors, bool kPairs, bool kCapped = false>
 FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   const QueryTile& tile = b.tile;
   const Scratch& s = tile.s;
@@ -232,13 +232,16 @@ FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   const bool biased = has_bias(tile.problem);
   const BiasRows bias = biased ? bias_rows(tile, b.view, b.first) : BiasRows{};
   int64_t scored = window.begin;  // the bias is added up to here
-  float* column_max = all_visible(b.view) && !biased ? s.panel_max : nullptr;
+  float* column_max = all_visible(b.view) && !biased && !kCapped ? s.panel_max : nullptr;
   for (int64_t c = window.begin; c < window.end; c += kMicroRows) {
     if (cold) prefetch_panel(tile, b.data, b.first + c, smaller(kMicroRows, window.end - c));
     tile.prefetches.refill();
     const RowMajor keys{b.data.keys + (c - b.data_begin) * b.data.key_stride, b.data.key_stride};
     multiply<kVectors, Beta::zero, kPairs>(smaller(kMicroRows, window.end - c), keys, Lines{queries}, depth,
                                            Output{s.scores + c * kPanel, kPanel, nullptr, column_max}, tile.prefetches);
+    if constexpr (kCapped) {
+      cap_products<Width<kVectors>::kParts>(tile, {c, smaller(c + kMicroRows, window.end)}, biased);
+    }
     if (biased) {
       const int64_t end = c + kMicroRows;
       const Window next{scored, end < window.end ? end - (end - window.begin) % kLanes : window.end};
@@ -246,6 +249,12 @@ FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
       scored = next.end;
     }
   }
+}
+
+// The same with a soft cap. (noinline: so that the function without a cap is compiled as if there were none)
+template <int kVectors, bool kPairs>
+[[gnu::noinline]] static void multiply_keys_capped(const PanelBlock& b, bool cold) {
+  multiply_keys<kVectors, kPairs, true>(b, cold);
 }
 
 // acc_panels [value column][kPanel] = acc_panels diag(rescale) + V^T P. Micro-tiles take kMicroRows columns of V. The
@@ -281,7 +290,11 @@ static void attend_panel(const QueryTile& tile, int64_t panel, int64_t first, in
   const Scratch& s = tile.s;
   const PanelView view = panel_view(tile, panel);
   const PanelBlock b{tile, view, panel, first, data_begin, data};
-  multiply_keys<kVectors, kPairs>(b, cold);
+  if (tile.problem.softcap != 0) {
+    multiply_keys_capped<kVectors, kPairs>(b, cold);
+  } else {
+    multiply_keys<kVectors, kPairs>(b, cold);
+  }
   float* acc_panels = s.acc_panels + panel * kPanel * tile.columns();
   const float* rescale = s.rescale + view.first_row;
   const int64_t value_size = tile.problem.value_size;

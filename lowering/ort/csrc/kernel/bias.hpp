@@ -2,6 +2,7 @@
 #pragma once
 
 #include "convert.hpp"
+#include "softcap.hpp"
 
 namespace fa::FA_ISA {
 
@@ -18,10 +19,11 @@ FA_INLINE void slope_bias(float slope, int64_t distance, int64_t count, bool roo
 
 FA_INLINE bool has_bias(const Problem& problem) { return problem.pse != nullptr || problem.slopes != nullptr; }
 
-// The score of a product q . k and its bias. There is one rounding for product and sum where the processor has fused
-// multiply-add, and one for a scale that follows. The gradient has to round as the forward pass does.
+// The score of a product q . k, capped if there is a soft cap, and its bias. There is one rounding for product and sum where
+// the processor has fused multiply-add, and one for a scale that follows. The gradient has to round as the forward pass
+// does.
 FA_INLINE Vec biased_score(const Problem& problem, Vec product, Vec bias) {
-  const float before = problem.pse_inside_scale ? 1.0f : problem.scale;
+  const float before = problem.pse_inside_scale ? 1.0f : scale_left(problem.softcap, problem.scale);
   const float after = problem.pse_inside_scale ? problem.scale : 1.0f;
   return (product * before + bias) * after;
 }

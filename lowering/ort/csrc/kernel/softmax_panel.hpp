@@ -6,6 +6,7 @@
 #include "dropout.hpp"
 #include "online_softmax.hpp"
 #include "query_tile.hpp"
+#include "softcap.hpp"
 #include "transpose.hpp"
 
 namespace fa::FA_ISA {
@@ -125,6 +126,24 @@ static PanelVector<kVectors> mask_scores(const QueryTile& tile, const PanelView&
     }
   });
   return largest;
+}
+
+// Caps the products of some keys of the window. Those of all keys together give panel_max, unless a bias follows.
+template <int kVectors>
+static void cap_products(const QueryTile& tile, Window keys, bool biased) {
+  const Scratch& s = tile.s;
+  const Softcap softcap(tile.problem.softcap, tile.problem.scale);
+#pragma GCC unroll 2
+  for (int64_t lane = 0; lane < kVectors * kLanes; lane += kLanes) {
+    Vec largest = load(s.panel_max + lane);
+    for (int64_t c = keys.begin; c < keys.end; ++c) {
+      float* at = s.scores + c * kPanel + lane;
+      const Vec score = softcap.score(load(at));
+      store(at, score);
+      largest = maximum(score, largest);
+    }
+    if (!biased) store(s.panel_max + lane, largest);
+  }
 }
 
 // The bias of each row of a panel from the window's first key on, readable as whole vectors.
@@ -257,7 +276,8 @@ static PanelVector<kVectors> exponentials_of_panel(const QueryTile& tile, const 
 template <int kVectors, bool kPairs>
 static void softmax_panel(const QueryTile& tile, const PanelView& view, int64_t first) {
   const Scratch& s = tile.s;
-  const float scale = has_bias(tile.problem) ? 1.0f : tile.problem.scale;  // with a bias they are scores already
+  // With a bias they are scores already.
+  const float scale = has_bias(tile.problem) ? 1.0f : scale_left(tile.problem.softcap, tile.problem.scale);
   bool fused = false;
   PanelVector<kVectors> maxima;
   if (view.masked) {

@@ -1,10 +1,11 @@
-// The softmax of a block in a skinny tile, row by row: scale, bias, mask, online softmax, dropout.
+// The softmax of a block in a skinny tile, row by row: scale, soft cap, bias, mask, online softmax, dropout.
 #pragma once
 
 #include "bias.hpp"
 #include "dropout.hpp"
 #include "online_softmax.hpp"
 #include "query_tile.hpp"
+#include "softcap.hpp"
 
 namespace fa::FA_ISA {
 
@@ -21,10 +22,11 @@ FA_INLINE const uint8_t* hidden_keys(const QueryTile& tile, const View& view) {
 static float online_softmax_view(const QueryTile& tile, int64_t r, int64_t first, const View& view, float* scores) {
   const Problem& problem = tile.problem;
   const int64_t count = view.end - view.begin;
-  const float scale = problem.scale;
+  const float scale = scale_left(problem.softcap, problem.scale);
   const bool inside = problem.pse_inside_scale;
   float& max = tile.s.max[r];
   const uint8_t* hidden = hidden_keys(tile, view);
+  if (problem.softcap != 0) Softcap(problem.softcap, problem.scale).row(scores, count);
   if (!has_bias(problem)) {
     if (hidden == nullptr) return online_softmax_unmasked(scores, count, scale, max);
     return online_softmax<false, true>(scores, count, scale, nullptr, false, hidden, max);

@@ -3,6 +3,7 @@
 
 #include "output.hpp"
 #include "state.hpp"
+#include "../softcap.hpp"
 
 namespace fa::FA_ISA {
 
@@ -111,6 +112,14 @@ static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
   }
 }
 
+// Caps the products of a step. (noinline: so that a step without a cap is compiled as if there were none)
+[[gnu::noinline]] static void cap_products(const DecodeTask& h, const DecodeStep& t) {
+  const Softcap softcap(h.d.softcap, h.d.scale);
+  for (int64_t r = 0; r < h.count * h.rows; ++r) softcap.row(h.scores_of(0, r), t.count);
+}
+
+FA_INLINE float scale_left(const Decode& d) { return scale_left(d.softcap, d.scale); }
+
 FA_INLINE void add_block_sum(const DecodeTask& h, const SoftmaxState& state, int64_t r, float new_max, float sum) {
   if (new_max != state.max[r]) state.rescale(r, new_max, h.columns);
   state.sum[r] += sum;
@@ -130,16 +139,16 @@ FA_INLINE void softmax_row(const DecodeTask& h, const DecodeStep& t, const Decod
   float sum;
   if (t.masks_score) {
     for (int64_t j = 0; j < t.count; ++j) {
-      const float score = scores[j] * h.d.scale + (h.d.pse == nullptr ? 0.0f : s.bias[j]);
+      const float score = scores[j] * scale_left(h.d) + (h.d.pse == nullptr ? 0.0f : s.bias[j]);
       scores[j] = t.hidden != nullptr && t.hidden[j] != 0 ? kMaskedScore : score;
     }
     sum = online_softmax<false, false>(scores, t.count, 1.0f, nullptr, false, nullptr, new_max);
   } else if (h.d.pse == nullptr) {
-    sum = online_softmax<false, true>(scores, t.count, h.d.scale, nullptr, false, t.hidden, new_max);
+    sum = online_softmax<false, true>(scores, t.count, scale_left(h.d), nullptr, false, t.hidden, new_max);
   } else if (t.hidden == nullptr) {
-    sum = online_softmax<true, false>(scores, t.count, h.d.scale, s.bias, false, nullptr, new_max);
+    sum = online_softmax<true, false>(scores, t.count, scale_left(h.d), s.bias, false, nullptr, new_max);
   } else {
-    sum = online_softmax<true, true>(scores, t.count, h.d.scale, s.bias, false, t.hidden, new_max);
+    sum = online_softmax<true, true>(scores, t.count, scale_left(h.d), s.bias, false, t.hidden, new_max);
   }
   add_block_sum(h, state, r, new_max, sum);
 }
@@ -154,7 +163,7 @@ FA_INLINE void softmax_rows_unmasked(const DecodeTask& h, const DecodeStep& t, i
     for (int64_t r = 0; r < rows; ++r) largest[r] = largest_of(h.scores_of(n, first + r), t.count);
     for (int64_t r = 0; r < rows; ++r) {
       float new_max = state.max[first + r];
-      const float sum = online_softmax_given_max(largest[r], h.scores_of(n, first + r), t.count, h.d.scale, new_max);
+      const float sum = online_softmax_given_max(largest[r], h.scores_of(n, first + r), t.count, scale_left(h.d), new_max);
       add_block_sum(h, state, first + r, new_max, sum);
     }
   }
@@ -218,10 +227,11 @@ static void add_weighted_values(const DecodeTask& h, const DecodeStep& t) {
   }
 }
 
-// One step: scores, online softmax, weighted values.
+// One step: products, soft cap, online softmax, weighted values.
 template <class Keys, class Values>
 static void attend_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) {
   multiply_keys<Keys>(h, t);
+  if (h.d.softcap != 0) cap_products(h, t);
   softmax_step(h, t, s);
   if (h.overflow_scale != 1.0f) downscale_weights(h, t);
   if (t.masks_score) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../online_softmax.hpp"
+#include "../softcap.hpp"
 #include "output.hpp"
 
 namespace fa::FA_ISA {
@@ -39,7 +40,8 @@ static float score_of(const Decode& d, const DecodeEntry& entry, const int8_t* q
   if (entry.mask != nullptr && entry.mask[token] != 0) return kMaskedScore;
   const int64_t at = row_of(d, entry, token) + head / d.group() * entry.head_stride;
   const float product = static_cast<float>(dot(query, static_cast<const int8_t*>(entry.key) + at, d.size));
-  const float score = d.scale * (product * d.dequant_scale1);
+  const float scaled = product * d.dequant_scale1;
+  const float score = d.softcap == 0 ? d.scale * scaled : Softcap(d.softcap, d.scale).score(splat(scaled))[0];
   if (d.pse == nullptr) return score;
   float bias;
   return score + *as_floats(d.pse, entry.pse + head * d.pse_head + token, 1, type_of(d.pse_cell), &bias);

@@ -143,6 +143,23 @@ static Row score_row(const BlockPair& blocks, int64_t r, int64_t side) {
   return row;
 }
 
+template <Kind kKind>
+struct KindOf {
+  static constexpr Kind kIs = kKind;
+};
+
+// Calls body(kind) for rows of which all are common, or not.
+template <class Body>
+FA_INLINE void with_kind(const Problem& problem, bool common, Body body) {
+  if (problem.softcap != 0) {
+    body(KindOf<Kind::capped>{});
+  } else if (common) {
+    body(KindOf<Kind::common>{});
+  } else {
+    body(KindOf<Kind::general>{});
+  }
+}
+
 // The gradient of the softmax for rows [begin, end). The first row is even.
 template <bool kPairs>
 static void softmax_gradient(const BlockPair& blocks, Window all, int64_t begin, int64_t end) {
@@ -161,16 +178,14 @@ static void softmax_gradient(const BlockPair& blocks, Window all, int64_t begin,
       Vec odd_sink_dots{};
       const Row odd = score_row(blocks, r + 1, 1);
       float* pairs = blocks.s.ds_pairs + r * kPairStride;
-      if (row.common && odd.common) {
-        softmax_gradient_pair<true>(row, odd, problem, all, p, ds, pairs, pairs + kPairStride, sink_dots, odd_sink_dots);
-      } else {
-        softmax_gradient_pair<false>(row, odd, problem, all, p, ds, pairs, pairs + kPairStride, sink_dots, odd_sink_dots);
-      }
+      with_kind(problem, row.common && odd.common, [&](auto kind) {
+        softmax_gradient_pair<kind.kIs>(row, odd, problem, all, p, ds, pairs, pairs + kPairStride, sink_dots, odd_sink_dots);
+      });
       store_sink_dots(r + 1, odd_sink_dots);
-    } else if (row.common) {
-      softmax_gradient_row<true>(row, problem, all, p, ds, sink_dots);
     } else {
-      softmax_gradient_row<false>(row, problem, all, p, ds, sink_dots);
+      with_kind(problem, row.common, [&](auto kind) {
+        softmax_gradient_row<kind.kIs>(row, problem, all, p, ds, sink_dots);
+      });
     }
     store_sink_dots(r, sink_dots);
   }

@@ -4,6 +4,7 @@
 #include "../bias.hpp"
 #include "../dropout.hpp"
 #include "../exp.hpp"
+#include "../softcap.hpp"
 #include "plan.hpp"
 
 namespace fa::FA_ISA::grad {
@@ -41,12 +42,16 @@ struct Weights {
   Vec ds;
 };
 
+// What the weights of a row have to regard: nothing but its scores, everything that a Row has, or a soft cap besides.
+enum class Kind { common, general, capped };
+
 FA_INLINE Weights common_weights(const Row& row, float scale, int64_t c) {
   const Vec p = probability(rounded(load(row.p + c) * scale), row.max) * row.weight;
   return {p, p * (load(row.ds + c) - row.delta)};
 }
 
-// The same for any row. Adds P dP to `sink_dots`.
+// The same for any row. Adds P dP to `sink_dots`. With a soft cap dS is the gradient of the product before the cap.
+template <bool kCapped>
 FA_INLINE Weights general_weights(const Row& row, const Problem& problem, int64_t c, Vec& sink_dots) {
   const int64_t at = c - row.first();
   Vec factor = splat(1.0f);
@@ -58,23 +63,34 @@ FA_INLINE Weights general_weights(const Row& row, const Problem& problem, int64_
   }
   if (row.empty) return {row.share * factor, Vec{}};
   const IntVec masked = row.hidden == nullptr ? IntVec{} : nonzero_bytes(row.hidden + at);
-  const Vec product = load(row.p + c);
+  Vec product = load(row.p + c);
+  Vec slope = splat(1.0f);  // of the score
+  if constexpr (kCapped) {
+    const Softcap softcap(problem.softcap, problem.scale);
+    const Vec share = softcap.share(product);
+    product = softcap.score_of(share);
+    slope -= share * share;
+  }
+  const float scale = kCapped ? 1.0f : problem.scale;
   const Vec score =
-      row.bias == nullptr ? rounded(product * problem.scale) : rounded(biased_score(problem, product, load(row.bias + at)));
+      row.bias == nullptr ? rounded(product * scale) : rounded(biased_score(problem, product, load(row.bias + at)));
   Vec p = clear_where(row.zeroed ? ~IntVec{} : masked, probability(score, row.max) * row.weight);
   if (row.masked_p != 0) p = masked ? splat(row.masked_p) : p;
   // Lanes beyond the row's range must not enter the sum.
   const IntVec excluded = (row.masked_p == 0 ? masked : IntVec{}) | ~first_lanes(row.end - c) | first_lanes(row.begin - c);
   const Vec dp = clear_where(excluded, load(row.ds + c) * factor);
   sink_dots += clear_where(excluded, p) * dp;
-  return {p * factor, clear_where(masked, p * (dp - row.delta))};
+  Vec ds = p * (dp - row.delta);
+  if constexpr (kCapped) ds *= slope;
+  return {p * factor, clear_where(masked, ds)};
 }
 
 // P F and dS of one vector of columns; 0 outside the row's range.
-template <bool kCommon>
+template <Kind kKind>
 FA_INLINE Weights weights_at(const Row& row, const Problem& problem, int64_t c, Vec& sink_dots) {
   if (c + kLanes <= row.begin || c >= row.end) return {Vec{}, Vec{}};
-  Weights w = kCommon ? common_weights(row, problem.scale, c) : general_weights(row, problem, c, sink_dots);
+  Weights w = kKind == Kind::common ? common_weights(row, problem.scale, c)
+                                    : general_weights<kKind == Kind::capped>(row, problem, c, sink_dots);
   if (c < row.begin || c + kLanes > row.end) {
     const IntVec outside = ~first_lanes(row.end - c) | first_lanes(row.begin - c);
     w.p = clear_where(outside, w.p);
@@ -84,18 +100,18 @@ FA_INLINE Weights weights_at(const Row& row, const Problem& problem, int64_t c, 
 }
 
 // The columns of a window. Where the row has no probability, P F and dS become 0.
-template <bool kCommon>
+template <Kind kKind>
 static void softmax_gradient_row(const Row& row, const Problem& problem, Window window, float* p, float* ds,
                                  Vec& sink_dots) {
   for (int64_t c = window.begin; c < window.end; c += kLanes) {
-    const Weights w = weights_at<kCommon>(row, problem, c, sink_dots);
+    const Weights w = weights_at<kKind>(row, problem, c, sink_dots);
     store(p + c, w.p);
     store(ds + c, w.ds);
   }
 }
 
 // Two rows, interleaved. dS of each row is also stored as pairs of keys, from `even_pairs` and `odd_pairs` on.
-template <bool kCommon>
+template <Kind kKind>
 static void softmax_gradient_pair(const Row& even, const Row& odd, const Problem& problem, Window window, float* p,
                                   float* ds, float* even_pairs, float* odd_pairs, Vec& even_sink_dots, Vec& odd_sink_dots) {
   const auto put = [](Vec first, Vec second, float* out) {
@@ -106,10 +122,10 @@ static void softmax_gradient_pair(const Row& even, const Row& odd, const Problem
     store(out + kLanes, high);
   };
   for (int64_t c = window.begin / kPanel * kPanel; c < window.end; c += kPanel) {
-    const Weights a = weights_at<kCommon>(even, problem, c, even_sink_dots);
-    const Weights b = weights_at<kCommon>(even, problem, c + kLanes, even_sink_dots);
-    const Weights x = weights_at<kCommon>(odd, problem, c, odd_sink_dots);
-    const Weights y = weights_at<kCommon>(odd, problem, c + kLanes, odd_sink_dots);
+    const Weights a = weights_at<kKind>(even, problem, c, even_sink_dots);
+    const Weights b = weights_at<kKind>(even, problem, c + kLanes, even_sink_dots);
+    const Weights x = weights_at<kKind>(odd, problem, c, odd_sink_dots);
+    const Weights y = weights_at<kKind>(odd, problem, c + kLanes, odd_sink_dots);
     put(Isa::narrow_operands(a.p, b.p), Isa::narrow_operands(x.p, y.p), p + c);
     const Vec even_ds = Isa::narrow_operands(a.ds, b.ds);
     const Vec odd_ds = Isa::narrow_operands(x.ds, y.ds);

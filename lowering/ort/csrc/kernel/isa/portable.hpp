@@ -24,6 +24,15 @@ struct Portable {
   FA_INLINE Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
   FA_INLINE Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
 
+  // Whether a comparison holds in all lanes.
+  FA_INLINE bool all(IntVec holds) {
+    uint64_t words[sizeof(IntVec) / sizeof(uint64_t)];
+    __builtin_memcpy(words, &holds, sizeof words);
+    uint64_t common = ~uint64_t{0};
+    for (uint64_t word : words) common &= word;
+    return common == ~uint64_t{0};
+  }
+
   // Exponent and mantissa move to their place and one multiplication corrects the exponent's bias. The multiplication also
   // makes subnormal numbers right. Infinity and NaN get the largest exponent.
   FA_INLINE Vec widen_float16s(HalfVec x) {
