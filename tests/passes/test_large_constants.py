@@ -7,11 +7,14 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from fa_compiler.passes.values.constant_patterns import Diagonals
 from fa_compiler.passes.values.large_constants import LargeConstants, LargeContent, content_of
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
 ROWS, COLUMNS = 7, 9
 DISTANCE = np.arange(COLUMNS)[None] - np.arange(ROWS)[:, None]
@@ -127,3 +130,48 @@ def test_a_file_is_read_in_pieces_and_once(tmp_path: Path, monkeypatch: pytest.M
         file.seek(-1, 2)
         file.write(b"\2")
     assert LargeConstants().of(value("two")) is None
+
+
+def attention(mask: np.ndarray, batch: str | int, size: int = 8) -> onnx.ModelProto:
+    """Attention of one head under a constant mask, which is added or selects."""
+    rows, columns = mask.shape[-2:]
+    term = "Where(mask, s, low)" if mask.dtype == np.bool_ else "Add(s, mask)"
+    kind, dims = "bool" if mask.dtype == np.bool_ else "float", ",".join(map(str, mask.shape))
+    given = "".join(
+        f"float[{batch},1,{length},{size}] {name}, "
+        for name, length in zip("qkv", (rows, columns, columns), strict=True)
+    )
+    body = f"{PRODUCT_QK}low = Constant<value=float {{-inf}}>() x = {term} {SOFTMAX.format('x')}{PRODUCT_PV}"
+    output = f"float[{batch},1,{rows},{size}] y"
+    model = parse(body, inputs=f"{given}{kind}[{dims}] mask", outputs=output)
+    model.graph.input.pop()
+    model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    return model
+
+
+@pytest.mark.parametrize(("batch", "rows", "columns"), [("B", 70, 70), (2, 5, 9)])
+def test_a_prefix_is_a_mode_of_the_operator(batch: str | int, rows: int, columns: int) -> None:
+    """The keys of the prefix, and those up to the corner. On Ascend an open batch keeps the mask."""
+    distance = np.arange(columns)[None] - np.arange(rows)[:, None]
+    kept = (distance <= columns - rows) | (np.arange(columns) < 6)[None]
+    for mask in (kept, np.where(kept, 0, -np.inf).astype(np.float32)[None, None]):
+        model = attention(mask, batch)
+        result, report = fused(model)
+        assert [block.mask for block in report.blocks] == ["prefix"]
+        feeds = random_feeds(model)
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+        _, report = fused(model, "ascend")
+        assert [block.mask for block in report.blocks] == ["prefix" if isinstance(batch, int) else "atten_mask"]
+
+
+def test_masks_of_4096_tokens() -> None:
+    """A window is found. A float mask without structure is proven to hold two numbers, so it becomes boolean."""
+    size = 4096
+    window = np.tri(size, dtype=np.bool_) ^ np.tri(size, k=-100, dtype=np.bool_)
+    random = window ^ (np.arange(size) == 7)[None]
+    wanted = {"band": window, "atten_mask": np.where(random, np.float32(0), np.float32(-np.inf))}
+    for label, mask in wanted.items():
+        model = attention(mask[None, None], 1)
+        _, report = fused(model)
+        assert [block.mask for block in report.blocks] == [label]
