@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, get_args
 
 import onnx
 import onnx_ir as ir
@@ -30,6 +31,9 @@ from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.report import Progress
+
+Weights = Literal["copy", "keep"]
+"""What happens to external weights if the result is written to another folder."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ def optimize(
     cann: str | None = None,
     assume: Iterable[str] = (),
     in_place_caches: bool = False,
+    weights: Weights = "copy",
 ) -> Result:
     """Fuse the attention of a model, and write it to `output` if given.
 
@@ -75,12 +80,15 @@ def optimize(
         in_place_caches: replace caches that grow by a Concat by preallocated buffers (target "ort"). Their inputs and
             outputs then have a capacity, and a new input `cache_length`, int64 [1], is the number of tokens that they
             hold. The report's `caches` name them.
+        weights: what happens to external weights if `output` is not in the model's folder: "copy" copies them into one
+            file beside it. "keep" leaves them where they are, which must be below the output's folder.
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.
         InternalError: the result failed our own checks; nothing was written.
     """
     options = make_options(target, soc_version, cann, assume, in_place_caches)
+    keep = is_kept(weights)
     loaded = load(model)
     place = None if output is None else Path(output)
     if place is not None:
@@ -92,7 +100,7 @@ def optimize(
         make_inline(proto, loaded.weights)
     else:
         with staging() as stage:
-            write_model(proto, loaded, place, stage, report)
+            write_model(proto, loaded, place, stage, report, keep)
             stage.commit()
     if not isinstance(model, ir.Model):
         return Result(report, lambda: make_inline(proto, loaded.weights))
@@ -100,6 +108,17 @@ def optimize(
     base = loaded.folder.base if place is None else place.absolute().parent
     ir.external_data.set_base_dir(result.graph, base)
     return Result(report, lambda: result)
+
+
+def is_kept(weights: str) -> bool:
+    """Whether weights stay where they are, by the user's word.
+
+    Raises:
+        InputError: the word is unknown.
+    """
+    if weights not in get_args(Weights):
+        raise InputError(f"unknown value {weights!r} for the weights: use {' or '.join(map(repr, get_args(Weights)))}")
+    return weights == "keep"
 
 
 def make_options(

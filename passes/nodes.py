@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 STANDARD = ("", "ai.onnx")
 FOLD_LIMIT = 1 << 22
-"""Constants of more elements than this are not read: no mask or scale is that large in a sane model."""
+"""Constants of more elements than this are not read as a whole; values/large_constants.py tells what they hold."""
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
@@ -93,25 +93,33 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     An initializer that is also a graph input can be overridden by the caller and is no constant, except in models
     before IR version 4, where every initializer had to be listed as an input.
     """
-    if value is None or (value.is_graph_input() and not _is_legacy_initializer(value)):
-        return None
-    tensor = value.const_value
+    tensor = constant_tensor(value)
     if tensor is None:
-        node = value.producer()
-        if not is_op(node, "Constant"):
-            return None
-        assert node is not None
-        if (attr := node.attributes.get("value")) is not None:
-            tensor = attr.as_tensor()
-        else:
-            for name in ("value_float", "value_int", "value_floats", "value_ints"):
-                if (attr := node.attributes.get(name)) is not None:
-                    kind = np.float32 if "float" in name else np.int64
-                    return np.asarray(attr.value, dtype=kind)
-            return None
+        return _numbers_of_attribute(producer(value))
     if tensor.size > limit or tensor.dtype == ir.DataType.STRING:
         return None
     return tensor.numpy()
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of a constant or initializer of any size, which is not read. None for other values, and for a Constant
+    whose numbers are not in a tensor."""
+    if value is None or (value.is_graph_input() and not _is_legacy_initializer(value)):
+        return None
+    if value.const_value is not None:
+        return value.const_value
+    node = value.producer()
+    attr = node.attributes.get("value") if node is not None and is_op(node, "Constant") else None
+    return None if attr is None else attr.as_tensor()
+
+
+def _numbers_of_attribute(node: ir.Node | None) -> np.ndarray | None:
+    """The content of a Constant whose numbers are not in a tensor; None for other nodes."""
+    if node is not None and is_op(node, "Constant"):
+        for name in ("value_float", "value_int", "value_floats", "value_ints"):
+            if (attr := node.attributes.get(name)) is not None:
+                return np.asarray(attr.value, dtype=np.float32 if "float" in name else np.int64)
+    return None
 
 
 def is_overridable(value: ir.Value | None) -> bool:

@@ -92,6 +92,13 @@ def _add_optimize(commands: _Commands) -> None:
     command.add_argument("--verify", action="store_true", help="run both models in ONNX Runtime before writing")
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
     command.add_argument("--force", action="store_true", help="allow OUT to be IN")
+    command.add_argument(
+        "--weights",
+        metavar="copy|keep",
+        default="copy",
+        help="what happens to external weights if OUT.onnx is in another folder: copy them beside it (default), or "
+        "keep them where they are, which must be below its folder",
+    )
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.set_defaults(run="models.optimize")
 

@@ -19,7 +19,7 @@ from fa_compiler.model_files.writing import check_place, is_special, staging, wr
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
 from fa_compiler.passes.report import Progress
-from fa_compiler.pipeline import copy_of, make_options, run
+from fa_compiler.pipeline import copy_of, is_kept, make_options, run
 
 
 def optimize(args: argparse.Namespace) -> int:
@@ -28,6 +28,7 @@ def optimize(args: argparse.Namespace) -> int:
     for path in (args.model, args.output):
         if args.verify and is_special(path):
             raise InputError(f"{path} is not a regular file, and --verify has to read it again; leave out --verify")
+    keep = is_kept(args.weights)
     loaded = load(args.model)
     check_place(args.output, loaded, args.force)
     if args.report is not None:
@@ -38,7 +39,8 @@ def optimize(args: argparse.Namespace) -> int:
         report_file = None if args.report is None else stage.reserve(args.report)
         with progress_bar(args.quiet) as stage.progress:
             proto, report = run(loaded, options, stage.progress)
-            staged = write_model(copy_of(loaded) if proto is None else proto, loaded, args.output, stage, report)
+            proto = copy_of(loaded) if proto is None else proto
+            staged = write_model(proto, loaded, args.output, stage, report, keep)
         if report_file is not None:
             write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
         if args.verify and not _agrees(args, staged, report):

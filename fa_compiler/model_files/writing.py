@@ -136,18 +136,21 @@ def check_place(output: Path, loaded: LoadedModel, force: bool) -> None:
             raise InputError(f"{output} holds the weights of {loaded.name} ('{place}'); choose another name")
 
 
-def write_model(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, report: Report) -> Path:
+def write_model(
+    proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, report: Report, keep: bool = False
+) -> Path:
     """Stage `proto` for `output`, and return the staged file. Notes for the user go into the report.
 
     The `location` of each external tensor of `proto` must be an absolute real path. It is replaced by one that is
-    relative to `output`. In the model's own folder the tensors refer to the same files; for another folder the files
-    are copied. Weights that were left in the model's file become inline.
+    relative to `output`. In the model's own folder the tensors refer to the same files. For another folder the files
+    are copied; with `keep` the tensors refer to them from a folder above, too. Weights that were left in the model's
+    file become inline.
 
     Raises:
-        InputError: `output` or a file beside it cannot be written.
+        InputError: `output` or a file beside it cannot be written, or with `keep` a file is not below its folder.
     """
     staged = stage.reserve(output)
-    report.notes.extend(_place_data(proto, loaded, output, stage))
+    report.notes.extend(_place_data(proto, loaded, output, stage, keep))
     if not report.count("fused"):
         same = "is the input with the changes above" if report.changed_otherwise else "is a copy of the input"
         report.notes.append(f"nothing was fused: the output {same}")
@@ -165,7 +168,7 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
         tensors.set_location(tensor, places[tensors.location(tensor)])
 
 
-def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging) -> list[str]:
+def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool) -> list[str]:
     external: list[onnx.TensorProto] = []
     inside: list[onnx.TensorProto] = []
     weights = loaded.weights
@@ -180,11 +183,29 @@ def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage
     if beside:
         _relocate(external, loaded.relative)
         used = []
+    elif keep:
+        _relocate(external, {str(real): _below(real, here, used, output) for real in used})
+        used = []
     if not used and not inline:
         return []
     if is_special(output):
         raise InputError(f"{output} is not a regular file, and the model's weights need a file beside it")
     return _join(external if used else [], used, inline, weights, output, stage)
+
+
+def _below(path: Path, folder: Path, files: Iterable[Path], output: Path) -> str:
+    """The location of a data file in a model in `folder`. Raises InputError for a file that is not below this folder.
+
+    No other reference is valid: ONNX Runtime and onnx refuse locations outside the model's folder and symbolic links to
+    such places, and onnx also refuses hard links.
+    """
+    if not path.is_relative_to(folder):
+        above = os.path.commonpath([file.parent for file in files])
+        raise InputError(
+            f"{output} cannot refer to the weights in {path}, because a model's weights have to be in its folder or "
+            f"below; write it to {above}, or let the weights be copied (--weights copy)"
+        )
+    return path.relative_to(folder).as_posix()
 
 
 def _join(

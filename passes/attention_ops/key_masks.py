@@ -130,7 +130,8 @@ class KeyMaskBuilder:
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         term = Select(call.node, placed, not when, -math.inf)
         found = structure([term], grid, call.viewer)
-        if found is None or (found.mode is not None and not (band and self._has_room(found))):
+        usable = band and (found is None or (self._has_room(found) and not (found.mode and found.mode.prefix)))
+        if found is None or (found.mode is not None and not usable):
             return [ExcludedPositions(call.along(mask, placed.dims), when)], None
         return [
             ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in found.padding

@@ -8,13 +8,15 @@ where j - i = S2 - S1.
     upper S2 - S1, no lower                    3   rightDownCausal
     each bound a constant away from S2 - S1,   4   band: pre_tockens and next_tockens are the distances
     or absent
+    upper S2 - S1, no lower, and a prefix      6   prefix: all rows keep the first keys, too
 
-Bounds and sizes are symbolic, so the mode of a band is right in every run.
+Bounds and sizes are symbolic, so the mode of a band is right in every run. A prefix is a number. The sizes beside it
+have to be numbers, too, because the operator takes no prefix that is longer than the keys or shorter than S2 - S1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -24,20 +26,24 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Band:
-    """The keys with `lower <= j - i <= upper`. A bound that is None does not limit."""
+    """The keys with `lower <= j - i <= upper`, and the first `prefix` keys.
+
+    A bound that is None does not limit. Beside a prefix there is no `lower`.
+    """
 
     lower: Dim | None
     upper: Dim | None
+    prefix: int = field(default=0, kw_only=True)
 
     @property
     def has_diagonal(self) -> bool:
-        """Whether every row i keeps the key i, if there is such a key, in every run."""
+        """Whether every row i keeps the key i, if there is such a key, in every run. With a prefix the answer is no."""
         above = self.upper is None or self.upper.is_at_least(0)
-        return above and (self.lower is None or (-self.lower).is_at_least(0))
+        return not self.prefix and above and (self.lower is None or (-self.lower).is_at_least(0))
 
     def never_empty(self, rows: Dim, columns: Dim) -> bool:
         """Whether the band leaves every row a key in every run that has keys."""
-        above = self.upper is None or self.upper.is_at_least(0)
+        above = self.prefix > 0 or self.upper is None or self.upper.is_at_least(0)
         below = self.lower is None or (columns - rows - self.lower).is_at_least(0)
         crossed = self.lower is not None and self.upper is not None and not (self.upper - self.lower).is_at_least(0)
         return above and below and not crossed
@@ -45,11 +51,13 @@ class Band:
 
 @dataclass(frozen=True)
 class SparseMode:
-    """The attributes that express a band."""
+    """The attributes and the input that express a band."""
 
     sparse_mode: int
     pre_tockens: int = UNLIMITED
     next_tockens: int = UNLIMITED
+    prefix: int = 0
+    """The number in the input `prefix`, for every batch entry; 0 where there is no such input."""
 
     @property
     def attrs(self) -> dict[str, int]:
@@ -62,7 +70,7 @@ class SparseMode:
     @property
     def mask_label(self) -> str:
         """The name of the band in the report."""
-        return "band" if self.sparse_mode == 4 else "causal"
+        return {4: "band", 6: "prefix"}.get(self.sparse_mode, "causal")
 
 
 def sparse_mode(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
@@ -71,6 +79,10 @@ def sparse_mode(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
     corner = columns - rows
     if band.lower is None and band.upper is None:
         return None
+    if band.prefix:
+        offset, keys = corner.const, columns.const
+        fits = offset is not None and keys is not None and max(offset, 0) <= band.prefix <= keys
+        return SparseMode(6, prefix=band.prefix) if fits and band.upper == corner else None
     if band.lower is None and band.upper is not None:
         if band.upper == 0:
             return SparseMode(2)

@@ -410,7 +410,12 @@ class MaskPlanner:
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
+        plan = MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
+        if mode is not None and mode.prefix and self.options.target == "ascend":
+            # The device's host needs the prefix before the run, so it cannot be as long as an open batch.
+            dense = tuple(excluded(each, self.viewer) for each in self._masks(live))
+            return replace(plan, fallback=replace(plan, masked=dense, mode=None))
+        return plan
 
     def _packed(self, fallback: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
         """The plan with packed sequences, if the operator allows them and equal labels are neighbours, by proof or
@@ -466,8 +471,12 @@ class MaskPlanner:
         dims = term.operand.dims
         if not dims:
             return False
-        array = constant(term.operand.value)
-        if array is None or self.viewer.space.resolve(dims[-1]) != self.viewer.space.resolve(self.grid.kv_seq):
+        if self.viewer.space.resolve(dims[-1]) != self.viewer.space.resolve(self.grid.kv_seq):
+            return False
+        array, large = constant(term.operand.value), self.viewer.info.large.of(term.operand.value)
+        if large is not None:
+            return not (large.zeros_only if isinstance(term, Select) and term.keep else large.no_zeros)
+        if array is None:
             return False
         excluded = array != (False if isinstance(term, Add) else term.keep)
         return not bool(excluded.all(axis=-1).any())

@@ -3,7 +3,8 @@
     mask := the positions at which every term leaves the score as it is: an Add holds 0, a Select keeps
 
     accepted    a conjunction of these conditions, however the graph computes them (positions.py):
-                1 comparisons that bound j - i, the distance from row to key
+                1 comparisons that bound j - i, the distance from row to key, from above also as one of two
+                  alternatives, of which the other one is that the key is among the first ones (a prefix)
                 2 boolean tensors that do not run along the rows (padding)
                 3 equal labels of packed sequences (packing.py)
     emitted     the Band (band.py), the boolean tensors and the labels. Labels are emitted only with a band in which
@@ -20,7 +21,7 @@ own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import Viewer
@@ -37,6 +38,7 @@ from fa_compiler.passes.values.formula import (
     BooleanTensor,
     ElementComparison,
     Formula,
+    Some,
     negation,
 )
 from fa_compiler.passes.values.positions import Positions
@@ -111,7 +113,7 @@ def structure(
             return None
         return Structure(mode, (), True, packings.pop())
     mode = None if band is None else sparse_mode(band, *grid.sizes)
-    if band is None or (mode is None and band != Band(None, None)):
+    if band is None or (mode is None and band != Band(None, None)) or (band.prefix and padding):
         return None
     return Structure(mode, padding, not padding and band.never_empty(*grid.sizes))
 
@@ -201,6 +203,8 @@ class _TermReader:
             if steps[row] == -1 and steps[column] == 1:
                 return [Band(-affine.offset, None)]
             return None
+        if isinstance(part, Some) and (band := self._with_prefix(part, shape, row, column, term)) is not None:
+            return [band]
         given = part if isinstance(part, BooleanTensor) else None if isinstance(part, BooleanLiteral) else part.origin
         if given is None:
             return None
@@ -210,6 +214,22 @@ class _TermReader:
             return None
         aligned = tuple(() if axis is None else term.operand.dims[axis] for axis in given.axes)
         return [Padding(BooleanTensor(given.value, given.axes, not given.when), aligned, term.operand.never_enlarges)]
+
+    def _with_prefix(
+        self, part: Some, shape: Shape, row: int | None, column: int | None, term: MaskTerm
+    ) -> Band | None:
+        """The band with a prefix that two alternatives make: an upper bound on j - i, and one on j alone."""
+        ends = [
+            each.affine.offset.const
+            for each in part.parts
+            if isinstance(each, AtLeastZero)
+            and {k: step for k, step in enumerate(each.affine.steps) if step} == {column: -1}
+        ]
+        others = [self._part(each, shape, row, column, term) for each in part.parts if isinstance(each, AtLeastZero)]
+        bands = [each for found in others if found is not None for each in found if isinstance(each, Band)]
+        if len(part.parts) != 2 or len(ends) != 1 or ends[0] is None or len(bands) != 1 or bands[0].lower is not None:
+            return None
+        return replace(bands[0], prefix=ends[0] + 1) if ends[0] >= 0 else None
 
     def _packing(
         self, part: ElementComparison, shape: Shape, row: int | None, column: int | None, term: MaskTerm
@@ -279,7 +299,10 @@ def kept(term: MaskTerm, positions: Positions) -> Formula | None:
 
 
 def _intersection(bands: Sequence[Band]) -> Band | None:
-    """The band that all bands have in common; None when it is unknown which of their bounds are the tightest."""
+    """The band that all bands have in common; None when it is unknown which of their bounds are the tightest. A prefix
+    is known only of one band, which may occur several times."""
+    if any(band.prefix for band in bands):
+        return bands[0] if len(set(bands)) == 1 else None
     lower = [band.lower for band in bands if band.lower is not None]
     upper = [-band.upper for band in bands if band.upper is not None]
     tightest = _largest(lower), _largest(upper)

@@ -66,6 +66,22 @@ class MaskBuilder:
             mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
         return mask
 
+    def prefix(self) -> ir.Value | None:
+        """The number of keys that all rows keep, for each batch entry; None where the plan has no such prefix. Raises
+        Decline for Ascend if the batch size is open."""
+        mode, (batch, *_) = self.match.mask.mode, self._groups
+        if mode is None or not mode.prefix:
+            return None
+        size = self.match.space.size(batch).const
+        numbers = self.builder.constant(np.full(size or 1, mode.prefix, np.int64), "prefix")
+        if size is not None:
+            return numbers
+        if self.options.target == "ascend":
+            raise Decline(Code.ILLEGAL, "a prefix needs a batch size that is known before the run", self._culprit)
+        plan = plan_moves(((),), (batch,))
+        assert plan is not None
+        return self.emitter.repeated(self.emitter.apply(numbers, ((),), plan), (batch,))
+
     def sequence_ends(self) -> ir.Value | None:
         """The ends of the packed sequences, counted in tokens over all batches.
 

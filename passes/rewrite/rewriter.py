@@ -282,6 +282,7 @@ class Rewriter:
     def _terms(self, match: AttentionMatch, masks: MaskBuilder, emitter: LayoutEmitter) -> dict[str, ir.Value | None]:
         """The inputs of a FlashAttentionScore beside query, key and value."""
         inputs: dict[str, ir.Value | None] = {"real_shift": masks.real_shift(), "atten_mask": masks.atten_mask()}
+        inputs["prefix"] = masks.prefix()
         if match.mask.packed is not None:
             inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.sequence_ends()
         inputs["sink"] = self._sink(match, emitter)

@@ -40,6 +40,9 @@ class Bounds(Analysis[Interval]):
         array = constant(value)
         if array is not None:
             return _of_array(array)
+        large = self.info.large.of(value)
+        if large is not None and large.numbers:
+            return min(large.numbers), max(large.numbers)
         dtype = self.info.dtype(value)
         if dtype in INTEGER_RANGES:
             low, high = INTEGER_RANGES[dtype]

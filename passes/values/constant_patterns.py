@@ -1,10 +1,16 @@
-"""Regular contents of constant arrays: positions and bands of diagonals."""
+"""Regular contents of constant arrays: positions, and bands of diagonals and prefixes in matrices of two numbers."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 _LARGEST = 2**53
+CHANGES_PER_ROW = 3
+"""In a matrix with one band, the numbers change at most so often in a row: at both ends of the band, and at the start
+of the row."""
 
 
 def even_steps(array: np.ndarray) -> list[int] | None:
@@ -27,23 +33,80 @@ def even_steps(array: np.ndarray) -> list[int] | None:
     return steps if np.array_equal(expected, array.astype(np.int64)) else None
 
 
-def diagonals(plane: np.ndarray) -> tuple[int | None, int | None, np.generic, np.generic] | None:
-    """(lower, upper, inside, outside) of a matrix that holds `inside` where lower <= j - i <= upper, else `outside`. A
-    lower of None does not limit. The result is None for other matrices."""
-    rows, columns = plane.shape
-    edge = np.concatenate([plane[:0:-1, 0], plane[0, :]])
-    distances = np.arange(-(rows - 1), columns)
-    changes = np.flatnonzero(edge[1:] != edge[:-1])
-    if not 1 <= len(changes) <= 2:
-        return None
-    if len(changes) == 1:
-        upper = int(distances[changes[0]])
-        lower, inside, outside = None, edge[0], edge[-1]
-    else:
-        lower, upper = int(distances[changes[0] + 1]), int(distances[changes[1]])
-        inside, outside = edge[changes[0] + 1], edge[0]
-    distance = np.arange(columns)[None, :] - np.arange(rows)[:, None]
-    kept = distance <= upper
-    if lower is not None:
-        kept &= distance >= lower
-    return (lower, upper, inside, outside) if np.array_equal(np.where(kept, inside, outside), plane) else None
+@dataclass(frozen=True)
+class TwoNumbers:
+    """A matrix that holds two numbers, row by row: it starts with `numbers[0]`, and goes from one number to the other
+    at each of the flat positions `changes`, which ascend."""
+
+    shape: tuple[int, int]
+    numbers: tuple[float | int, float | int]
+    changes: np.ndarray
+
+    @staticmethod
+    def of(plane: np.ndarray) -> TwoNumbers | None:
+        """A matrix in memory; None where it does not hold two numbers, or where they change too often for a band."""
+        flat = plane.reshape(-1)
+        first = flat == flat[0]
+        others = flat[~first]
+        changes = np.flatnonzero(first[1:] != first[:-1]) + 1
+        rows, columns = plane.shape
+        if not first[0] or not others.size or len(changes) > CHANGES_PER_ROW * rows or (others != others[0]).any():
+            return None
+        return TwoNumbers((rows, columns), (flat[0].item(), others[0].item()), changes)
+
+    def intervals(self, number: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Where each row holds `numbers[number]`: from the first column up to the second one, which does not belong to
+        it. Both are 0 for a row without the number. None where a row holds it in several pieces."""
+        rows, columns = self.shape
+        starts = np.union1d(self.changes, np.arange(rows, dtype=np.int64) * columns)
+        own = (np.searchsorted(self.changes, starts, side="right") & 1) == number
+        ends = np.append(starts[1:], rows * columns)[own]
+        starts = starts[own]
+        row = starts // columns
+        if (row[1:] == row[:-1]).any():
+            return None
+        low, high = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        low[row], high[row] = starts % columns, ends - row * columns
+        return low, high
+
+
+@dataclass(frozen=True)
+class Diagonals:
+    """A matrix that holds `inside` where lower <= j - i <= upper or j < prefix, else `outside`.
+
+    A bound of None does not limit; with a prefix there is no `lower`.
+    """
+
+    lower: int | None
+    upper: int | None
+    prefix: int
+    inside: float | int
+    outside: float | int
+
+
+def diagonals(matrix: TwoNumbers) -> Diagonals | None:
+    """The band of diagonals, with or without a prefix, that a matrix of two numbers holds; None for other matrices."""
+    last = (int(np.searchsorted(matrix.changes, (matrix.shape[0] - 1) * matrix.shape[1], side="right"))) & 1
+    for number in (last, 1 - last):  # the number in the lower left corner first: a band without a lower bound
+        intervals = matrix.intervals(number)
+        if intervals is None:
+            continue
+        for lower, upper, prefix in _bands(*intervals, matrix.shape[1]):
+            return Diagonals(lower, upper, prefix, matrix.numbers[number], matrix.numbers[1 - number])
+    return None
+
+
+def _bands(low: np.ndarray, high: np.ndarray, columns: int) -> Iterator[tuple[int | None, int | None, int]]:
+    """The (lower, upper, prefix) that give every row these intervals."""
+    rows = np.arange(len(low), dtype=np.int64)
+    kept = low < high
+    (begins,), (ends,) = np.nonzero(kept & (low > 0)), np.nonzero(kept & (high < columns))
+    lower = int(low[begins[0]] - begins[0]) if len(begins) else None
+    upper = int(high[ends[-1]] - 1 - ends[-1]) if len(ends) else None
+    first = np.zeros_like(rows) if lower is None else np.clip(rows + lower, 0, columns)
+    last = np.full_like(rows, columns) if upper is None else np.clip(rows + upper + 1, 0, columns)
+    if np.array_equal(kept, first < last) and (low == first)[kept].all() and (high == last)[kept].all():
+        yield lower, upper, 0
+    prefix = int(high[0])
+    if lower is None and upper is not None and high[-1] > prefix and np.array_equal(high, np.maximum(last, prefix)):
+        yield None, upper, prefix

@@ -1,7 +1,7 @@
 """Elements of tensors of known content, as numbers that depend on the index (for positions.py).
 
 A tensor may hold one number everywhere, integers that step evenly along each dimension, or two numbers of which one is
-on a band of diagonals. The elements of other tensors are unknown.
+on a band of diagonals, also together with a prefix of columns. The elements of other tensors are unknown.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 
 import numpy as np
 
-from fa_compiler.passes.values.cases import Case, Number
-from fa_compiler.passes.values.constant_patterns import diagonals, even_steps
-from fa_compiler.passes.values.formula import Affine, Index, at_least_zero, conjunction
+from fa_compiler.passes.values.cases import Number, case
+from fa_compiler.passes.values.constant_patterns import Diagonals, TwoNumbers, diagonals, even_steps
+from fa_compiler.passes.values.formula import Affine, Index, at_least_zero, conjunction, disjunction
+from fa_compiler.passes.values.large_constants import LargeContent
+from fa_compiler.passes.values.shape_rules.context import Shape
 
 
 def number_of_content(content: np.ndarray, index: Index, rank: int) -> Number | None:
@@ -48,21 +50,33 @@ def _from_bands(array: np.ndarray, index: Index, rank: int) -> Number | None:
     axes = [axis for axis, size in enumerate(array.shape) if size > 1 and _varies(array, axis)]
     if len(axes) != 2:
         return None
-    plane = array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))]
-    found = diagonals(plane)
-    if found is None:
-        return None
-    lower, upper, inside, outside = found
-    distance = index[axes[1]] - index[axes[0]]
+    matrix = TwoNumbers.of(array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))])
+    found = None if matrix is None else diagonals(matrix)
+    return None if found is None else _on_diagonals(found, index[axes[0]], index[axes[1]], rank)
+
+
+def number_of_large(content: LargeContent, shape: Shape, index: Index, rank: int) -> Number | None:
+    """The element at `index` of a large constant of this shape; None where no pattern is known."""
+    row, column = [axis for axis, size in enumerate(shape) if size.const != 1][-2:]
+    return None if content.pattern is None else _on_diagonals(content.pattern, index[row], index[column], rank)
+
+
+def _on_diagonals(pattern: Diagonals, row: Affine, column: Affine, rank: int) -> Number:
+    """The element in this row and column of a matrix with bands of diagonals."""
+    distance = column - row
     parts = []
-    if lower is not None:
-        parts.append(at_least_zero(distance + -lower))
-    if upper is not None:
-        parts.append(at_least_zero(Affine.number(upper, rank) - distance))
-    values = [scalar(np.asarray(item).reshape(1), rank) for item in (inside, outside)]
-    if values[0] is None or values[1] is None:
-        return None
-    return Case(conjunction(parts), values[0], values[1])
+    if pattern.lower is not None:
+        parts.append(at_least_zero(distance + -pattern.lower))
+    if pattern.upper is not None:
+        parts.append(at_least_zero(Affine.number(pattern.upper, rank) - distance))
+    condition = conjunction(parts)
+    if pattern.prefix:
+        condition = disjunction((condition, at_least_zero(Affine.number(pattern.prefix - 1, rank) - column)))
+    return case(condition, _number(pattern.inside, rank), _number(pattern.outside, rank))
+
+
+def _number(item: float | int, rank: int) -> Number:
+    return item if isinstance(item, float) else Affine.number(int(item), rank)
 
 
 def scalar(array: np.ndarray, rank: int) -> Number | None:

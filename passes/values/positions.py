@@ -63,7 +63,7 @@ from fa_compiler.passes.values.formula import (
     disjunction,
     negation,
 )
-from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, scalar
+from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
 from fa_compiler.passes.values.position_moves import fitted, moved
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -155,10 +155,9 @@ class Positions:
         if self.info.dtype(value) != ir.DataType.BOOL:
             found = self.number(value, index)
             return None if found is None else condition_for(found, lambda x: unequal(x, 0))
-        array = constant(value)
-        if array is not None:
-            found = number_of_array(array, index, self.rank)
-            return None if found is None else condition_for(found, lambda x: unequal(x, 0))
+        known = self._constant(value, index)
+        if known is not None:
+            return condition_for(known, lambda x: unequal(x, 0))
         node = value.producer()
         if node is None:
             return None
@@ -279,9 +278,9 @@ class Positions:
         if dtype == ir.DataType.BOOL:
             found = self.truth(value, index)
             return None if found is None else case(found, self._int(1), self._int(0))
-        array = constant(value)
-        if array is not None:
-            return number_of_array(array, index, self.rank)
+        known = self._constant(value, index)
+        if known is not None:
+            return known
         content = self.info.fact(value).content
         if content is not None:
             return number_of_content(content, index, self.rank)
@@ -292,6 +291,14 @@ class Positions:
             return NUMBERS[node.op_type](self, node, index)
         moved = self.moved(node, index)
         return None if moved is None else self.number(*moved)
+
+    def _constant(self, value: ir.Value, index: Index) -> Number | None:
+        """The element of a constant; None for other values, and where the element is unknown."""
+        array = constant(value)
+        if array is not None:
+            return number_of_array(array, index, self.rank)
+        large, shape = self.info.large.of(value), self.info.shape(value)
+        return None if large is None or shape is None else number_of_large(large, shape, index, self.rank)
 
     def _computed(self, node: ir.Node, index: Index) -> Number | None:
         """Add, Sub, Mul, Min and Max of two operands."""

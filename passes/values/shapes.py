@@ -31,6 +31,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import all_nodes, int_attr, opset, remember_imports
+from fa_compiler.passes.values.large_constants import LargeConstants
 from fa_compiler.passes.values.shape_rules import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.values.shape_rules.context import Content, Shape, content_fact, dim_array, fresh
 from fa_compiler.passes.values.shape_rules.generate import tensor_fact
@@ -80,6 +81,7 @@ class ShapeInfo:
         self._calls: frozenset[ir.OperatorIdentifier] = frozenset()
         self._open: set[ir.Node] = set()
         self._loops = 0
+        self.large = LargeConstants()
 
     # -- questions ----------------------------------------------------------------------------
 

@@ -74,6 +74,9 @@ class ValueSets(Analysis[ValueSet]):
         array = constant(value)
         if array is not None:
             return _content(array)
+        large = self.info.large.of(value)
+        if large is not None:
+            return large.numbers
         if value.is_graph_input() or value.const_value is not None:
             return _BOOL if self.info.dtype(value) == ir.DataType.BOOL else None
         node = value.producer()

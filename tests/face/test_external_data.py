@@ -16,6 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import fa_compiler
+from fa_compiler.command_line.main import main
 from fa_compiler.model_files import writing
 from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
@@ -95,6 +96,27 @@ def test_copying_tells_how_far_it_is(tmp_path: Path) -> None:
         assert not (tmp_path / "out" / "m.onnx").exists()
     assert seen[-1] == ("copying weights (MiB)", 3, 3)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_kept_weights_are_referred_to_from_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime and onnx follow no reference to any other place, so it is refused, and nothing is written."""
+    path, weight = projected(tmp_path / "models" / "llama")
+    out = tmp_path / "models" / "fused.onnx"
+    result = fa_compiler.optimize(path, out, weights="keep")
+    assert entries_of(out) == {"location": "llama/weights.bin", "offset": "64", "length": "1024"}
+    assert isinstance(result.model, onnx.ModelProto)
+    assert sorted(file.name for file in out.parent.iterdir()) == ["fused.onnx", "llama"]
+    onnx.checker.check_model(out, full_check=True)
+    np.testing.assert_array_equal(weight_of(out), weight)
+    assert main(["verify", str(path), str(out), "--quiet"]) == 0
+    (tmp_path / "other").mkdir()
+    capsys.readouterr()
+    assert main(["optimize", str(path), "-o", str(tmp_path / "other" / "m.onnx"), "--weights", "keep", "--quiet"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert f"write it to {path.parent}, or let the weights be copied" in error
+    assert list((tmp_path / "other").iterdir()) == []
+    with pytest.raises(fa_compiler.InputError, match="unknown value 'move' for the weights: use 'copy' or 'keep'"):
+        fa_compiler.optimize(path, out, weights="move")  # type: ignore[arg-type]
 
 
 def test_again_reuses_the_copy_and_spares_a_stranger(tmp_path: Path) -> None:

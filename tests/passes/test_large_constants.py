@@ -1,0 +1,177 @@
+"""Constants of any size: what a reading in pieces says of them is what every element says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+from fa_compiler.passes.values.constant_patterns import Diagonals
+from fa_compiler.passes.values.large_constants import LargeConstants, LargeContent, content_of
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
+
+ROWS, COLUMNS = 7, 9
+DISTANCE = np.arange(COLUMNS)[None] - np.arange(ROWS)[:, None]
+BANDS = {
+    "causal": (None, 0, 0),
+    "causal from the right": (None, COLUMNS - ROWS, 0),
+    "few rows without keys": (None, -2, 0),
+    "window": (-2, 0, 0),
+    "band": (-1, 2, 0),
+    "lower": (1, None, 0),
+    "rows without keys behind a band": (4, 6, 0),
+    "prefix": (None, 0, 4),
+    "prefix and a lower band": (None, -2, 2),
+    "prefix of all keys but one": (None, COLUMNS - ROWS, COLUMNS - 1),
+}
+"""The lower and upper bound on key minus row, and the prefix."""
+NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "bool": lambda kept: kept,
+    "excluded": lambda kept: ~kept,
+    "float32": lambda kept: np.where(kept, 0.0, -np.inf).astype(np.float32),
+    "float16": lambda kept: np.where(kept, 0.0, -65504.0).astype(np.float16),
+    "bfloat16": lambda kept: np.where(kept, 0.0, -1e38).astype(ml_dtypes.bfloat16),
+    "int64": lambda kept: np.where(kept, 1, 0),
+}
+
+
+def within(band: tuple[int | None, int | None, int]) -> np.ndarray:
+    """The positions of a band."""
+    lower, upper, prefix = band
+    kept: np.ndarray = np.ones_like(DISTANCE, np.bool_) if lower is None else lower <= DISTANCE
+    kept = kept if upper is None else kept & (upper >= DISTANCE)
+    return kept | (np.arange(COLUMNS) < prefix)[None]
+
+
+def shown(content: LargeContent) -> np.ndarray | None:
+    """The matrix that a pattern describes."""
+    found = content.pattern
+    if found is None:
+        return None
+    return np.where(within((found.lower, found.upper, found.prefix)), float(found.inside), float(found.outside))
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("name", BANDS)
+def test_bands_are_found_and_each_element_counts(name: str, numbers: str) -> None:
+    """Pieces of one row, of three, and of all. Then elements are changed, each in some of these tests."""
+    right = NUMBERS[numbers](within(BANDS[name]))
+    for piece in (1, 3 * COLUMNS, 1 << 20):
+        content = content_of(ir.tensor(np.stack([right, right])[:, None]), piece)
+        assert content is not None
+        np.testing.assert_array_equal(shown(content), right.astype(np.float64), err_msg=f"{content}")
+        assert content.numbers == set(right.astype(np.float64).reshape(-1))
+        zero = right.astype(np.float64) == 0
+        assert (content.zeros_only, content.no_zeros) == (zero.all(axis=1).any(), (~zero.any(axis=1)).any())
+    few = sorted(content.numbers)
+    for place in range((7 * list(NUMBERS).index(numbers) + list(BANDS).index(name)) % 13, 2 * right.size, 13):
+        wrong = np.stack([right, right])
+        flat = wrong.reshape(-1)
+        flat[place] = few[0] if flat[place] == few[1] else few[1]
+        found = content_of(ir.tensor(wrong), 2 * COLUMNS)
+        assert found is not None
+        assert found.pattern is None
+        single = content_of(ir.tensor(wrong[place // right.size]), 2 * COLUMNS)
+        assert single is not None
+        if single.pattern is not None:  # another band
+            np.testing.assert_array_equal(shown(single), wrong[place // right.size].astype(np.float64))
+
+
+def test_numbers_that_are_not_few() -> None:
+    """A third number, a NaN, an integer that is no float, and bytes that are no booleans."""
+    mask = NUMBERS["float32"](within((None, 0, 0)))
+    third = mask.copy()
+    third[-1, -1] = -1.0
+    assert content_of(ir.tensor(third), 1) == LargeContent(frozenset((0.0, -np.inf, -1.0)), None, False, False)
+    third[-1, -1] = np.nan
+    assert content_of(ir.tensor(third), 1) == LargeContent(None)
+    assert content_of(ir.tensor(np.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)), 1) == LargeContent(None)
+    wide = np.where(within((None, 0, 0)), 2**53 + 1, 0)
+    assert content_of(ir.tensor(wide), 1) == LargeContent(None)
+    zeros = content_of(ir.tensor(np.zeros((1, ROWS, COLUMNS), np.float32)), 1)
+    assert zeros == LargeContent(frozenset((0.0,)), Diagonals(None, None, 0, 0.0, 0.0), True, False)
+
+
+def test_a_file_is_read_in_pieces_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that share bytes are read once, whatever their names; the largest piece is a small part. A file that is
+    too short, or that holds other bytes than booleans, tells nothing."""
+    size, path = 4096, tmp_path / "mask.bin"
+    (np.tri(size, dtype=np.bool_) ^ np.tri(size, k=-100, dtype=np.bool_)).tofile(path)
+    read: list[int] = []
+    fromfile = np.fromfile
+
+    def counted(file: str, dtype: np.dtype, count: int, *, offset: int) -> np.ndarray:
+        read.append(count)
+        return fromfile(file, dtype, count, offset=offset)
+
+    monkeypatch.setattr(np, "fromfile", counted)
+    constants = LargeConstants()
+
+    def value(name: str, offset: int = 0) -> ir.Value:
+        tensor = ir.ExternalTensor(
+            path, offset, size * size, ir.DataType.BOOL, shape=ir.Shape([1, 1, size, size]), name=name
+        )
+        return ir.Value(name=name, const_value=tensor)
+
+    for name in ("layer 0", "layer 1"):
+        content = constants.of(value(name))
+        assert content is not None
+        assert content.pattern == Diagonals(-99, 0, 0, 1, 0)
+    assert sum(read) == size * size
+    assert max(read) <= 1 << 20
+    assert constants.of(value("behind the end", size)) is None
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\2")
+    assert LargeConstants().of(value("two")) is None
+
+
+def attention(mask: np.ndarray, batch: str | int, size: int = 8) -> onnx.ModelProto:
+    """Attention of one head under a constant mask, which is added or selects."""
+    rows, columns = mask.shape[-2:]
+    term = "Where(mask, s, low)" if mask.dtype == np.bool_ else "Add(s, mask)"
+    kind, dims = "bool" if mask.dtype == np.bool_ else "float", ",".join(map(str, mask.shape))
+    given = "".join(
+        f"float[{batch},1,{length},{size}] {name}, "
+        for name, length in zip("qkv", (rows, columns, columns), strict=True)
+    )
+    body = f"{PRODUCT_QK}low = Constant<value=float {{-inf}}>() x = {term} {SOFTMAX.format('x')}{PRODUCT_PV}"
+    output = f"float[{batch},1,{rows},{size}] y"
+    model = parse(body, inputs=f"{given}{kind}[{dims}] mask", outputs=output)
+    model.graph.input.pop()
+    model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    return model
+
+
+@pytest.mark.parametrize(("batch", "rows", "columns"), [("B", 70, 70), (2, 5, 9)])
+def test_a_prefix_is_a_mode_of_the_operator(batch: str | int, rows: int, columns: int) -> None:
+    """The keys of the prefix, and those up to the corner. On Ascend an open batch keeps the mask."""
+    distance = np.arange(columns)[None] - np.arange(rows)[:, None]
+    kept = (distance <= columns - rows) | (np.arange(columns) < 6)[None]
+    for mask in (kept, np.where(kept, 0, -np.inf).astype(np.float32)[None, None]):
+        model = attention(mask, batch)
+        result, report = fused(model)
+        assert [block.mask for block in report.blocks] == ["prefix"]
+        feeds = random_feeds(model)
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+        _, report = fused(model, "ascend")
+        assert [block.mask for block in report.blocks] == ["prefix" if isinstance(batch, int) else "atten_mask"]
+
+
+def test_masks_of_4096_tokens() -> None:
+    """A window is found. A float mask without structure is proven to hold two numbers, so it becomes boolean."""
+    size = 4096
+    window = np.tri(size, dtype=np.bool_) ^ np.tri(size, k=-100, dtype=np.bool_)
+    random = window ^ (np.arange(size) == 7)[None]
+    wanted = {"band": window, "atten_mask": np.where(random, np.float32(0), np.float32(-np.inf))}
+    for label, mask in wanted.items():
+        model = attention(mask[None, None], 1)
+        _, report = fused(model)
+        assert [block.mask for block in report.blocks] == [label]
