@@ -90,7 +90,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         """The model to load instead of `source`, as a path or bytes; `source` itself if there is nothing to change."""
         loaded = self._load(source)
         proto, self.fusion_report = run(loaded, make_options("ort", None, None, ()))
-        if any(opset.domain == op_registry.DOMAIN for opset in (proto or loaded.proto).opset_import):
+        if any(opset.domain in op_registry.DOMAINS for opset in (proto or loaded.proto).opset_import):
             register_custom_ops(self._fa_options)
         if proto is None:
             return source

@@ -1,0 +1,123 @@
+"""The form that fused nodes have in files for ONNX Runtime.
+
+In the graph a FlashAttentionScore has the outputs of its prototype: softmax_max, softmax_sum, softmax_out and
+attention_out, of which an inference model needs the last one. Written as ONNX that is ['', '', '', out]. Many tools
+know a node by its first output (ONNX Runtime's symbolic shape inference, the float16 conversion of
+onnxconverter-common). If all outputs are named instead, the float16 converters declare softmax_max to be float16, but
+it is float32. So a file has
+
+    fa_compiler::FlashAttention(the inputs of the prototype) -> attention_out
+
+with the same inputs and attributes; the library has the same kernel for it. A node whose statistics are used (by a
+gradient) keeps its domain and its outputs.
+
+Beside the nodes the file has their bodies (bodies.py) as model-local functions. Nodes with equal bodies share one. If a
+file needs several, their overload names are "1", "2", ...
+
+`canonical` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler.lowering.onnx_file.bodies import Problem, body_of, problem_of
+from fa_compiler.op_registry import DOMAIN, FILE_DOMAIN, FILE_FOR, FILE_OP, VERSION, RegistryError, get
+from fa_compiler.passes.nodes import all_nodes, graph_opset
+from fa_compiler.passes.rewrite.node_view import node_view
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+_LEFT_OUT = get(FILE_FOR).output_names.index("attention_out")
+"""The number of outputs before attention_out."""
+
+
+def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
+    """Give the nodes that become nodes of the file their domain, and return their bodies.
+
+    `info` is what is known of the model; None makes no bodies. `finish` does the rest when the model is a proto.
+    """
+    chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
+    if not chosen:
+        return []
+    found = [] if info is None else _with_bodies(model, chosen, info)
+    for node in chosen:
+        node.domain, node.op_type = FILE_DOMAIN, FILE_OP
+    imports = model.graph.opset_imports
+    imports[FILE_DOMAIN] = VERSION
+    owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    if not any(node.domain == DOMAIN for owner in owners for node in all_nodes(owner)):
+        imports.pop(DOMAIN, None)
+    return found
+
+
+def finish(proto: onnx.ModelProto, functions: Iterable[onnx.FunctionProto]) -> None:
+    """Remove the outputs before attention_out of the marked nodes, and add their functions."""
+    if all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
+        return
+    for node in _nodes(proto.graph):
+        if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) > 1:
+            del node.output[:_LEFT_OUT]
+    proto.functions.extend(functions)
+
+
+def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the nodes of the graph in place of those of the file; the model itself if it has none."""
+    if all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in _nodes(result.graph):
+        if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) == 1:
+            node.domain, node.op_type = DOMAIN, FILE_FOR
+            node.ClearField("overload")
+            (output,) = node.output
+            node.output[:] = [*[""] * _LEFT_OUT, output]
+    kept = [function for function in result.functions if (function.domain, function.name) != (FILE_DOMAIN, FILE_OP)]
+    del result.functions[:]
+    result.functions.extend(kept)
+    imports = [opset for opset in result.opset_import if opset.domain not in (FILE_DOMAIN, DOMAIN)]
+    del result.opset_import[:]
+    result.opset_import.extend([*imports, onnx.helper.make_opsetid(DOMAIN, VERSION)])
+    return result
+
+
+def _gives_only_attention_out(node: ir.Node) -> bool:
+    if (node.domain, node.op_type) != (DOMAIN, FILE_FOR) or len(node.outputs) != _LEFT_OUT + 1:
+        return False
+    return not any(output.name or output.uses() for output in node.outputs[:_LEFT_OUT])
+
+
+def _with_bodies(model: ir.Model, nodes: list[ir.Node], info: ShapeInfo) -> list[onnx.FunctionProto]:
+    """The different bodies. The nodes are given the overload names of theirs."""
+    opset = graph_opset(model.graph)
+    bodies: dict[Problem, onnx.FunctionProto] = {}
+    places: list[tuple[ir.Node, onnx.FunctionProto]] = []
+    for node in nodes:
+        try:
+            problem = problem_of(node_view(node, info), opset)
+        except RegistryError:  # a node that the model had before
+            continue
+        if problem is not None:
+            if problem not in bodies:
+                bodies[problem] = body_of(problem)
+            places.append((node, bodies[problem]))
+    if len(bodies) > 1 or len(places) < len(nodes):
+        for number, body in enumerate(bodies.values(), start=1):
+            body.overload = str(number)
+    for node, body in places:
+        node.overload = body.overload
+    return list(bodies.values())
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    pending = [graph]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    pending.append(attribute.g)
+                pending.extend(attribute.graphs)
