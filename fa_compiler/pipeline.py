@@ -213,7 +213,8 @@ def _result(
         return None
     functions = mark(model, info if form == "file with bodies" else None) if form != "graph" else []
     proto = _proto_of(loaded, model)
-    finish(proto, functions)
+    if form != "graph":
+        finish(proto, functions)
     put_back(proto, loaded.foreign)
     if (written := expand_flex(proto)) is not None:
         proto, note = written

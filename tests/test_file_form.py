@@ -48,6 +48,11 @@ def nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if (node.domain, node.op_type) == FILE_NODE]
 
 
+def metadata(model: onnx.ModelProto) -> str:
+    (text,) = [entry.value for entry in model.metadata_props if entry.key == "fa_compiler"]
+    return text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_other_tools_read_a_fused_file(name: str, tmp_path: Path) -> None:
     original, feeds = harness.load(name), harness.inputs(harness.read_index()[name])
@@ -58,6 +63,7 @@ def test_other_tools_read_a_fused_file(name: str, tmp_path: Path) -> None:
     assert len(nodes(fused)) == result.report.count("fused")
     assert all(len(node.output) == 1 and node.output[0] for node in nodes(fused))
     assert len(fused.functions) == NAMES[name]
+    assert "the functions of this model compute the same" in metadata(fused)
     onnx.checker.check_model(fused, full_check=True)
     for library in (False, True):
         assert_close(run(fused, feeds, library), wanted, TOLERANCE)
@@ -105,5 +111,7 @@ def test_without_bodies() -> None:
     assert isinstance(fused, onnx.ModelProto)
     assert not fused.functions
     assert len(nodes(fused)) == 2
+    assert "register_custom_ops_library" in metadata(fused)
+    assert "cannot run without it" in metadata(fused)
     with pytest.raises(Exception, match="fa_compiler:FlashAttention"):
         run(fused, harness.inputs(harness.read_index()["bert__tso_eager_op13"]), library=False)

@@ -19,16 +19,27 @@ file needs several, their overload names are "1", "2", ...
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from fa_compiler.lowering.onnx_file.bodies import Problem, body_of, problem_of
-from fa_compiler.op_registry import DOMAIN, FILE_DOMAIN, FILE_FOR, FILE_OP, VERSION, RegistryError, get
+from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_FOR, FILE_OP, VERSION, RegistryError, get
 from fa_compiler.passes.nodes import all_nodes, graph_opset
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
+
+METADATA_KEY = "fa_compiler"
+"""The key of the model's metadata that tells of the library."""
+
+_LIBRARY = (
+    "The nodes of the domains fa_compiler and ascend are operators of the custom-op library of the Python package "
+    "fa_compiler. ONNX Runtime loads it by SessionOptions.register_custom_ops_library(path); "
+    "fa_compiler.custom_ops_library() gives the path."
+)
+_COMPLETE = "Without it, the functions of this model compute the same, slower."
+_INCOMPLETE = "This model cannot run without it."
 
 _LEFT_OUT = get(FILE_FOR).output_names.index("attention_out")
 """The number of outputs before attention_out."""
@@ -53,9 +64,14 @@ def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
     return found
 
 
-def finish(proto: onnx.ModelProto, functions: Iterable[onnx.FunctionProto]) -> None:
-    """Remove the outputs before attention_out of the marked nodes, and add their functions."""
-    if all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
+def finish(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
+    """Remove the outputs before attention_out of the marked nodes, add their functions, and say in the model's metadata
+    which library has the operators, and how it is loaded."""
+    domains = {opset.domain for opset in proto.opset_import}
+    if domains.isdisjoint(DOMAINS):
+        return
+    _describe(proto, complete=_is_complete(proto, domains, functions))
+    if FILE_DOMAIN not in domains:
         return
     for node in _nodes(proto.graph):
         if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) > 1:
@@ -82,6 +98,21 @@ def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
     del result.opset_import[:]
     result.opset_import.extend([*imports, onnx.helper.make_opsetid(DOMAIN, VERSION)])
     return result
+
+
+def _is_complete(proto: onnx.ModelProto, domains: set[str], functions: Sequence[onnx.FunctionProto]) -> bool:
+    """Whether every node of the library has a body."""
+    overloads = {function.overload for function in functions}
+    marked = (node for node in _nodes(proto.graph) if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP))
+    return DOMAIN not in domains and bool(overloads) and all(node.overload in overloads for node in marked)
+
+
+def _describe(proto: onnx.ModelProto, complete: bool) -> None:
+    kept = [entry for entry in proto.metadata_props if entry.key != METADATA_KEY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    text = f"{_LIBRARY} {_COMPLETE if complete else _INCOMPLETE}"
+    proto.metadata_props.add(key=METADATA_KEY, value=text)
 
 
 def _gives_only_attention_out(node: ir.Node) -> bool:
