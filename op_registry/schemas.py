@@ -14,7 +14,7 @@ import onnx
 import onnx.defs
 from onnx.defs import OpSchema
 
-from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry import documentation, dtypes
 from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import infer
@@ -73,20 +73,29 @@ def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
             inputs.append(_formal("tail", "T_tail", description, _Options.Variadic, homogeneous=False))
             break
         kind = _Options.Single if entry.kind is Kind.REQUIRED else _Options.Optional
-        inputs.append(_formal(entry.name, type_of(entry.name, spec.legal_types(entry.name)), "", kind))
+        inputs.append(
+            _formal(
+                entry.name, type_of(entry.name, spec.legal_types(entry.name)), documentation.of_input(spec, entry), kind
+            )
+        )
     outputs = [
-        _formal(entry.name, type_of(f"out_{entry.name}", spec.legal_types(entry.name)), "", _Options.Optional)
+        _formal(
+            entry.name,
+            type_of(f"out_{entry.name}", spec.legal_types(entry.name)),
+            documentation.of_output(spec, entry),
+            _Options.Optional,
+        )
         for entry in _outputs(spec, domain)
     ]
     return OpSchema(
         spec.name if domain == DOMAIN else FILE_OP,
         domain,
         VERSION,
-        doc=f"{spec.name} of the Ascend attention family, variant {spec.variant}.",
+        doc=documentation.of_operator(spec),
         inputs=inputs,
         outputs=outputs,
         type_constraints=list(constraints.values()),
-        attributes=[*map(_attribute, spec.attrs), *map(_attribute, extra_attrs(spec).values())],
+        attributes=[_attribute(spec, entry) for entry in (*spec.attrs, *extra_attrs(spec).values())],
     )
 
 
@@ -105,12 +114,13 @@ def _formal(
     )
 
 
-def _attribute(entry: AttrSpec) -> OpSchema.Attribute:
+def _attribute(spec: OpSpec, entry: AttrSpec) -> OpSchema.Attribute:
+    text = documentation.of_attribute(spec, entry)
     if entry.required:
-        return OpSchema.Attribute(entry.name, _ATTR_TYPES[entry.type], entry.note or "")
+        return OpSchema.Attribute(entry.name, _ATTR_TYPES[entry.type], text)
     value: Any = entry.value_if_absent
     default = onnx.helper.make_attribute(entry.name, int(value) if entry.type == "Bool" else value)
-    return OpSchema.Attribute(entry.name, default, entry.note or "")
+    return OpSchema.Attribute(entry.name, default, text)
 
 
 def _type_strings(legal: tuple[str, ...]) -> list[str]:
