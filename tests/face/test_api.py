@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
-from fa_compiler.errors import InternalError
+from fa_compiler.errors import InputError, InternalError
 
 from .builders import SIZE, attention, external, feeds, plain, projected, saved
 
@@ -238,3 +240,19 @@ def test_other_ops_of_the_domain_are_left_alone() -> None:
     model.graph.node[0].op_type, model.graph.node[0].domain = "SomethingElse", "ascend"
     for target in ("ort", "ascend"):
         assert fa_compiler.optimize(model, target=target).model == model  # type: ignore[arg-type]
+
+
+def test_finite_scores_are_assumed_for_ascend_until_they_are_refused() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "graphs"))
+    model = importlib.import_module("harness").load("bert__dynamon_sdpa_op20")  # with where(isnan(p), 0, p)
+    for assume in ((), ("finite-scores",)):
+        blocks = fa_compiler.optimize(model, target="ascend", assume=assume).report.blocks
+        assert all(block.status == "fused" and "finite-scores" in block.assumed for block in blocks)
+    for block in fa_compiler.optimize(model, target="ascend", assume=["non-finite-scores"]).report.blocks:
+        assert (block.status, block.code) == ("declined", "illegal_for_target")
+        assert block.reason is not None
+        assert "a guard gives 0 for a row whose softmax is NaN" in block.reason
+    for block in fa_compiler.optimize(model, assume=["non-finite-scores"]).report.blocks:
+        assert (block.status, block.assumed) == ("fused", ())  # the CPU kernel has the guard
+    with pytest.raises(InputError, match="cannot both hold"):
+        fa_compiler.optimize(model, target="ascend", assume=["finite-scores", "non-finite-scores"])
