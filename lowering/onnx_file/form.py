@@ -11,8 +11,9 @@ it is float32. So a file has
 with the same inputs and attributes; the library has the same kernel for it. A node whose statistics are used (by a
 gradient) keeps its domain and its outputs.
 
-Beside the nodes the file has their bodies (bodies.py) as model-local functions. Nodes with equal bodies share one. If a
-file needs several, their overload names are "1", "2", ...
+Beside the nodes the file has their body (bodies.py) as a model-local function, if all of them have the same one. ONNX
+has overload names for several functions of one operator, but ONNX Runtime 1.20 and 1.23 ignore them: without the
+library they would run one body for all nodes, with wrong results.
 
 `canonical` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
@@ -53,7 +54,7 @@ def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
     chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
     if not chosen:
         return []
-    found = [] if info is None else _with_bodies(model, chosen, info)
+    found = [] if info is None else _body(model, chosen, info)
     for node in chosen:
         node.domain, node.op_type = FILE_DOMAIN, FILE_OP
     imports = model.graph.opset_imports
@@ -70,7 +71,7 @@ def finish(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> N
     domains = {opset.domain for opset in proto.opset_import}
     if domains.isdisjoint(DOMAINS):
         return
-    _describe(proto, complete=_is_complete(proto, domains, functions))
+    _describe(proto, complete=bool(functions) and DOMAIN not in domains)
     if FILE_DOMAIN not in domains:
         return
     for node in _nodes(proto.graph):
@@ -88,7 +89,6 @@ def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
     for node in _nodes(result.graph):
         if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) == 1:
             node.domain, node.op_type = DOMAIN, FILE_FOR
-            node.ClearField("overload")
             (output,) = node.output
             node.output[:] = [*[""] * _LEFT_OUT, output]
     kept = [function for function in result.functions if (function.domain, function.name) != (FILE_DOMAIN, FILE_OP)]
@@ -98,13 +98,6 @@ def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
     del result.opset_import[:]
     result.opset_import.extend([*imports, onnx.helper.make_opsetid(DOMAIN, VERSION)])
     return result
-
-
-def _is_complete(proto: onnx.ModelProto, domains: set[str], functions: Sequence[onnx.FunctionProto]) -> bool:
-    """Whether every node of the library has a body."""
-    overloads = {function.overload for function in functions}
-    marked = (node for node in _nodes(proto.graph) if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP))
-    return DOMAIN not in domains and bool(overloads) and all(node.overload in overloads for node in marked)
 
 
 def _describe(proto: onnx.ModelProto, complete: bool) -> None:
@@ -121,26 +114,17 @@ def _gives_only_attention_out(node: ir.Node) -> bool:
     return not any(output.name or output.uses() for output in node.outputs[:_LEFT_OUT])
 
 
-def _with_bodies(model: ir.Model, nodes: list[ir.Node], info: ShapeInfo) -> list[onnx.FunctionProto]:
-    """The different bodies. The nodes are given the overload names of theirs."""
+def _body(model: ir.Model, nodes: list[ir.Node], info: ShapeInfo) -> list[onnx.FunctionProto]:
+    """The body of all these nodes; nothing if one has none, or if they differ."""
     opset = graph_opset(model.graph)
-    bodies: dict[Problem, onnx.FunctionProto] = {}
-    places: list[tuple[ir.Node, onnx.FunctionProto]] = []
+    problems: set[Problem | None] = set()
     for node in nodes:
         try:
-            problem = problem_of(node_view(node, info), opset)
+            problems.add(problem_of(node_view(node, info), opset))
         except RegistryError:  # a node that the model had before
-            continue
-        if problem is not None:
-            if problem not in bodies:
-                bodies[problem] = body_of(problem)
-            places.append((node, bodies[problem]))
-    if len(bodies) > 1 or len(places) < len(nodes):
-        for number, body in enumerate(bodies.values(), start=1):
-            body.overload = str(number)
-    for node, body in places:
-        node.overload = body.overload
-    return list(bodies.values())
+            problems.add(None)
+    (*others, last) = problems
+    return [] if others or last is None else [body_of(last)]
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
