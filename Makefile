@@ -9,7 +9,7 @@
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
-#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime
+#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -72,15 +72,16 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet . || { echo "error: run $(VENV)/bin/ruff format ." >&2; exit 1; }
 	$(BIN)/mypy
 
-compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test)
+compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
 	done
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
+	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -100,6 +101,13 @@ $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
 
 $(VENV)/.test: $(VENV)/.package
 	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[test]'
+	@touch $@
+
+# An environment with other ONNX tools; it uses the library that .venv built.
+$(VENV)-tools/.tools: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-tools
+	$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime onnx onnx-ir networkx \
+		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common
 	@touch $@
 
 # An environment with an older runtime; it uses the library that .venv built.

@@ -16,6 +16,8 @@ import onnx
 from compare_outputs import TOLERANCES
 from line_server import serve
 
+OURS = ("ascend", "fa_compiler")
+"""The domains of the fused nodes."""
 HALVES = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
 
@@ -29,7 +31,7 @@ def check(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     original, optimised = onnx.load(job["original"]), onnx.load(job["optimised"])
     kinds = Counter((node.domain, node.op_type) for node in _nodes(original.graph.node))
-    ours = [node for node in _nodes(optimised.graph.node) if node.domain == "ascend"]
+    ours = [node for node in _nodes(optimised.graph.node) if node.domain in OURS]
     return {
         "original_problem": full_check(job["original"]),
         "problem": full_check(job["optimised"]),
@@ -63,7 +65,7 @@ def _in_functions(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> It
     for node in _nodes(nodes):
         body = bodies.get((node.domain, node.op_type))
         if body is not None:
-            yield from (1 for inner in _nodes(body.node) if inner.domain == "ascend")
+            yield from (1 for inner in _nodes(body.node) if inner.domain in OURS)
             yield from _in_functions(model, body.node)
 
 

@@ -23,6 +23,7 @@ from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import expand_flex, may_hold_flex, remarks
 from fa_compiler.errors import InputError, InternalError, origin
+from fa_compiler.lowering.onnx_file import finish, mark
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
@@ -31,6 +32,7 @@ from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.report import Progress
+from fa_compiler.passes.values.shapes import ShapeInfo
 
 Weights = Literal["copy", "keep"]
 """What happens to external weights if the result is written to another folder."""
@@ -65,6 +67,7 @@ def optimize(
     assume: Iterable[str] = (),
     in_place_caches: bool = False,
     weights: Weights = "copy",
+    bodies: bool = True,
 ) -> Result:
     """Fuse the attention of a model, and write it to `output` if given.
 
@@ -76,12 +79,16 @@ def optimize(
         cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
         assume: assumptions that you vouch for: "no-empty-rows", "masks-dominate", "binary-masks", "bounded-scores",
             "unbroken-sequences", "close-ranks", "loss-floor", "decode", "shared-caches", "separate-caches",
-            "half-attention", "empty-bias". `fa-compiler optimize --help` says what each means.
+            "half-attention", "empty-bias", "finite-scores", "non-finite-scores".
+            `fa-compiler optimize --help` says what each means.
         in_place_caches: replace caches that grow by a Concat by preallocated buffers (target "ort"). Their inputs and
             outputs then have a capacity, and a new input `cache_length`, int64 [1], is the number of tokens that they
             hold. The report's `caches` name them.
         weights: what happens to external weights if `output` is not in the model's folder: "copy" copies them into one
             file beside it. "keep" leaves them where they are, which must be below the output's folder.
+        bodies: give the fused nodes their computation in standard operators, too, as functions of the model (target
+            "ort"). ONNX Runtime without the custom-op library and other tools run these. Without bodies the file
+            needs the library everywhere.
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.
@@ -93,7 +100,7 @@ def optimize(
     place = None if output is None else Path(output)
     if place is not None:
         check_place(place, loaded, force=False)
-    fused, report = run(loaded, options)
+    fused, report = run(loaded, options, form=file_form(options, bodies))
     proto = copy_of(loaded) if fused is None else fused
     if place is None:
         relocate(proto, loaded.relative)
@@ -152,8 +159,19 @@ def make_options(
         raise InputError(str(error)) from None
 
 
+Form = Literal["graph", "file", "file with bodies"]
+"""The form of the fused nodes in a result (lowering/onnx_file)."""
+
+
+def file_form(options: Options, bodies: bool) -> Form:
+    """The form of the fused nodes in a file for the target."""
+    if options.target != "ort":
+        return "graph"
+    return "file with bodies" if bodies else "file"
+
+
 def run(
-    loaded: LoadedModel, options: Options, progress: Progress | None = None
+    loaded: LoadedModel, options: Options, progress: Progress | None = None, form: Form = "graph"
 ) -> tuple[onnx.ModelProto | None, Report]:
     """Fuse and check a loaded model.
 
@@ -174,9 +192,9 @@ def run(
             loaded.weights.check(by_path=True)  # the passes read the file by its path
         report.model, report.target = loaded.name, options.target
         report.notes[:0] = loaded.repairs
-        verify_nodes(model, given, options.platform, options.cann)
+        info = verify_nodes(model, given, options.platform, options.cann)
         report.changed_otherwise = bool(loaded.repairs)
-        proto = _result(loaded, model, report)
+        proto = _result(loaded, model, report, form, info)
         if options.target == "ort":
             report.notes.extend(remarks(loaded.proto if proto is None else proto))
     report.seconds = time.perf_counter() - start
@@ -205,12 +223,17 @@ def copy_of(loaded: LoadedModel) -> onnx.ModelProto:
     return proto
 
 
-def _result(loaded: LoadedModel, model: ir.Model, report: Report) -> onnx.ModelProto | None:
+def _result(
+    loaded: LoadedModel, model: ir.Model, report: Report, form: Form, info: ShapeInfo | None
+) -> onnx.ModelProto | None:
     """The checked result; None if nothing was fused and no FlexAttention was expanded."""
     fused = bool(report.count("fused"))
     if not fused and not may_hold_flex(loaded.proto):
         return None
+    functions = mark(model, info if form == "file with bodies" else None) if form != "graph" else []
     proto = _proto_of(loaded, model)
+    if form != "graph":
+        finish(proto, functions)
     put_back(proto, loaded.foreign)
     if (written := expand_flex(proto)) is not None:
         proto, note = written

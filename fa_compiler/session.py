@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import tempfile
 import warnings
@@ -37,7 +38,8 @@ _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDicti
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
     """Drop-in for `onnxruntime.InferenceSession`: same arguments, same behaviour, faster attention.
 
-    `fusion_report` tells what was fused. It is None for a model in ORT format, which is never changed, and for a model
+    `fusion_report` tells what was fused. It is None for a model in ORT format, which is never changed (the library is
+    registered if it may need it), and for a model
     that this package refuses. A warning then gives the reason, and ONNX Runtime loads the unchanged model or raises its
     own error.
 
@@ -61,11 +63,15 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         self._fa_temporary: tempfile.TemporaryDirectory[str] | None = None
         refused: InputError | None = None
         model: str | bytes | os.PathLike[str] = path_or_bytes
-        if isinstance(path_or_bytes, (str, bytes, os.PathLike)) and not _is_ort_format(path_or_bytes, options):
-            try:
-                model = self._fused(path_or_bytes)
-            except InputError as error:
-                refused = error
+        if isinstance(path_or_bytes, (str, bytes, os.PathLike)):
+            if _is_ort_format(path_or_bytes, options):
+                if _names_our_domains(path_or_bytes):
+                    register_custom_ops(options)
+            else:
+                try:
+                    model = self._fused(path_or_bytes)
+                except InputError as error:
+                    refused = error
         try:
             with self._weights():
                 super().__init__(model, options, providers, provider_options, **kwargs)
@@ -90,7 +96,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         """The model to load instead of `source`, as a path or bytes; `source` itself if there is nothing to change."""
         loaded = self._load(source)
         proto, self.fusion_report = run(loaded, make_options("ort", None, None, ()))
-        if any(opset.domain == op_registry.DOMAIN for opset in (proto or loaded.proto).opset_import):
+        if any(opset.domain in op_registry.DOMAINS for opset in (proto or loaded.proto).opset_import):
             register_custom_ops(self._fa_options)
         if proto is None:
             return source
@@ -168,3 +174,15 @@ def _is_ort_format(source: str | bytes | os.PathLike[str], options: ort.SessionO
     if isinstance(source, bytes):
         return source[4:8] == b"ORTM"
     return os.fspath(source).lower().endswith(".ort")
+
+
+def _names_our_domains(source: str | bytes | os.PathLike[str]) -> bool:
+    """Whether a model in ORT format may hold operators of the library: it names one of their domains."""
+    domains = [domain.encode() for domain in op_registry.DOMAINS]
+    if isinstance(source, bytes):
+        return any(domain in source for domain in domains)
+    try:
+        with Path(source).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return any(content.find(domain) >= 0 for domain in domains)
+    except (OSError, ValueError):  # ONNX Runtime says what is wrong with the file
+        return False

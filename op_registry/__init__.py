@@ -33,13 +33,30 @@ from fa_compiler.op_registry.node import (
 )
 from fa_compiler.op_registry.operator import Operator
 from fa_compiler.op_registry.products import Product, product
-from fa_compiler.op_registry.registry import DOMAIN, VERSION, extensions_of, get, later_attrs, names, operator, variants
+from fa_compiler.op_registry.registry import (
+    DOMAIN,
+    DOMAINS,
+    FILE_DOMAIN,
+    FILE_FOR,
+    FILE_OP,
+    VERSION,
+    extensions_of,
+    get,
+    later_attrs,
+    names,
+    operator,
+    variants,
+)
 from fa_compiler.op_registry.spec import AttrSpec, InputSpec, Kind, OpSpec, OutputSpec
 from fa_compiler.op_registry.verify import extensions_used, verify
 
 __all__ = [
     "DOMAIN",
+    "DOMAINS",
     "EXTENSIONS",
+    "FILE_DOMAIN",
+    "FILE_FOR",
+    "FILE_OP",
     "VERSION",
     "AttrSpec",
     "Diagnostic",

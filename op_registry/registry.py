@@ -17,8 +17,17 @@ from fa_compiler.op_registry.spec import AttrValue, OpSpec
 DOMAIN = "ascend"
 """The ONNX operator domain of the fused nodes."""
 
+FILE_DOMAIN = "fa_compiler"
+FILE_OP = "FlashAttention"
+FILE_FOR = "FlashAttentionScore"
+"""The operator that FILE_FOR becomes in files for ONNX Runtime, and its domain: it has attention_out as its
+only output. The name is another one, because onnx.reference does not take two domains with one name."""
+
+DOMAINS = (DOMAIN, FILE_DOMAIN)
+"""The domains of the custom-op library."""
+
 VERSION = 1
-"""The opset version of the domain."""
+"""The opset version of both domains."""
 
 _RELEASE = re.compile(r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|alpha|beta)[.-]?\d*)*)", re.IGNORECASE)
 

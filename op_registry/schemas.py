@@ -1,4 +1,4 @@
-"""ONNX schemas of the domain "ascend", so that ONNX's checker and shape inference know the fused nodes.
+"""ONNX schemas of the operators, so that ONNX's checker and shape inference know the fused nodes.
 
 An ONNX schema cannot express an operator with a dynamic input. The schema of such an operator names the inputs before
 the dynamic one and declares the rest as one variadic input of any types, which `verify` then checks.
@@ -14,13 +14,13 @@ import onnx
 import onnx.defs
 from onnx.defs import OpSchema
 
-from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry import documentation, dtypes
 from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import infer
 from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs
-from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, names, takes_float
-from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
+from fa_compiler.op_registry.registry import DOMAIN, FILE_DOMAIN, FILE_FOR, FILE_OP, VERSION, get, names, takes_float
+from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec, OutputSpec
 
 _ATTR_TYPES = {
     "Int": OpSchema.AttrType.INT,
@@ -40,18 +40,22 @@ def register() -> None:
 
     Raises RegistryError if another package has registered one of the operators under this domain differently.
     """
-    for name in names():
-        schema = build_schema(get(name))
-        if onnx.defs.has(name, DOMAIN):
-            _check_same(onnx.defs.get_schema(name, VERSION, DOMAIN), schema)
+    every = [*((DOMAIN, name, get(name)) for name in names()), (FILE_DOMAIN, FILE_OP, get(FILE_FOR))]
+    for domain, name, spec in every:
+        schema = build_schema(spec, domain)
+        if onnx.defs.has(name, domain):
+            _check_same(onnx.defs.get_schema(name, VERSION, domain), schema)
             continue
         if CAN_INFER:
-            schema.set_type_and_shape_inference_function(partial(_infer, name))
+            schema.set_type_and_shape_inference_function(partial(_infer, spec.name, domain))
         onnx.defs.register_schema(schema)
 
 
-def build_schema(spec: OpSpec) -> OpSchema:
-    """The schema of a prototype. It is not registered and has no shape inference."""
+def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
+    """The schema of a prototype. It is not registered and has no shape inference.
+
+    That of FILE_DOMAIN has attention_out as its only output.
+    """
     constraints: dict[str, tuple[str, list[str], str]] = {}
 
     def type_of(name: str, legal: tuple[str, ...]) -> str:
@@ -69,21 +73,34 @@ def build_schema(spec: OpSpec) -> OpSchema:
             inputs.append(_formal("tail", "T_tail", description, _Options.Variadic, homogeneous=False))
             break
         kind = _Options.Single if entry.kind is Kind.REQUIRED else _Options.Optional
-        inputs.append(_formal(entry.name, type_of(entry.name, spec.legal_types(entry.name)), "", kind))
+        inputs.append(
+            _formal(
+                entry.name, type_of(entry.name, spec.legal_types(entry.name)), documentation.of_input(spec, entry), kind
+            )
+        )
     outputs = [
-        _formal(entry.name, type_of(f"out_{entry.name}", spec.legal_types(entry.name)), "", _Options.Optional)
-        for entry in spec.outputs
+        _formal(
+            entry.name,
+            type_of(f"out_{entry.name}", spec.legal_types(entry.name)),
+            documentation.of_output(spec, entry),
+            _Options.Optional,
+        )
+        for entry in _outputs(spec, domain)
     ]
     return OpSchema(
-        spec.name,
-        DOMAIN,
+        spec.name if domain == DOMAIN else FILE_OP,
+        domain,
         VERSION,
-        doc=f"{spec.name} of the Ascend attention family, variant {spec.variant}.",
+        doc=documentation.of_operator(spec),
         inputs=inputs,
         outputs=outputs,
         type_constraints=list(constraints.values()),
-        attributes=[*map(_attribute, spec.attrs), *map(_attribute, extra_attrs(spec).values())],
+        attributes=[_attribute(spec, entry) for entry in (*spec.attrs, *extra_attrs(spec).values())],
     )
+
+
+def _outputs(spec: OpSpec, domain: str) -> tuple[OutputSpec, ...]:
+    return spec.outputs if domain == DOMAIN else (spec.output("attention_out"),)
 
 
 _Options = OpSchema.FormalParameterOption
@@ -97,12 +114,13 @@ def _formal(
     )
 
 
-def _attribute(entry: AttrSpec) -> OpSchema.Attribute:
+def _attribute(spec: OpSpec, entry: AttrSpec) -> OpSchema.Attribute:
+    text = documentation.of_attribute(spec, entry)
     if entry.required:
-        return OpSchema.Attribute(entry.name, _ATTR_TYPES[entry.type], entry.note or "")
+        return OpSchema.Attribute(entry.name, _ATTR_TYPES[entry.type], text)
     value: Any = entry.value_if_absent
     default = onnx.helper.make_attribute(entry.name, int(value) if entry.type == "Bool" else value)
-    return OpSchema.Attribute(entry.name, default, entry.note or "")
+    return OpSchema.Attribute(entry.name, default, text)
 
 
 def _type_strings(legal: tuple[str, ...]) -> list[str]:
@@ -118,10 +136,11 @@ def _check_same(found: OpSchema, ours: OpSchema) -> None:
         return parameters, sorted(schema.attributes)
 
     if facts(found) != facts(ours):
-        raise RegistryError(f"another package has registered {ours.name} in the ONNX domain {DOMAIN!r} differently")
+        name = f"{ours.name} in the ONNX domain {ours.domain!r}"
+        raise RegistryError(f"another package has registered {name} differently")
 
 
-def _infer(op_type: str, context: Any) -> None:
+def _infer(op_type: str, domain: str, context: Any) -> None:
     """Shape inference as onnx calls it. A type or shape that cannot be inferred stays open; `verify` reports what is
     wrong."""
     spec = get(op_type)
@@ -132,7 +151,8 @@ def _infer(op_type: str, context: Any) -> None:
         inferred = infer(op_type, inputs, dict(_attributes(spec, context)))
     except RegistryError:
         return
-    for index, name in enumerate(spec.output_names[: context.get_num_outputs()]):
+    outputs = _outputs(spec, domain)[: context.get_num_outputs()]
+    for index, name in enumerate(entry.name for entry in outputs):
         number = dtypes.to_onnx(inferred[name].dtype) if inferred[name].dtype else None
         if number is not None:
             context.set_output_type(index, _type_proto(number, inferred[name].shape))

@@ -15,6 +15,8 @@ BINARY_MASKS = "binary-masks"
 BOUNDED_SCORES = "bounded-scores"
 UNBROKEN = "unbroken-sequences"
 CLOSE_RANKS = "close-ranks"
+FINITE_SCORES = "finite-scores"
+NON_FINITE_SCORES = "non-finite-scores"
 HALF_ATTENTION = "half-attention"
 LOSS_FLOOR = "loss-floor"
 EMPTY_BIAS = "empty-bias"
@@ -33,6 +35,8 @@ ASSUMPTIONS = {
     EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
+    FINITE_SCORES: "query, key and value are finite: a NaN guard has no work (assumed for Ascend, which has none)",
+    NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for Ascend, a NaN guard is a reason to decline",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""
@@ -42,13 +46,6 @@ DEFAULT_PRODUCT = "A2"
 
 PRODUCTS_WITHOUT_BANDS = ("310P",)
 """Products whose PromptFlashAttention has no bands."""
-
-FINITE_SCORES = "finite-scores"
-IMPLIED = {
-    FINITE_SCORES: "query, key and value are finite, so that the NaN guard, which Ascend does not have, has no work"
-}
-"""Assumptions that are made without being asked for, because the target leaves no choice. They are reported like
-others."""
 
 
 @dataclass(frozen=True)
@@ -96,5 +93,6 @@ class Options:
             raise ValueError(f"unknown assumption {sorted(unknown)[0]!r}: known are {known}")
         if self.in_place_caches and self.target != "ort":
             raise ValueError("caches in place go with the target 'ort' only")
-        if {SEPARATE_CACHES, SHARED_CACHES} <= self.assume:
-            raise ValueError(f"{SEPARATE_CACHES!r} and {SHARED_CACHES!r} cannot both hold")
+        for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):
+            if {one, other} <= self.assume:
+                raise ValueError(f"{one!r} and {other!r} cannot both hold")

@@ -29,7 +29,7 @@ def attributes(model: onnx.ModelProto) -> list[dict[str, int]]:
     return [
         {each.name: each.i for each in node.attribute if each.name in names}
         for node in model.graph.node
-        if node.op_type == "FlashAttentionScore"
+        if node.op_type == "FlashAttention"
     ]
 
 

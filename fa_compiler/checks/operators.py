@@ -8,7 +8,7 @@ from fa_compiler import op_registry
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.passes.nodes import all_nodes
 from fa_compiler.passes.rewrite.node_view import node_view
-from fa_compiler.passes.values.shapes import analyse
+from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 
 def registry_nodes(model: ir.Model) -> list[ir.Node]:
@@ -25,7 +25,7 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
     ]
 
 
-def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str | None) -> None:
+def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str | None) -> ShapeInfo | None:
     """Check the nodes of registry operators.
 
     Args:
@@ -37,13 +37,16 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str |
     Raises:
         InputError: a node of the input model breaks a constraint of the product.
         InternalError: a node of the passes breaks a constraint; they should have declined the attention.
+
+    Returns:
+        What is known of the model, if nodes were checked.
     """
     nodes = registry_nodes(model)
     old = {id(node) for node in given}
     if target == "ort":
         nodes = [node for node in nodes if id(node) not in old]
     if not nodes:
-        return
+        return None
     info = analyse(model)
     for node in nodes:
         for violation in op_registry.verify(node_view(node, info), target, cann):
@@ -53,3 +56,4 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str |
             if id(node) in old:
                 raise InputError(f"node '{node.name}' of the input {broken}; start from the original model")
             raise InternalError(f"the fused node '{node.name}' {broken}")
+    return info

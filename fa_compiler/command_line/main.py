@@ -89,6 +89,11 @@ def _add_optimize(commands: _Commands) -> None:
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
     _add_options(command)
+    command.add_argument(
+        "--no-bodies",
+        action="store_true",
+        help="leave out the fused nodes' computation in standard operators: the file then needs the library everywhere",
+    )
     command.add_argument("--verify", action="store_true", help="run both models in ONNX Runtime before writing")
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
     command.add_argument("--force", action="store_true", help="allow OUT to be IN")

@@ -19,7 +19,7 @@ from fa_compiler.model_files.writing import check_place, is_special, staging, wr
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
 from fa_compiler.passes.report import Progress
-from fa_compiler.pipeline import copy_of, is_kept, make_options, run
+from fa_compiler.pipeline import copy_of, file_form, is_kept, make_options, run
 
 
 def optimize(args: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def optimize(args: argparse.Namespace) -> int:
     with staging() as stage:
         report_file = None if args.report is None else stage.reserve(args.report)
         with progress_bar(args.quiet) as stage.progress:
-            proto, report = run(loaded, options, stage.progress)
+            proto, report = run(loaded, options, stage.progress, file_form(options, not args.no_bodies))
             proto = copy_of(loaded) if proto is None else proto
             staged = write_model(proto, loaded, args.output, stage, report, keep)
         if report_file is not None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fa_compiler import op_registry
 from fa_compiler.passes import Block, Report
-from fa_compiler.passes.options import ASSUMPTIONS, IMPLIED
+from fa_compiler.passes.options import ASSUMPTIONS
 from fa_compiler.passes.report import CacheLine
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _explain(out: Console, block: Block) -> None:
         lines.append(f"  try: {block.hint}")
     sentences = {extension.id: extension.sentence for extension in op_registry.EXTENSIONS}
     lines += [f"  uses {name}: {sentences.get(name, '')}" for name in block.extensions]
-    meanings = ASSUMPTIONS | IMPLIED
+    meanings = ASSUMPTIONS
     lines += [f"  assumed {name}: {meanings.get(name, '')}" for name in block.assumed]
     for line in lines:
         out.print(Text(printable(line)))

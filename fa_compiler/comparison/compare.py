@@ -305,7 +305,7 @@ class _Runner:
         options.log_severity_level = 4
         if not optimise:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if any(opset.domain == op_registry.DOMAIN for opset in proto.opset_import):
+        if any(opset.domain in op_registry.DOMAINS for opset in proto.opset_import):
             register_custom_ops(options)
         self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

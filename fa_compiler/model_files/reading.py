@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, one_line, origin
+from fa_compiler.lowering.onnx_file import canonical
 from fa_compiler.model_files import inline_weights, repairs
 from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
@@ -62,9 +63,11 @@ class LoadedModel:
 
     def to_ir(self) -> ir.Model:
         """A new IR of the model. Its external tensors have absolute real paths and stay on disk. Values whose type
-        onnx-ir cannot hold have no type."""
+        onnx-ir cannot hold have no type. Fused nodes have the form of the graph
+        (lowering/onnx_file)."""
         try:
-            model = ir.from_proto(without_types(self.proto, self.foreign) if self.foreign else self.proto)
+            proto = canonical(self.proto)
+            model = ir.from_proto(without_types(proto, self.foreign) if self.foreign else proto)
         except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
             raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}") from error
         if not {"", "ai.onnx"} & {*model.graph.opset_imports}:  # no node uses this domain, but new nodes may

@@ -80,7 +80,14 @@ from fa_compiler.passes.masks.rounding import assumptions_for_reordering, reorde
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.nodes import constant, is_op
-from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN, Options
+from fa_compiler.passes.options import (
+    FINITE_SCORES,
+    MASKS_DOMINATE,
+    NO_EMPTY_ROWS,
+    NON_FINITE_SCORES,
+    UNBROKEN,
+    Options,
+)
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions, MaskTerm, Select, Term
 
@@ -158,7 +165,14 @@ class MaskPlanner:
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan without its guard, which Ascend does not have. Raises Decline where a bias may make all scores of a
-        row -inf, unless the user rules out such rows."""
+        row -inf, unless the user rules out such rows, and where the user says that scores may be NaN."""
+        if NON_FINITE_SCORES in self.options.assume:
+            raise Decline(
+                Code.ILLEGAL,
+                "a guard gives 0 for a row whose softmax is NaN, which the product does not",
+                None,
+                f"leave out --assume {NON_FINITE_SCORES} if query, key and value are finite",
+            )
         masks = [index for index, term in enumerate(terms) if not self.values.is_harmless(terms, index)]
         infinite = [index for index in masks if len(masks) > 1 or self.values.may_be_infinite(terms, index)]
         risky = terms[infinite[-1]] if plan.bias and infinite else None

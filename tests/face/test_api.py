@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
-from fa_compiler.errors import InternalError
+from fa_compiler.errors import InputError, InternalError
 
 from .builders import SIZE, attention, external, feeds, plain, projected, saved
 
@@ -34,7 +36,7 @@ def test_outputs_and_inputs_of_unknown_rank_are_no_fault() -> None:
     wanted = run(model)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     result = fa_compiler.optimize(model)
-    assert types(result.model) == ["FlashAttentionScore"]
+    assert types(result.model) == ["FlashAttention"]
     np.testing.assert_allclose(run(result.model), wanted, rtol=1e-5, atol=1e-6)
     for value in model.graph.input:
         value.type.tensor_type.ClearField("shape")
@@ -47,7 +49,7 @@ def test_path(tmp_path: Path) -> None:
     for given in (path, str(path)):
         result = fa_compiler.optimize(given)
         assert isinstance(result.model, onnx.ModelProto)
-        assert types(result.model) == ["FlashAttentionScore"]
+        assert types(result.model) == ["FlashAttention"]
         assert result.report.model == str(path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
@@ -91,7 +93,7 @@ def test_ir_model_gives_an_ir_model(tmp_path: Path) -> None:
     model = ir.load(path)
     result = fa_compiler.optimize(model)
     assert isinstance(result.model, ir.Model)
-    assert "FlashAttentionScore" in types(result.model)
+    assert "FlashAttention" in types(result.model)
     assert "Softmax" in types(model)
     np.testing.assert_array_equal(result.model.graph.initializers["w"].const_value.numpy(), weight)
     (tmp_path / "out").mkdir()
@@ -129,7 +131,7 @@ def test_versions_are_kept(ir_version: int) -> None:
     result = fa_compiler.optimize(model).model
     assert isinstance(result, onnx.ModelProto)
     assert result.ir_version == ir_version
-    assert {opset.domain: opset.version for opset in result.opset_import} == {"": 17, "my.domain": 3, "ascend": 1}
+    assert {opset.domain: opset.version for opset in result.opset_import} == {"": 17, "my.domain": 3, "fa_compiler": 1}
 
 
 def test_without_a_fused_node_there_is_no_new_domain() -> None:
@@ -155,7 +157,7 @@ def test_unknown_domains_and_ops_are_left_alone(tmp_path: Path) -> None:
     model.graph.output[0].name = "y"
     model.graph.value_info.append(helper.make_tensor_value_info("out", 1, ["batch", 4, "seq", 16]))
     result = fa_compiler.optimize(model, tmp_path / "out.onnx").model
-    assert types(result) == ["FlashAttentionScore", "Strange", "SimplifiedLayerNormalization"]
+    assert types(result) == ["FlashAttention", "Strange", "SimplifiedLayerNormalization"]
     assert isinstance(result, onnx.ModelProto)
     assert list(result.graph.node[1:]) == list(model.graph.node[5:])
 
@@ -238,3 +240,19 @@ def test_other_ops_of_the_domain_are_left_alone() -> None:
     model.graph.node[0].op_type, model.graph.node[0].domain = "SomethingElse", "ascend"
     for target in ("ort", "ascend"):
         assert fa_compiler.optimize(model, target=target).model == model  # type: ignore[arg-type]
+
+
+def test_finite_scores_are_assumed_for_ascend_until_they_are_refused() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "graphs"))
+    model = importlib.import_module("harness").load("bert__dynamon_sdpa_op20")  # with where(isnan(p), 0, p)
+    for assume in ((), ("finite-scores",)):
+        blocks = fa_compiler.optimize(model, target="ascend", assume=assume).report.blocks
+        assert all(block.status == "fused" and "finite-scores" in block.assumed for block in blocks)
+    for block in fa_compiler.optimize(model, target="ascend", assume=["non-finite-scores"]).report.blocks:
+        assert (block.status, block.code) == ("declined", "illegal_for_target")
+        assert block.reason is not None
+        assert "a guard gives 0 for a row whose softmax is NaN" in block.reason
+    for block in fa_compiler.optimize(model, assume=["non-finite-scores"]).report.blocks:
+        assert (block.status, block.assumed) == ("fused", ())  # the CPU kernel has the guard
+    with pytest.raises(InputError, match="cannot both hold"):
+        fa_compiler.optimize(model, target="ascend", assume=["finite-scores", "non-finite-scores"])

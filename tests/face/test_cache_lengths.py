@@ -183,7 +183,7 @@ def test_caches_with_room(name: str, tmp_path: Path) -> None:
     run(model, feeds)
     out = tmp_path / "b.onnx"
     assert main(["optimize", str(saved(model, tmp_path / "a.onnx")), "-o", str(out), "--verify", "--quiet"]) == 0
-    assert "FlashAttentionScore" in [node.op_type for node in onnx.load(out).graph.node]
+    assert "FlashAttention" in [node.op_type for node in onnx.load(out).graph.node]
 
 
 REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {

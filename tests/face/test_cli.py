@@ -37,7 +37,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 fused (of 1)" in done.stdout
     assert "wrote out.onnx" in done.stdout
-    assert ops(tmp_path / "out.onnx") == ["FlashAttentionScore"]
+    assert ops(tmp_path / "out.onnx") == ["FlashAttention"]
     done = subprocess.run([*COMMAND, "inspect", str(path) + "x"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"fa-compiler: error: {path}x: no such file\n"
@@ -193,7 +193,7 @@ def test_force_replaces_the_input(tmp_path: Path) -> None:
     path, _ = projected(tmp_path)
     weights = (tmp_path / "weights.bin").read_bytes()
     assert main(["optimize", str(path), "-o", str(path), "--force", "--quiet", "--verify"]) == 0
-    assert "FlashAttentionScore" in ops(path)
+    assert "FlashAttention" in ops(path)
     assert (tmp_path / "weights.bin").read_bytes() == weights
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "weights.bin"]
 
@@ -203,7 +203,7 @@ def test_existing_output_is_replaced_with_its_mode(tmp_path: Path) -> None:
     out.write_bytes(b"old")
     out.chmod(0o640)
     assert main(["optimize", str(path), "-o", str(out), "--quiet"]) == 0
-    assert ops(out) == ["FlashAttentionScore"]
+    assert ops(out) == ["FlashAttention"]
     assert out.stat().st_mode & 0o777 == 0o640
 
 
@@ -233,7 +233,7 @@ def test_output_to_a_pipe(tmp_path: Path) -> None:
         [*COMMAND, "optimize", str(path), "-o", "/dev/stdout", "--quiet"], capture_output=True, check=True
     )
     model = onnx.load_model_from_string(done.stdout)
-    assert [node.op_type for node in model.graph.node] == ["FlashAttentionScore"]
+    assert [node.op_type for node in model.graph.node] == ["FlashAttention"]
     assert main(["optimize", str(path), "-o", "/dev/null", "--quiet"]) == 0
     assert main(["optimize", str(path), "-o", "/dev/null", "--quiet", "--verify"]) == 2
     assert Path("/dev/null").is_char_device()
@@ -244,7 +244,7 @@ def test_dash_is_a_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     saved(attention(), tmp_path / "model.onnx").rename(tmp_path / "-")
     assert main(["optimize", "-", "-o", "out.onnx", "--quiet"]) == 0
     assert main(["optimize", "out.onnx", "-o", "-", "--quiet", "--force"]) == 0
-    assert ops(tmp_path / "-") == ["FlashAttentionScore"]
+    assert ops(tmp_path / "-") == ["FlashAttention"]
 
 
 def test_weird_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def test_same_folder_refers(tmp_path: Path) -> None:
     before = (tmp_path / "weights.bin").read_bytes()
     result = fa_compiler.optimize(path, tmp_path / "out.onnx")
     assert result.report.count("fused") == 1
-    assert "FlashAttentionScore" in ops(tmp_path / "out.onnx")
+    assert "FlashAttention" in ops(tmp_path / "out.onnx")
     assert entries_of(tmp_path / "out.onnx") == {"location": "weights.bin", "offset": "64", "length": "1024"}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "out.onnx", "weights.bin"]
     assert (tmp_path / "weights.bin").read_bytes() == before

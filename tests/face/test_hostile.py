@@ -236,7 +236,7 @@ def test_what_is_not_known_is_left_open(case: str, tmp_path: Path) -> None:
     path = saved(TAKEN[case](), tmp_path / "model.onnx")
     out = tmp_path / "out.onnx"
     assert main(["optimize", str(path), "-o", str(out), "--quiet"]) == 0
-    assert "FlashAttentionScore" in {node.op_type for node in onnx.load(out).graph.node}
+    assert "FlashAttention" in {node.op_type for node in onnx.load(out).graph.node}
 
 
 def _nul(folder: Path) -> str:

@@ -97,7 +97,7 @@ def test_the_output_is_that_of_a_parsed_model(source: Path, tmp_path: Path) -> N
     result = fa_compiler.optimize(source, out)
     parsed = fa_compiler.optimize(as_parsed(source), other)
     assert result.report.count("fused") == 1
-    assert "FlashAttentionScore" in ops(out)
+    assert "FlashAttention" in ops(out)
     assert out.read_bytes() == other.read_bytes() == as_parsed(out).SerializeToString()
     assert result.model == parsed.model == as_parsed(out)
     assert list(out.parent.iterdir()) == [out]

@@ -183,6 +183,15 @@ def test_ort_format_passes_through(tmp_path: Path) -> None:
         agree(session, attention().SerializeToString())
 
 
+def test_a_fused_model_in_ort_format_is_loaded_with_the_library(tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "fused.ort")
+    fa_compiler.register_custom_ops(options)
+    ort.InferenceSession(fa_compiler.optimize(attention()).model.SerializeToString(), options)
+    for source in (tmp_path / "fused.ort", (tmp_path / "fused.ort").read_bytes()):
+        agree(fa_compiler.InferenceSession(source), attention().SerializeToString())
+
+
 def test_import_is_lazy_and_registers_the_schemas() -> None:
     """onnxruntime and rich are not imported before they are needed; the checker knows the
     domain."""

@@ -28,7 +28,7 @@ import onnxruntime as ort
 import fa_compiler
 from fa_compiler.errors import FaCompilerError, InputError
 from fa_compiler.model_files.subgraphs import all_nodes
-from fa_compiler.op_registry import DOMAIN, get
+from fa_compiler.op_registry import DOMAINS, get
 from fa_compiler.passes import Block, Report
 from tests.fuzz.difference import BASE, Array, Comparison, Feed, run_original, session
 from tests.fuzz.kind import Finding, Outcome
@@ -228,7 +228,7 @@ def _finite(feed: Feed) -> Feed:
 
 def _empties_rows(fused: onnx.ModelProto) -> bool:
     """Does a fused attention give 0 for rows whose scores are NaN? Then it does not read their values."""
-    fused_nodes = (node for node in all_nodes(fused.graph.node) if node.domain == DOMAIN)
+    fused_nodes = (node for node in all_nodes(fused.graph.node) if node.domain in DOMAINS)
     return any(attr.name == "cpu_nan_rows" and attr.s for node in fused_nodes for attr in node.attribute)
 
 
@@ -252,8 +252,8 @@ def run_fused(fused: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[
 def largest_score(fused: onnx.ModelProto, feed: Feed, steep: bool) -> float:
     """A bound of all scores of the fused attentions in the main graph, 0 without any. Infinite where one may be beyond
     the numbers of its type, or where all attentions lie in subgraphs and their scores are made large (`steep`)."""
-    nodes = [node for node in fused.graph.node if node.domain == DOMAIN]
-    if not nodes and steep and any(node.domain == DOMAIN for node in all_nodes(fused.graph.node)):
+    nodes = [node for node in fused.graph.node if node.domain in DOMAINS]
+    if not nodes and steep and any(node.domain in DOMAINS for node in all_nodes(fused.graph.node)):
         return np.inf
     pairs = {node.name: _products(node) for node in nodes}
     operands = sorted({name for products in pairs.values() for pair in products for name in pair})

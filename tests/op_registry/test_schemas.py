@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from fa_compiler.op_registry import DOMAIN, VERSION, full_attrs, get, names, place_inputs
+from fa_compiler.op_registry import DOMAIN, FILE_DOMAIN, FILE_OP, VERSION, full_attrs, get, names, place_inputs
 from fa_compiler.op_registry.schemas import CAN_INFER, build_schema, register
 
 HALF = TensorProto.FLOAT16
@@ -53,6 +53,19 @@ def test_registering_again_does_nothing() -> None:
     register()
     assert len(onnx.defs.get_all_schemas_with_history()) == before
     assert {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == DOMAIN} == set(names())
+
+
+def test_schemas_are_documented() -> None:
+    """Each input, output and attribute of each operator has a text; the texts are those of the operator's file."""
+    for name in names():
+        schema = onnx.defs.get_schema(name, VERSION, DOMAIN)
+        assert all(entry.description for entry in (*schema.inputs, *schema.outputs)), name
+        assert all(entry.description for entry in schema.attributes.values()), name
+    schema = onnx.defs.get_schema(FILE_OP, VERSION, FILE_DOMAIN)
+    assert "FA.3: head_num is positive and equals the head count of query." in schema.doc
+    assert "atten_mask has the type, shape and content that sparse_mode requires" in schema.inputs[6].description
+    assert "whose every key is masked" in schema.attributes["cpu_empty_rows"].description
+    assert "shape of query with Dv" in schema.outputs[0].description
 
 
 @pytest.mark.parametrize("attrs", [{}, {"cpu_empty_rows": "mean"}, {"sparse_mode": 3, "scale_value": 0.125}])

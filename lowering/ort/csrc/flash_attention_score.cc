@@ -46,7 +46,8 @@ constexpr Signature kSignature = {
 
 class Kernel final : public OpKernel {
  public:
-  Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
+  // `single_output` is for nodes whose only output is attention_out.
+  Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, bool single_output);
   void compute(ort::KernelContext* context) const override;
 
  private:
@@ -56,17 +57,20 @@ class Kernel final : public OpKernel {
   AllocatorPtr allocator_;
   const Variant& variant_;
   bool products_may_round_;
+  size_t attention_out_;
   bool writes_max_;
   bool writes_sum_;
   bool writes_softmax_out_;
   bool compressed_mask_checked_ = false;
 };
 
-Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
+Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, bool single_output)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
       allocator_(allocator_of(api, info)), variant_(chosen_variant()),
-      products_may_round_(products_may_round()), writes_max_(node.has_output(output_softmax_max)),
-      writes_sum_(node.has_output(output_softmax_sum)), writes_softmax_out_(node.has_output(output_softmax_out)) {
+      products_may_round_(products_may_round()), attention_out_(single_output ? size_t{0} : output_attention_out),
+      writes_max_(!single_output && node.has_output(output_softmax_max)),
+      writes_sum_(!single_output && node.has_output(output_softmax_sum)),
+      writes_softmax_out_(!single_output && node.has_output(output_softmax_out)) {
   const Diagnostics diagnostics{node_, kSignature};
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_p_scale}) {
     if (node.has_input(input)) diagnostics.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
@@ -89,7 +93,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   float* softmax_max = statistic(writes_max_, output_softmax_max);
   float* softmax_sum = statistic(writes_sum_, output_softmax_sum);
   if (writes_softmax_out_) output_of(api_, context, output_softmax_out, {0, 0, 0, 0});
-  void* out = output_of(api_, context, output_attention_out, out_dims);
+  void* out = output_of(api_, context, attention_out_, out_dims);
   Problem problem = call.problem(out, softmax_max, softmax_sum);
   problem.rounded_products = products_may_round_ && !problem.keeps_statistics();
   if (call.has_gaps()) {
@@ -105,7 +109,11 @@ void Kernel::compute(ort::KernelContext* context) const {
 }
 
 std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {
-  return std::make_unique<Kernel>(api, info, node);
+  return std::make_unique<Kernel>(api, info, node, false);
+}
+
+std::unique_ptr<OpKernel> make_single_output(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {
+  return std::make_unique<Kernel>(api, info, node, true);
 }
 
 }  // namespace flash_attention_score

@@ -7,14 +7,23 @@ namespace fa {
 using E = ort::Element;
 #include "descriptors.inc"
 
+namespace flash_attention_score {
+MakeKernel make_single_output;
+}
+
 namespace {
 
 constexpr const char* kDomain = "ascend";
 
-// An operator of descriptors.inc.
+// What FlashAttentionScore is in files: the operator with attention_out as its only output. Tools know a node by its
+// first output, and many of them do not expect that it is absent.
+constexpr const char* kFileDomain = "fa_compiler";
+constexpr const char* kFileOp = "FlashAttention";
+
+// An operator of descriptors.inc. Its outputs before `first_output` are left out.
 struct Operator {
   const char* name;
-  size_t inputs, outputs;
+  size_t inputs, first_output, outputs;
   size_t required_inputs;  // the first inputs are required, the others optional
   size_t required_output;  // or kNoOutput
   MakeKernel* make;
@@ -42,7 +51,7 @@ Descriptor descriptor_of(const Operator& op, const Types& types) {
   d.execution_provider = [](const ort::CustomOp*) -> const char* { return nullptr; };
   d.input_type = [](const ort::CustomOp* self, size_t i) { return of(self).types->inputs[i]; };
   d.input_count = [](const ort::CustomOp* self) { return of(self).op->inputs; };
-  d.output_type = [](const ort::CustomOp* self, size_t i) { return of(self).types->outputs[i]; };
+  d.output_type = [](const ort::CustomOp* self, size_t i) { return of(self).types->outputs[of(self).op->first_output + i]; };
   d.output_count = [](const ort::CustomOp* self) { return of(self).op->outputs; };
   d.input_characteristic = [](const ort::CustomOp* self, size_t i) {
     return i < of(self).op->required_inputs ? ort::Characteristic::required : ort::Characteristic::optional;
@@ -75,19 +84,39 @@ Descriptor descriptor_of(const Operator& op, const Types& types) {
   return d;
 }
 
-// All descriptors. They live as long as the library, because sessions keep pointers to them.
+// The descriptors of kDomain. They live as long as the library, because sessions keep pointers to them.
 const std::vector<Descriptor>& descriptors() {
   static const std::vector<Descriptor> all = [] {
     std::vector<Descriptor> list;
 #define FA_ADD(space)                                                                                     \
-  static constexpr Operator space = {space::kName,           space::kInputCount,     space::kOutputCount, \
-                                     space::kRequiredInputs, space::kRequiredOutput, space::make_kernel}; \
+  static constexpr Operator space = {                                                                     \
+      space::kName, space::kInputCount, 0, space::kOutputCount, space::kRequiredInputs, space::kRequiredOutput, space::make_kernel}; \
   for (const Types& types : space::kTypes) list.push_back(descriptor_of(space, types));
     FA_EACH_OPERATOR(FA_ADD)
 #undef FA_ADD
     return list;
   }();
   return all;
+}
+
+// The descriptors of kFileDomain.
+const std::vector<Descriptor>& file_descriptors() {
+  namespace flash = flash_attention_score;
+  static constexpr Operator single = {
+      kFileOp, flash::kInputCount, flash::output_attention_out, 1, flash::kRequiredInputs, 0, flash::make_single_output};
+  static const std::vector<Descriptor> all = [] {
+    std::vector<Descriptor> list;
+    for (const Types& types : flash::kTypes) list.push_back(descriptor_of(single, types));
+    return list;
+  }();
+  return all;
+}
+
+void add_domain(ort::Api api, ort::SessionOptions* options, const char* name, const std::vector<Descriptor>& descriptors) {
+  ort::CustomOpDomain* domain = nullptr;
+  check(api, ort::CreateCustomOpDomain(api, name, &domain));
+  for (const Descriptor& descriptor : descriptors) check(api, ort::CustomOpDomain_Add(api, domain, &descriptor));
+  check(api, ort::AddCustomOpDomain(api, options, domain));
 }
 
 }  // namespace
@@ -99,11 +128,7 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   if (api == nullptr) return nullptr;
   return fa::guarded(api, [&] {
     fa::note_version(api, base->version());
-    ort::CustomOpDomain* domain = nullptr;
-    fa::check(api, ort::CreateCustomOpDomain(api, fa::kDomain, &domain));
-    for (const fa::Descriptor& descriptor : fa::descriptors()) {
-      fa::check(api, ort::CustomOpDomain_Add(api, domain, &descriptor));
-    }
-    fa::check(api, ort::AddCustomOpDomain(api, options, domain));
+    fa::add_domain(api, options, fa::kDomain, fa::descriptors());
+    fa::add_domain(api, options, fa::kFileDomain, fa::file_descriptors());
   });
 }

@@ -1,0 +1,416 @@
+"""The bodies of fused nodes: ONNX functions that compute what FlashAttentionScore computes, in standard operators.
+
+A file with bodies is complete: ONNX Runtime without the custom-op library and every other tool runs the body, which is
+slower and needs memory for all scores. ONNX Runtime with the library takes the kernel and never looks at the body.
+
+A body is made for
+
+    layouts    BSH, SBH, BSND, BNSD, with constant head counts and head sizes
+    inputs     query, key, value, query_rope and key_rope, real_shift of rank 4 (pse_type 0 and 1), atten_mask,
+               sink, actual_seq_kvlen of one number
+    modes      sparse_mode 0 to 4
+    attributes those of the prototype without dropout, and the extensions cpu_empty_rows, cpu_nan_rows, cpu_mask_value,
+               cpu_masked_bias and cpu_masked_values
+    results    attention_out
+
+Every other node has no body, and its file needs the library. The arithmetic is float32, as in the kernel. In opset 15
+and later the result has the type of query (CastLike), so that a tool may convert the file to float16. In opset 13 and
+14, which have no CastLike, the type is fixed.
+
+Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. So the products
+are computed with 0 in place of such values, and what the read ones among them give is added in a branch that runs only
+if there are any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from fa_compiler.op_registry import FILE_DOMAIN, FILE_FOR, FILE_OP, NodeView, TensorInfo, get
+from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS
+
+OLDEST_OPSET = 13
+"""ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
+CAST_LIKE = 15
+"""The first opset with CastLike."""
+
+_INPUTS = {
+    "query",
+    "key",
+    "value",
+    "real_shift",
+    "atten_mask",
+    "query_rope",
+    "key_rope",
+    "sink",
+    "actual_seq_kvlen",
+}
+_READ = {
+    "scale_value",
+    "head_num",
+    "input_layout",
+    "pre_tockens",
+    "next_tockens",
+    "sparse_mode",
+    "pse_type",
+    "cpu_empty_rows",
+    "cpu_nan_rows",
+    "cpu_mask_value",
+    "cpu_masked_bias",
+    "cpu_masked_values",
+}
+_IGNORED = {"inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"}
+"""Attributes that do not change the result of a call that has a body."""
+_TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_BF16": TensorProto.BFLOAT16}
+_TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
+_FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
+_COMPRESSED = 2048
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a body depends on, beside the attribute scale_value, which it takes from its node."""
+
+    layout: str
+    opset: int
+    dtype: int
+    heads: tuple[int, int]
+    widths: dict[str, int]
+    inputs: tuple[str, ...]
+    attrs: dict[str, int | float | str]
+    given: tuple[str, ...]
+    """The attributes that the node has."""
+    mask_excludes: bool
+    """Whether the content of atten_mask counts. That of a compressed mask does not."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Nodes with equal keys have equal bodies."""
+
+    key: str
+    call: _Call = field(compare=False, repr=False)
+
+
+def problem_of(view: NodeView, opset: int) -> Problem | None:
+    """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body.
+
+    `opset` is that of the model.
+    """
+    call = _call_of(view, opset)
+    return None if call is None else Problem(repr(call), call)
+
+
+def body_of(problem: Problem) -> onnx.FunctionProto:
+    """The body. The function has the inputs of the prototype up to the last one of the node."""
+    call = problem.call
+    writer = _Writer(call)
+    writer.write()
+    spec = get(FILE_FOR)
+    last = max(spec.input_names.index(name) for name in call.inputs)
+    return helper.make_function(
+        FILE_DOMAIN,
+        FILE_OP,
+        spec.input_names[: last + 1],
+        ["attention_out"],
+        writer.nodes,
+        [helper.make_opsetid("", call.opset)],
+        attributes=sorted(call.given),
+    )
+
+
+def _call_of(view: NodeView, opset: int) -> _Call | None:
+    tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
+    attrs = {entry.name: entry.value_if_absent for entry in get(FILE_FOR).attrs} | dict(view.attrs)
+    attrs = {name: value.decode() if isinstance(value, bytes) else value for name, value in attrs.items()}
+    layout, dtype = str(attrs["input_layout"]), _TYPES.get(tensors["query"].dtype)
+    if opset < OLDEST_OPSET or dtype is None or layout not in BATCH_AXIS or not _INPUTS.issuperset(view.inputs):
+        return None
+    if attrs["keep_prob"] != 1.0 or not attrs.keys() <= _READ | _IGNORED | {"keep_prob"}:
+        return None
+    if attrs["pse_type"] not in (0, 1) or attrs["sparse_mode"] not in range(5):
+        return None
+    sizes = _sizes(tensors, layout, int(attrs["head_num"]))
+    bias, mask, length = (tensors.get(name) for name in ("real_shift", "atten_mask", "actual_seq_kvlen"))
+    if sizes is None or (bias is not None and (bias.shape is None or len(bias.shape) != 4)):
+        return None
+    if length is not None and length.shape != (1,):
+        return None
+    excludes = False
+    if mask is not None:
+        if mask.shape is None or len(mask.shape) not in (2, 4):
+            return None
+        beside_band = len(mask.shape) == 4 and mask.shape[2] == 1
+        excludes = attrs["sparse_mode"] in (0, 1) or beside_band
+        if not excludes and mask.shape[-2:] != (_COMPRESSED, _COMPRESSED):
+            return None
+    heads, widths = sizes
+    read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
+    inputs = tuple(name for name in get(FILE_FOR).input_names if name in tensors)
+    return _Call(layout, opset, dtype, heads, widths, inputs, read, tuple(sorted(view.attrs)), excludes)
+
+
+def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[int, int], dict[str, int]] | None:
+    """(N1, N2) and the head size of each tensor; None if one is unknown before the model runs."""
+    last: dict[str, int] = {}
+    for name in ("query", "key", "value", "query_rope", "key_rope"):
+        if name not in tensors:
+            continue
+        shape = tensors[name].shape
+        if shape is None or len(shape) != LAYOUTS[layout] or not isinstance(shape[-1], int) or shape[-1] <= 0:
+            return None
+        last[name] = shape[-1]
+    if layout in ("BSH", "SBH"):
+        width = last["query"] // n1
+        if not width or last["key"] % width:
+            return None
+        n2: int | str | None = last["key"] // width
+    else:
+        n2 = (tensors["key"].shape or ())[2 if layout == "BSND" else 1]
+    if not isinstance(n2, int) or n2 <= 0 or n1 <= 0 or n1 % n2:
+        return None
+    folded = layout in ("BSH", "SBH")
+    heads = {name: (n1 if name.startswith("query") else n2) if folded else 1 for name in last}
+    if any(size % heads[name] for name, size in last.items()):
+        return None
+    return (n1, n2), {name: size // heads[name] for name, size in last.items()}
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of one body. The methods return the names of values."""
+
+    call: _Call
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    _names: dict[str, int] = field(default_factory=dict)
+    _constants: dict[bytes, str] = field(default_factory=dict)
+
+    def write(self) -> None:
+        call = self.call
+        query, key, value = self._operands()
+        bias = self._float("real_shift") if "real_shift" in call.inputs else None
+        scale = self._scale()
+        first = call.attrs["pse_type"] == 1
+        scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
+        if bias is not None and first:
+            scores = self.op("Add", scores, bias)
+        scores = self.op("Mul", scores, scale)
+        if bias is not None and not first:
+            scores = self.op("Add", scores, bias)
+        scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
+        out = self._attend(scores, value, scaled_bias)
+        self._arrange(out)
+
+    def op(self, op_type: str, *inputs: str, out: str = "", **attrs: Any) -> str:
+        """Add a node, and return the name of its output."""
+        name = out or self._new(op_type.lower())
+        self.nodes.append(helper.make_node(op_type, inputs, [name], **attrs))
+        return name
+
+    def number(self, value: float) -> str:
+        return self._constant(np.array(value, np.float32))
+
+    def ints(self, *values: int) -> str:
+        return self._constant(np.array(values, np.int64))
+
+    def _new(self, stem: str) -> str:
+        self._names[stem] = self._names.get(stem, 0) + 1
+        return f"{stem}_{self._names[stem]}"
+
+    def _constant(self, array: np.ndarray) -> str:
+        tensor = numpy_helper.from_array(array)
+        key = tensor.SerializeToString(deterministic=True)
+        if key not in self._constants:
+            self._constants[key] = self.op("Constant", value=tensor)
+        return self._constants[key]
+
+    def _scale(self) -> str:
+        node = helper.make_node("Constant", [], ["scale"])
+        reference = node.attribute.add()
+        reference.name, reference.ref_attr_name = "value_float", "scale_value"
+        reference.type = onnx.AttributeProto.FLOAT
+        self.nodes.append(node)
+        return "scale"
+
+    def _float(self, name: str) -> str:
+        return self.op("Cast", name, to=TensorProto.FLOAT)
+
+    def _operands(self) -> tuple[str, str, str]:
+        """query [B,N1,S1,D], key [B,N1,S2,D] and value [B,N1,S2,Dv] in float32, their rope parts included."""
+        n1, n2 = self.call.heads
+        query = [self._arranged(name, n1, n1) for name in ("query", "query_rope") if name in self.call.inputs]
+        key = [self._arranged(name, n2, n1) for name in ("key", "key_rope") if name in self.call.inputs]
+        value = self._arranged("value", n2, n1)
+        joined = [parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=3) for parts in (query, key)]
+        return joined[0], joined[1], value
+
+    def _arranged(self, name: str, heads: int, repeated: int) -> str:
+        """An operand as [B,N1,S,D] in float32. Each of its heads is repeated for the query heads that share it."""
+        call, width = self.call, self.call.widths[name]
+        value = self._float(name)
+        if "actual_seq_kvlen" in call.inputs and not name.startswith("query"):
+            axis = self.ints(SEQUENCE_AXIS[call.layout])
+            value = self.op("Slice", value, self.ints(0), "actual_seq_kvlen", axis)
+        if call.layout in ("BSH", "SBH"):
+            value = self.op("Reshape", value, self.ints(0, 0, heads, width))
+        if heads == repeated and call.layout == "BNSD":
+            return value
+        if heads == repeated:
+            perm = [_TO_BSND[call.layout][axis] for axis in (0, 2, 1, 3)]
+            return self.op("Transpose", value, perm=perm)
+        if _TO_BSND[call.layout] != (0, 1, 2, 3):
+            value = self.op("Transpose", value, perm=_TO_BSND[call.layout])
+        value = self.op("Unsqueeze", value, self.ints(3))
+        value = self.op("Expand", value, self.ints(1, 1, 1, repeated // heads, 1))
+        value = self.op("Reshape", value, self.ints(0, 0, repeated, width))
+        return self.op("Transpose", value, perm=[0, 2, 1, 3])
+
+    def _attend(self, scores: str, value: str, bias: str | None) -> str:
+        attrs, nothing, infinite = self.call.attrs, self.number(0.0), self.number(-math.inf)
+        allowed = self._allowed(scores)
+        empty: str | None = None
+        mask_value = float(np.float32(attrs.get("cpu_mask_value", -math.inf)))
+        biased = attrs.get("cpu_masked_bias") == "added"
+        scored = biased or math.isfinite(mask_value)
+        rule = attrs.get("cpu_empty_rows", "")
+        if allowed is not None and scored:
+            fill = self.number(mask_value)
+            if biased and bias is not None:
+                fill = self.op("Add", fill, bias)
+            scores = self.op("Where", allowed, scores, fill)
+        elif allowed is not None:
+            count = self.op("ReduceSum", self.op("Cast", allowed, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
+            empty = self.op("Equal", count, nothing)
+            kept = self.op("Or", allowed, empty) if rule == "unmasked" else allowed
+            fill = self.op("Where", empty, nothing, infinite) if rule == "mean" else infinite
+            scores = self.op("Where", kept, scores, fill)
+        weights = self._softmax(scores, empty)
+        read = None if scored else allowed
+        if empty is not None and rule in ("", "zero", "nan"):
+            weights = self.op("Where", empty, nothing if rule != "nan" else self.number(math.nan), weights)
+        elif empty is not None and allowed is not None:
+            read = self.op("Or", allowed, empty)
+        if scored and allowed is not None and attrs.get("cpu_masked_values") == "zero":
+            weights, read = self.op("Where", allowed, weights, nothing), allowed
+        return self.op("MatMul", weights, value) if read is None else self._weighted(weights, value, read)
+
+    def _softmax(self, scores: str, empty: str | None) -> str:
+        """The softmax, with 0 for the rows that cpu_nan_rows names."""
+        attrs, nothing = self.call.attrs, self.number(0.0)
+        sink = "sink" in self.call.inputs
+        if sink:
+            column = self.op("Reshape", self._float("sink"), self.ints(1, -1, 1, 1))
+            front = self.op("Slice", self.op("Shape", scores), self.ints(0), self.ints(3))
+            column = self.op("Expand", column, self.op("Concat", front, self.ints(1), axis=0))
+            scores = self.op("Concat", scores, column, axis=3)
+        weights = self.op("Softmax", scores, axis=-1)
+        if guard := attrs.get("cpu_nan_rows"):
+            undefined = self.op("IsNaN", weights)
+            if guard == "infinite":
+                finite = self.op("Not", self.op("Equal", scores, self.number(-math.inf)))
+                count = self.op("ReduceSum", self.op("Cast", finite, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
+                undefined = self.op("And", undefined, self.op("Equal", count, nothing))
+            if empty is not None:
+                undefined = self.op("And", undefined, self.op("Not", empty))
+            weights = self.op("Where", undefined, nothing, weights)
+        if sink:
+            weights = self.op("Slice", weights, self.ints(0), self.ints(-1), self.ints(3))
+        return weights
+
+    def _allowed(self, scores: str) -> str | None:
+        """The allowed keys, true where a row reads a key, as far as they broadcast to the scores; None without a
+        mask."""
+        call, mode = self.call, self.call.attrs["sparse_mode"]
+        if "atten_mask" not in call.inputs:
+            return None
+        parts = []
+        if call.mask_excludes:
+            parts.append(self.op("Not", self.op("Cast", "atten_mask", to=TensorProto.BOOL)))
+        if mode != 1:
+            parts += self._band(scores, int(mode))
+        allowed = parts[0] if parts else None
+        for part in parts[1:]:
+            allowed = self.op("And", allowed or "", part)
+        return allowed
+
+    def _band(self, scores: str, mode: int) -> list[str]:
+        """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom right (3, 4)."""
+        before, after = (int(self.call.attrs[name]) for name in ("pre_tockens", "next_tockens"))
+        unlimited = 2**31 - 1
+        lower = None if mode in (2, 3) or before >= unlimited else -before
+        upper = 0 if mode in (2, 3) else None if after >= unlimited else after
+        if lower is None and upper is None:
+            return []
+        shape = self.op("Shape", scores)
+        rows, keys = (self.op("Gather", shape, self._constant(np.array(axis, np.int64))) for axis in (2, 3))
+        zero, one = (self._constant(np.array(number, np.int64)) for number in (0, 1))
+        row = self.op("Unsqueeze", self.op("Range", zero, rows, one), self.ints(1))
+        distance = self.op("Sub", self.op("Range", zero, keys, one), row)
+        if mode in (3, 4):
+            distance = self.op("Sub", distance, self.op("Sub", keys, rows))
+        parts = []
+        if lower is not None:
+            parts.append(self.op("GreaterOrEqual", distance, self._constant(np.array(lower, np.int64))))
+        if upper is not None:
+            parts.append(self.op("LessOrEqual", distance, self._constant(np.array(upper, np.int64))))
+        return parts
+
+    def _weighted(self, weights: str, value: str, read: str) -> str:
+        """weights @ value, where values that are not read need not be finite."""
+        nothing = self.number(0.0)
+        lacking = self.op("Or", self.op("IsNaN", value), self.op("IsInf", value))
+        finite = self.op("MatMul", weights, self.op("Where", lacking, nothing, value))
+        count = self.op("ReduceSum", self.op("Cast", lacking, to=TensorProto.FLOAT), keepdims=0)
+        condition = self.op("Greater", count, nothing)
+        # The branch reads these, not `value` itself: QDQPropagation of ONNX Runtime (1.20 to 1.32) ends the process if
+        # it can move a DequantizeLinear forwards to a value that only a branch reads.
+        lacking_values = self.op("Where", lacking, value, nothing)
+        number = TensorProto.FLOAT
+
+        branch = _Writer(self.call)
+        branch._names = {stem: 1000 + count for stem, count in self._names.items()}
+        positive = branch.op("And", branch.op("Greater", weights, nothing), read)
+        zero = branch.op("And", branch.op("Equal", weights, nothing), read)
+        used, unused = (branch.op("Cast", each, to=number) for each in (positive, zero))
+
+        def found(factor: str, kind: str) -> str:
+            return branch.op("Greater", branch.op("MatMul", factor, branch.op("Cast", kind, to=number)), nothing)
+
+        above = branch.op("IsInf", lacking_values, detect_negative=0)
+        below = branch.op("IsInf", lacking_values, detect_positive=0)
+        either = branch.op("Add", used, unused)
+        undefined = branch.op(
+            "Or", found(either, branch.op("IsNaN", lacking_values)), found(unused, branch.op("IsInf", lacking_values))
+        )
+        total = finite
+        for where, term in ((found(used, above), math.inf), (found(used, below), -math.inf), (undefined, math.nan)):
+            total = branch.op("Add", total, branch.op("Where", where, branch.number(term), nothing))
+        then = _graph("read_values", branch.nodes, total)
+        identity = helper.make_node("Identity", [finite], ["finite_only"])
+        return self.op(
+            "If", condition, then_branch=then, else_branch=_graph("no_such_values", [identity], "finite_only")
+        )
+
+    def _arrange(self, out: str) -> None:
+        call, n1 = self.call, self.call.heads[0]
+        if call.layout != "BNSD":
+            out = self.op("Transpose", out, perm=_FROM_BNSD[call.layout])
+        if call.layout in ("BSH", "SBH"):
+            out = self.op("Reshape", out, self.ints(0, 0, n1 * call.widths["value"]))
+        if call.opset >= CAST_LIKE:
+            self.op("CastLike", out, "query", out="attention_out")
+        else:
+            self.op("Cast", out, out="attention_out", to=call.dtype)
+
+
+def _graph(name: str, nodes: Sequence[onnx.NodeProto], output: str) -> onnx.GraphProto:
+    return helper.make_graph(
+        list(nodes), name, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, [None] * 4)]
+    )

@@ -1,0 +1,138 @@
+"""The form that fused nodes have in files for ONNX Runtime.
+
+In the graph a FlashAttentionScore has the outputs of its prototype: softmax_max, softmax_sum, softmax_out and
+attention_out, of which an inference model needs the last one. Written as ONNX that is ['', '', '', out]. Many tools
+know a node by its first output (ONNX Runtime's symbolic shape inference, the float16 conversion of
+onnxconverter-common). If all outputs are named instead, the float16 converters declare softmax_max to be float16, but
+it is float32. So a file has
+
+    fa_compiler::FlashAttention(the inputs of the prototype) -> attention_out
+
+with the same inputs and attributes; the library has the same kernel for it. A node whose statistics are used (by a
+gradient) keeps its domain and its outputs.
+
+Beside the nodes the file has their body (bodies.py) as a model-local function, if all of them have the same one. ONNX
+has overload names for several functions of one operator, but ONNX Runtime 1.20 and 1.23 ignore them: without the
+library they would run one body for all nodes, with wrong results.
+
+`canonical` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler.lowering.onnx_file.bodies import Problem, body_of, problem_of
+from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_FOR, FILE_OP, VERSION, RegistryError, get
+from fa_compiler.passes.nodes import all_nodes, graph_opset
+from fa_compiler.passes.rewrite.node_view import node_view
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+METADATA_KEY = "fa_compiler"
+"""The key of the model's metadata that tells of the library."""
+
+_LIBRARY = (
+    "The nodes of the domains fa_compiler and ascend are operators of the custom-op library of the Python package "
+    "fa_compiler. ONNX Runtime loads it by SessionOptions.register_custom_ops_library(path); "
+    "fa_compiler.custom_ops_library() gives the path."
+)
+_COMPLETE = "Without it, the functions of this model compute the same, slower."
+_INCOMPLETE = "This model cannot run without it."
+
+_LEFT_OUT = get(FILE_FOR).output_names.index("attention_out")
+"""The number of outputs before attention_out."""
+
+
+def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
+    """Give the nodes that become nodes of the file their domain, and return their bodies.
+
+    `info` is what is known of the model; None makes no bodies. `finish` does the rest when the model is a proto.
+    """
+    chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
+    if not chosen:
+        return []
+    found = [] if info is None else _body(model, chosen, info)
+    for node in chosen:
+        node.domain, node.op_type = FILE_DOMAIN, FILE_OP
+    imports = model.graph.opset_imports
+    imports[FILE_DOMAIN] = VERSION
+    owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    if not any(node.domain == DOMAIN for owner in owners for node in all_nodes(owner)):
+        imports.pop(DOMAIN, None)
+    return found
+
+
+def finish(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
+    """Remove the outputs before attention_out of the marked nodes, add their functions, and say in the model's metadata
+    which library has the operators, and how it is loaded."""
+    domains = {opset.domain for opset in proto.opset_import}
+    if domains.isdisjoint(DOMAINS):
+        return
+    _describe(proto, complete=bool(functions) and DOMAIN not in domains)
+    if FILE_DOMAIN not in domains:
+        return
+    for node in _nodes(proto.graph):
+        if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) > 1:
+            del node.output[:_LEFT_OUT]
+    proto.functions.extend(functions)
+
+
+def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the nodes of the graph in place of those of the file; the model itself if it has none."""
+    if all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in _nodes(result.graph):
+        if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) == 1:
+            node.domain, node.op_type = DOMAIN, FILE_FOR
+            (output,) = node.output
+            node.output[:] = [*[""] * _LEFT_OUT, output]
+    kept = [function for function in result.functions if (function.domain, function.name) != (FILE_DOMAIN, FILE_OP)]
+    del result.functions[:]
+    result.functions.extend(kept)
+    imports = [opset for opset in result.opset_import if opset.domain not in (FILE_DOMAIN, DOMAIN)]
+    del result.opset_import[:]
+    result.opset_import.extend([*imports, onnx.helper.make_opsetid(DOMAIN, VERSION)])
+    return result
+
+
+def _describe(proto: onnx.ModelProto, complete: bool) -> None:
+    kept = [entry for entry in proto.metadata_props if entry.key != METADATA_KEY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    text = f"{_LIBRARY} {_COMPLETE if complete else _INCOMPLETE}"
+    proto.metadata_props.add(key=METADATA_KEY, value=text)
+
+
+def _gives_only_attention_out(node: ir.Node) -> bool:
+    if (node.domain, node.op_type) != (DOMAIN, FILE_FOR) or len(node.outputs) != _LEFT_OUT + 1:
+        return False
+    return not any(output.name or output.uses() for output in node.outputs[:_LEFT_OUT])
+
+
+def _body(model: ir.Model, nodes: list[ir.Node], info: ShapeInfo) -> list[onnx.FunctionProto]:
+    """The body of all these nodes; nothing if one has none, or if they differ."""
+    opset = graph_opset(model.graph)
+    problems: set[Problem | None] = set()
+    for node in nodes:
+        try:
+            problems.add(problem_of(node_view(node, info), opset))
+        except RegistryError:  # a node that the model had before
+            problems.add(None)
+    (*others, last) = problems
+    return [] if others or last is None else [body_of(last)]
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    pending = [graph]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    pending.append(attribute.g)
+                pending.extend(attribute.graphs)

@@ -1,0 +1,144 @@
+"""Run other ONNX tools on fused graphs, and their results in ONNX Runtime with the library.
+
+    PYTHONPATH=. python tests/compat/check_tools.py
+
+Needs onnxsim, onnxslim and onnxconverter-common. A tool fails a graph if it raises an exception, if ONNX Runtime cannot
+load what it wrote, or if the outputs differ from those of the original by more than its arithmetic explains.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+import fa_compiler
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "graphs"))
+
+import harness
+
+NAMES = (
+    "bert__dynamon_sdpa_op20",
+    "bert__tsn_eager_op14",
+    "bart__tsn_sdpa_op17",
+    "t5__tsn_eager_op14",
+    "dinov2__dynamon_sdpa_op20",
+)
+EXACT, HALF, EIGHT_BITS = 1e-5, 3e-2, 1.0
+
+Feeds = dict[str, np.ndarray]
+
+
+class Calibration(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime is not typed
+    """Gives one set of inputs."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._left = iter([feeds])
+
+    def get_next(self) -> Feeds | None:
+        """The inputs, once."""
+        return next(self._left, None)
+
+
+def simplified(source: str, target: str) -> None:
+    """onnxsim, without the library."""
+    import onnxsim  # type: ignore[import-not-found,unused-ignore]
+
+    model, is_checked = onnxsim.simplify(source)
+    assert is_checked
+    onnx.save(model, target)
+
+
+def slimmed(source: str, target: str) -> None:
+    """onnxslim."""
+    import onnxslim  # type: ignore[import-not-found,unused-ignore]
+
+    onnx.save(onnxslim.slim(source), target)
+
+
+def common_half(source: str, target: str) -> None:
+    """The float16 conversion of onnxconverter-common."""
+    from onnxconverter_common import float16  # type: ignore[import-not-found,unused-ignore]
+
+    onnx.save(float16.convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+
+
+def tools(feeds: Feeds) -> dict[str, tuple[Callable[[str, str], Any], float]]:
+    """Each tool as a function of two paths, and the difference that it may make."""
+    infer = SymbolicShapeInference.infer_shapes
+    return {
+        "infer_shapes": (lambda a, b: onnx.shape_inference.infer_shapes_path(a, b, strict_mode=True), EXACT),
+        "symbolic_shape_infer": (lambda a, b: onnx.save(infer(onnx.load(a), auto_merge=True), b), EXACT),
+        "quant_pre_process": (lambda a, b: quant_pre_process(a, b, auto_merge=True), EXACT),
+        "quantize_dynamic": (lambda a, b: quantize_dynamic(a, b), EIGHT_BITS),
+        "quantize_static": (lambda a, b: quantize_static(a, b, Calibration(feeds)), EIGHT_BITS),
+        "float16": (lambda a, b: onnx.save(convert_float_to_float16(onnx.load(a), keep_io_types=True), b), HALF),
+        "float16 of onnxconverter-common": (common_half, HALF),
+        "onnxsim": (simplified, EXACT),
+        "onnxslim": (slimmed, EXACT),
+    }
+
+
+def run(model: str, feeds: Feeds) -> list[np.ndarray]:
+    """All outputs of a model in ONNX Runtime with the library."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    fa_compiler.register_custom_ops(options)
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return [np.asarray(result) for result in session.run(None, feeds)]
+
+
+def difference(got: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """The largest difference, relative to the largest value of its output."""
+    pairs = [(one, other) for one, other in zip(got, wanted, strict=True) if other.dtype.kind == "f" and other.size]
+    return max((float(np.abs(one - other).max() / np.abs(other).max()) for one, other in pairs), default=0.0)
+
+
+def main() -> int:
+    """Print a line for each graph and tool; 1 if one fails that does not fail on the original, too."""
+    failures = 0
+    for name in NAMES:
+        feeds = harness.inputs(harness.read_index()[name])
+        with tempfile.TemporaryDirectory() as folder:
+            original, fused, target = (f"{folder}/{stem}.onnx" for stem in ("original", "fused", "result"))
+            onnx.save(harness.load(name), original)
+            fa_compiler.optimize(original, fused)
+            wanted = run(original, feeds)
+            has_body = bool(onnx.load(fused).functions)
+            for tool, (convert, allowed) in tools(feeds).items():
+                if tool == "quantize_static" and not has_body:  # its sessions do not have the library
+                    print(f"{name:28} {tool:32} needs a body, which this graph has not")
+                    continue
+                found = attempt(convert, fused, target, feeds, wanted, allowed)
+                if found and attempt(convert, original, target, feeds, wanted, allowed):
+                    found = ""  # the tool does not take the original either
+                failures += bool(found)
+                print(f"{name:28} {tool:32} {found or 'ok'}", flush=True)
+    return min(failures, 1)
+
+
+def attempt(
+    convert: Callable[[str, str], Any], source: str, target: str, feeds: Feeds, wanted: list[np.ndarray], allowed: float
+) -> str:
+    """What is wrong with a tool's result; empty if nothing is."""
+    try:
+        convert(source, target)
+        found = difference(run(target, feeds), wanted)
+    except Exception as error:  # of any tool
+        return f"{type(error).__name__}: {error}"[:200]
+    return "" if found <= allowed else f"differs by {found:.1e}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

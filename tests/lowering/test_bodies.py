@@ -1,0 +1,143 @@
+"""The bodies of fused nodes give what the kernel and the float64 reference give, also for NaN and infinite inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+from fa_compiler import ops, reference
+from fa_compiler.lowering.onnx_file.bodies import body_of, problem_of
+from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, NodeView, TensorInfo, dtypes, full_attrs, get, place_inputs
+from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
+
+from .problems import OP, TRIANGLE, Form, Inputs, agree, bounds, mask
+
+SPEC = get(OP)
+OUT = "attention_out"
+EMPTY = ("", "zero", "mean", "unmasked", "nan")
+
+
+def view_of(inputs: Inputs, attrs: Mapping[str, Any], width_only: bool = False) -> NodeView:
+    """The node as the registry sees it. With `width_only` batch and lengths are symbols, as in most models."""
+
+    def info(name: str, array: np.ndarray) -> TensorInfo:
+        shape: tuple[int | str, ...] = array.shape
+        if width_only and name in ("query", "key", "value"):
+            folded = attrs["input_layout"] in ("BSH", "SBH")
+            heads = None if folded else {"BSND": 2, "BNSD": 1}[attrs["input_layout"]]
+            shape = tuple(
+                size if axis in (heads, array.ndim - 1) else f"{name}_{axis}" for axis, size in enumerate(shape)
+            )
+        return TensorInfo(dtypes.from_numpy(array.dtype), shape)
+
+    infos = {name: info(name, array) for name, array in inputs.items()}
+    return NodeView(OP, "node", infos, {}, full_attrs(SPEC, attrs))
+
+
+def model_of(inputs: Inputs, attrs: Mapping[str, Any], body: onnx.FunctionProto, opset: int) -> onnx.ModelProto:
+    placed = [name or "" for name in place_inputs(SPEC, {name: name for name in inputs})]
+    node = helper.make_node(FILE_OP, placed, [OUT], domain=FILE_DOMAIN, **full_attrs(SPEC, attrs))
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in inputs.items()
+    ]
+    result = helper.make_tensor_value_info(OUT, values[0].type.tensor_type.elem_type, [None] * inputs["query"].ndim)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(FILE_DOMAIN, 1)]
+    graph = helper.make_graph([node], "body", values, [result])
+    return helper.make_model(graph, opset_imports=imports, functions=[body], ir_version=8)
+
+
+def run_body(inputs: Inputs, attrs: Mapping[str, Any], opset: int) -> np.ndarray:
+    """What ONNX Runtime without the library computes."""
+    problem = problem_of(view_of(inputs, attrs, width_only=True), opset)
+    assert problem is not None
+    model = model_of(inputs, attrs, body_of(problem), opset)
+    onnx.checker.check_model(model, full_check=True)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, inputs)
+    return np.asarray(result)
+
+
+def compare(inputs: Inputs, attrs: Mapping[str, Any], opset: int) -> None:
+    got = run_body(inputs, attrs, opset)
+    want = reference.run(OP, inputs, attrs, [OUT])[OUT]
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    allowed = bounds(inputs, {"pse_type": 1, "scale_value": 1.0, **attrs}).of(OUT)
+    agree(got, want, "body and reference", *allowed)
+    agree(ops.run(OP, inputs, attrs, [OUT])[OUT], want, "kernel and reference", *allowed)
+
+
+def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
+    """A random call that has a body, and an opset."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*choices: Any) -> Any:
+        return choices[rng.integers(len(choices))]
+
+    kv_heads, group = pick(1, 2, 3), pick(1, 1, 2)
+    form = Form(
+        layout=pick("BSH", "SBH", "BSND", "BNSD"),
+        dtype=pick("float32", "float32", "float16"),
+        batch=pick(1, 2),
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        queries=pick(1, 5, 9),
+        keys=pick(1, 6, 11),
+        size=8,
+        value_size=pick(None, None, 5),
+    )
+    inputs, attrs = form.inputs(rng), dict(form.all_attrs)
+    full = (form.batch, form.heads, form.queries, form.keys)
+    mode = pick(None, 0, 0, 1, 2, 3, 4)
+    if mode is not None:
+        attrs["sparse_mode"] = mode
+        attrs |= {name: pick(2**31 - 1, 0, 2, 4) for name in ("pre_tockens", "next_tockens")}
+        shape = tuple(pick(1, size) for size in full)
+        if mode in (2, 3, 4):
+            inputs["atten_mask"] = pick(TRIANGLE, mask(rng, (*shape[:2], 1, form.keys)))
+        else:
+            inputs["atten_mask"] = mask(rng, pick(full[2:], shape), pick(0.4, 0.9))
+        rules = EMPTY
+        if form.dtype == "float16" and rng.random() < 0.3:
+            inputs["sink"] = rng.standard_normal(form.heads).astype(np.float32)
+            rules = ("", "zero")
+        elif rng.random() < 0.3:
+            attrs["cpu_mask_value"] = pick(-3.0, -1e4)
+            attrs["cpu_masked_values"] = pick("", "zero")
+        attrs["cpu_empty_rows"] = pick(*rules)
+    attrs["cpu_nan_rows"] = pick("", "zero", "infinite")
+    if rng.random() < 0.5:
+        dtype = pick(np.float32, inputs["query"].dtype)
+        inputs["real_shift"] = rng.standard_normal(tuple(pick(1, size) for size in full)).astype(dtype)
+        attrs["pse_type"] = pick(0, 1)
+        if "cpu_mask_value" in attrs and attrs["cpu_masked_values"] == "":
+            attrs["cpu_masked_bias"] = pick("", "added")
+    if rng.random() < 0.4:
+        # The kernel does not read a value whose weight cpu_nan_rows makes 0, or which cpu_mask_value lets vanish; the
+        # reference computes 0 * NaN there.
+        weightless = attrs["cpu_nan_rows"] or "cpu_mask_value" in attrs
+        for name in ("key", "query") if weightless else ("key", "value", "query"):
+            flat = inputs[name].reshape(-1)
+            flat[rng.integers(flat.size, size=2)] = pick(np.inf, -np.inf, np.nan)
+    if form.dtype == "float32" and rng.random() < 0.2:
+        for name in ("query", "key"):
+            inputs[f"{name}_rope"] = rng.standard_normal(inputs[name].shape).astype(np.float32)
+    if rng.random() < 0.2:
+        axis = SEQUENCE_AXIS[form.layout]
+        for name in ("key", "value", "key_rope"):
+            if name in inputs:  # room for more keys, which nobody reads
+                room = np.full_like(inputs[name], np.nan)
+                inputs[name] = np.concatenate([inputs[name], room], axis=axis)
+        inputs["actual_seq_kvlen"] = np.array([form.keys], np.int64)
+    return inputs, attrs, pick(13, 14, 15, 17, 18, 21)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_body_computes_what_the_kernel_computes(seed: int) -> None:
+    compare(*draw(seed))

@@ -1,0 +1,118 @@
+"""Fused files are read by other tools: each fused node has one output, and a body in standard operators."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+import fa_compiler
+
+sys.path.insert(0, str(Path(__file__).parent / "graphs"))
+
+import harness
+
+Array = np.ndarray
+Feeds = dict[str, Array]
+FILE_NODE = ("fa_compiler", "FlashAttention")
+# The first two have a body, the older one without CastLike. BART would need two, so it has none.
+NAMES = {"bert__tso_eager_op13": 1, "bert__dynamon_sdpa_op20": 1, "bart__tsn_sdpa_op17": 0}
+TOLERANCE = 1e-5
+HALF_TOLERANCE = 2e-2
+
+
+def run(model: onnx.ModelProto, feeds: Feeds, library: bool) -> list[Array]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if library:
+        fa_compiler.register_custom_ops(options)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(result) for result in session.run(None, feeds)]
+
+
+def assert_close(got: list[Array], wanted: list[Array], tolerance: float) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        if other.dtype.kind == "f":
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * float(np.abs(other).max()))
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+def nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if (node.domain, node.op_type) == FILE_NODE]
+
+
+def metadata(model: onnx.ModelProto) -> str:
+    (text,) = [entry.value for entry in model.metadata_props if entry.key == "fa_compiler"]
+    return text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_tools_read_a_fused_file(name: str, tmp_path: Path) -> None:
+    original, feeds = harness.load(name), harness.inputs(harness.read_index()[name])
+    wanted = run(original, feeds, library=False)
+    result = fa_compiler.optimize(original)
+    fused = result.model
+    assert isinstance(fused, onnx.ModelProto)
+    assert len(nodes(fused)) == result.report.count("fused")
+    assert all(len(node.output) == 1 and node.output[0] for node in nodes(fused))
+    assert len(fused.functions) == NAMES[name]
+    complete = bool(fused.functions)
+    assert ("the functions of this model compute the same" in metadata(fused)) is complete
+    onnx.checker.check_model(fused, full_check=True)
+    for library in {True, not complete}:
+        assert_close(run(fused, feeds, library), wanted, TOLERANCE)
+
+    half = convert_float_to_float16(fused, keep_io_types=True)
+    assert_close(run(half, feeds, library=True), wanted, HALF_TOLERANCE)
+    if complete and "op13" not in name:  # CastLike came with opset 15
+        assert_close(run(half, feeds, library=False), wanted, HALF_TOLERANCE)
+
+
+class _Calibration(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime is not typed
+    def __init__(self, feeds: Feeds) -> None:
+        self._left = iter([feeds])
+
+    def get_next(self) -> Feeds | None:
+        return next(self._left, None)
+
+
+def test_static_quantisation_calibrates_without_the_library(tmp_path: Path) -> None:
+    """ONNX Runtime also runs the result: a DequantizeLinear reaches the body (bodies.py, `lacking_values`)."""
+    name = "bert__dynamon_sdpa_op20"
+    feeds = harness.inputs(harness.read_index()[name])
+    source, target = tmp_path / "fused.onnx", tmp_path / "quantised.onnx"
+    fa_compiler.optimize(harness.load(name), source)
+    quantize_static(str(source), str(target), _Calibration(feeds))
+    quantised = onnx.load(target)
+    assert len(nodes(quantised)) == 2
+    assert_close(run(quantised, feeds, library=True), run(quantised, feeds, library=False), 1e-3)
+
+
+def test_a_fused_file_is_fused_and_has_nothing_to_do() -> None:
+    """What reads a fused file sees the nodes of the graph, not the softmax of their bodies."""
+    fused = fa_compiler.optimize(harness.load("bert__tso_eager_op13")).model
+    again = fa_compiler.optimize(fused)
+    assert again.model == fused
+    assert {block.status for block in again.report.blocks} <= {"declined"}
+    ascend = fa_compiler.optimize(harness.load("bert__tso_eager_op13"), target="ascend").model
+    assert isinstance(ascend, onnx.ModelProto)
+    assert not ascend.functions
+    assert not nodes(ascend)
+
+
+def test_without_bodies() -> None:
+    fused = fa_compiler.optimize(harness.load("bert__tso_eager_op13"), bodies=False).model
+    assert isinstance(fused, onnx.ModelProto)
+    assert not fused.functions
+    assert len(nodes(fused)) == 2
+    assert "register_custom_ops_library" in metadata(fused)
+    assert "cannot run without it" in metadata(fused)
+    with pytest.raises(Exception, match="fa_compiler:FlashAttention"):
+        run(fused, harness.inputs(harness.read_index()["bert__tso_eager_op13"]), library=False)
