@@ -12,6 +12,7 @@ import pytest
 
 from tests.fuzz import checks
 from tests.fuzz.__main__ import main
+from tests.fuzz.corpus import corpus
 from tests.fuzz.kind import GROUPS, chosen, load, names
 from tests.fuzz.worker import checked
 
@@ -34,6 +35,20 @@ def test_what_is_left_out_of_the_measure_is_there() -> None:
     rows = checks.excluded()
     assert set(rows) <= places | files
     assert all(rows.values())
+
+
+def test_kept_tests_are_there() -> None:
+    """The judge of a kept model reads the name of its test. After a test is renamed, tests/fuzz/corpus.py writes the
+    models anew."""
+    kept = {each.test for each in corpus()}
+    files = {checks.ROOT / test.partition("::")[0] for test in kept}
+    sources = {path: path.read_text() if path.exists() else "" for path in files}
+    missing = [
+        test
+        for test in kept
+        if f"def {test.rpartition('::')[2]}(" not in sources[checks.ROOT / test.partition("::")[0]]
+    ]
+    assert kept and not missing
 
 
 def test_checks_are_taken_away() -> None:

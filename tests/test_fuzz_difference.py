@@ -73,6 +73,26 @@ def test_nan_of_a_value() -> None:
     assert title(np.full_like(RIGHT, np.nan), value=value) == "NaN is gained where inputs hold NaN or infinities"
 
 
+def test_small_results_beside_a_masked_key() -> None:
+    """ONNX Runtime's Sigmoid loses them, so what the result is without the key is known from the reference alone."""
+    gated = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]>
+        g (float[2,4] q, float[3,4] k, float[3,4] v, float[3] m, float[1] g) => (float[2,4] y)
+        { t = Transpose(k) s = MatMul(q, t) a = Add(s, m) p = Softmax(a) o = MatMul(p, v) h = Sigmoid(g)
+          y = Mul(o, h) }"""
+    )
+    gate = np.array([-30.0], np.float32)
+    value = np.where(np.arange(3)[:, None] == 2, np.float32(np.inf), PLAIN["v"])
+    arrays = {**PLAIN, "k": KEY, "m": MASK, "v": value, "g": gate}
+    original = session(gated, custom=False)
+    compared = Comparison(gated, original, Feed("", arrays, spoiled=("v",)))
+    wanted = run_original(original, arrays)[0]
+    right = RIGHT * np.exp(gate)
+    assert np.isnan(wanted).all() and abs(right).max() > 1e-14
+    assert compared.fault(0, wanted, right) is None
+    assert compared.fault(0, wanted, 2 * right) is not None
+
+
 def test_a_bias_masks_nothing() -> None:
     """ONNX Runtime gives NaN for the row; a fused model that has a bias may, and another must not lose a number."""
     nothing = np.full_like(RIGHT, np.nan)
