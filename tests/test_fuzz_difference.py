@@ -6,7 +6,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
+import fa_compiler
+from tests.fuzz import oracle
 from tests.fuzz.difference import LARGEST, Array, Comparison, Feed, run_original, session
+from tests.fuzz.oracle import Judge
 
 MODEL = onnx.parser.parse_model(
     """<ir_version: 9, opset_import: ["": 17]>
@@ -135,3 +138,23 @@ def test_roundings_of_16_bits(number: float, expected: str | None) -> None:
     arrays["n"] = np.array([1, 2], np.int64)
     got = np.full((1, 2), number, np.float16)
     assert fault(body, "float16[M,N] q, float16[M,N] k, int64[2] n", arrays, got) == expected
+
+
+def test_a_wrong_body_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body of a fused node is judged like its kernel: here it negates the result."""
+    plain = fa_compiler.optimize
+
+    def negated(*arguments: object, **options: object) -> fa_compiler.Result:
+        result = plain(*arguments, **options)
+        (body,) = result.model.functions
+        last = next(node for node in body.node if node.output[0] == "attention_out")
+        last.output[0] = "negated"
+        body.node.append(onnx.helper.make_node("Neg", ["negated"], ["attention_out"]))
+        return result
+
+    judge = Judge(MODEL, [Feed("", {**PLAIN, "k": KEY, "m": np.zeros(3, np.float32)})])
+    monkeypatch.setattr(oracle, "BODIES_OF", 1)
+    assert judge.outcome().finding is None
+    monkeypatch.setattr(fa_compiler, "optimize", negated)
+    finding = judge.outcome().finding
+    assert finding is not None and finding.title.startswith("without the library: other numbers")
