@@ -33,7 +33,7 @@ from fa_compiler.errors import FaCompilerError, InputError
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_FOR, FILE_OP, get
 from fa_compiler.passes import Block, Report
-from tests.fuzz.difference import BASE, Array, Comparison, Feed, run_original, session
+from tests.fuzz.difference import BASE, Array, Comparison, Feed, evaluated, run_original, session
 from tests.fuzz.kind import Finding, Outcome
 
 SLOW_S = 5.0
@@ -203,6 +203,10 @@ class Judge:
                 if self.loose and (not left.size or (feed.lenient and left.shape != right.shape)):
                     continue  # sizes that do not agree, or only where one is 0
                 fault = self._fault(compared, fused, names.index(name), left, right)
+                if fault is not None and how and compared.is_short:
+                    exact = evaluated(fused, feed.arrays)
+                    right = right if exact is None else exact[names.index(name)]
+                    fault = self._fault(compared, fused, names.index(name), left, right)
                 if fault is not None and feed.empty and not any(_runs(original, each) for each in self._computing()):
                     continue  # sizes that contradict each other, but for a 0 that copies another
                 if fault is not None:
