@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from tests.fuzz.difference import Array, Feed
 from tests.fuzz.feeds import feeds
@@ -28,6 +29,7 @@ UNDEFINED = re.compile(r"(is|Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])|is
 operator may not come to these, in another order. In float16 a factor beyond its numbers is infinite, too."""
 NARROWING = "Cast before"
 """A Cast to 16 bits and back."""
+SHORT_FLOATS = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 WIDENING = "computes in float64"
 """Sums of 16 bits that are cast twice ONNX Runtime rounds where somebody else reads their shape."""
 LARGE_FACTOR = 100.0
@@ -119,6 +121,7 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
     short = onnx.TensorProto.FLOAT16 in inputs
     rounded = any(word.startswith(NARROWING) or (short and word.endswith(WIDENING)) for word in words)
+    rounded |= not short and any(_narrows(node) for node in all_nodes(made.model.graph.node))
     large = short and max(_factors(words), default=0.0) > LARGE_FACTOR
     made.rough = NARROWED if rounded or large else 1.0
     summed = [abs(float(each)) for word in words for each in SUMMED.findall(word)]
@@ -127,6 +130,11 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     infinite = max(_factors(words), default=0.0) > (FLOAT16_MAX if short else OVERFLOWS)
     infinite |= any(abs(float(each)) > OVERFLOWS_HUGE for word in words for each in MULTIPLIED.findall(word))
     made.undefined = infinite or any(UNDEFINED.search(word) for word in words)
+
+
+def _narrows(node: onnx.NodeProto) -> bool:
+    """Is it a Cast to 16 bits?"""
+    return node.op_type == "Cast" and any(each.name == "to" and each.i in SHORT_FLOATS for each in node.attribute)
 
 
 def _factors(words: Sequence[str]) -> list[float]:
