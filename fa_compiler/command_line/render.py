@@ -105,7 +105,8 @@ def print_comparison(comparison: Comparison) -> None:
     out = console()
     out.print(_table(("output", "type", "largest difference", "verdict"), rows))
     faults = sum(output.fault is not None for output in comparison.outputs)
-    verdict_line = f"{faults} of {len(rows)} outputs differ" if faults else f"all {len(rows)} outputs agree"
+    agreed = "the output agrees" if len(rows) == 1 else f"all {len(rows)} outputs agree"
+    verdict_line = f"{faults} of {len(rows)} outputs differ" if faults else agreed
     out.print(Text(f"{verdict_line} (tolerance {comparison.tolerance:g} of an output's largest finite value)"))
     sizes = ", ".join(f"{name} {list(shape)}" for name, shape in comparison.sizes.items())
     what = f"with {comparison.feed}" if faults else f"in {comparison.rounds} rounds" if comparison.rounds > 1 else ""
@@ -136,6 +137,8 @@ def _fused(block: Block) -> str:
     if block.heads:
         query, key = (str(count) if count else "?" for count in block.heads)
         parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
+    if "EXT-SOFTCAP" in block.extensions:
+        parts.append("soft cap")
     if block.mask:
         parts.append("no mask" if block.mask == "none" else f"mask: {block.mask}")
     if block.assumed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import pty
 import signal
@@ -21,6 +22,7 @@ from fa_compiler.model_files import writing
 
 from .builders import attention, ops, plain, projected, saved
 
+GRAPHS = Path(__file__).parents[1] / "graphs"
 COMMAND = [sys.executable, "-m", "fa_compiler"]
 
 
@@ -52,6 +54,13 @@ def test_inspect_tells_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert "probabilities_are_output: the probabilities" in shown
     assert shown.count("block 0, try: leave out what reads the probabilities") == 1
+
+
+def test_a_soft_cap_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(lzma.decompress((GRAPHS / "onnx_attention_3d_softcap__onnx119.onnx.xz").read_bytes()))
+    assert main(["inspect", str(path)]) == 0
+    assert "3 heads, soft cap, no mask" in " ".join(capsys.readouterr().out.split())
 
 
 def test_reader_that_goes_away(tmp_path: Path) -> None:
