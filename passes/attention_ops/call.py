@@ -110,9 +110,16 @@ class OpConverter:
     def softcap(self) -> float:
         """The attribute softcap, c of c * tanh(scores / c); 0 where the scores are not capped. Raises Decline."""
         cap = self.number("softcap", 0.0)
-        if cap < 0.0:
+        if cap != 0.0 and not SMALLEST_SCALE <= cap <= LARGEST_SCALE:
+            what = (
+                "a negative number"
+                if cap < 0.0
+                else "not a number"
+                if math.isnan(cap)
+                else "which overflows or vanishes"
+            )
             hint = "give softcap a positive number, or 0 for none"
-            raise self.decline(Code.SOFTCAP, f"softcap is {cap:g}, a negative number", hint)
+            raise self.decline(Code.SOFTCAP, f"softcap is {cap:g}, {what}", hint)
         if cap > 0.0 and self.options.target != "ort":
             raise self.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
         return cap

@@ -63,6 +63,8 @@ class FinalScores:
             walk.take(step)
         if not SMALLEST_SCALE <= abs(walk.scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node)
+        if walk.softcap != 0.0 and not SMALLEST_SCALE <= walk.softcap <= LARGEST_SCALE:
+            raise Decline(Code.SOFTCAP, f"the soft cap {walk.softcap:g} overflows or vanishes", path.product.node)
         return FinalScores(
             walk.dims,
             walk.scale,

@@ -117,6 +117,8 @@ def test_taken(name: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "past": ({"past_key": "B 2 P 8", "past_value": "B 2 P 8", "outputs": EVERYTHING}, "ready_made", "one buffer"),
     "a negative softcap": ({"softcap": -2.0}, "softcap", "negative"),
+    "a softcap that is no number": ({"softcap": math.nan}, "softcap", "not a number"),
+    "an infinite softcap": ({"softcap": math.inf}, "softcap", "overflows"),
     "scores": ({"qk_output": 1, "outputs": (*EVERYTHING, "qk")}, "scores_are_output", "scores"),
     "probabilities": ({"qk_output": 2, "outputs": (*EVERYTHING, "qk")}, "probabilities_are_output", "probabilities"),
     "masked rows of unknown number": (

@@ -283,6 +283,8 @@ def test_masks_of_16_bits_with_a_key_in_every_row() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a negative softcap": ({"softcap": -2.0}, "softcap", "negative"),
+    "a softcap that is no number": ({"softcap": math.nan}, "softcap", "not a number"),
+    "an infinite softcap": ({"softcap": math.inf}, "softcap", "overflows"),
     "scores": ({"outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),
     "capped scores": ({"outputs": ("y", "", "", "qk"), "qk_matmul_output_mode": 1}, "scores_are_output", "scores"),
     "masked scores": ({"outputs": ("y", "", "", "qk"), "qk_matmul_output_mode": 2}, "scores_are_output", "scores"),

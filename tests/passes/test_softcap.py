@@ -109,6 +109,16 @@ def test_a_product_added_behind_a_cap_is_a_bias() -> None:
         assert sum(bool(name) for name in node.input) == count
 
 
+def test_a_cap_that_vanishes_is_none_of_the_kernel() -> None:
+    """As a float32 attribute, 1e-50 would be 0: no cap. The scale is the product of the numbers on both sides, 1."""
+    numbers = "".join(f"h{index} = Mul({before}, big) " for index, before in enumerate(("s", "h0", "h1", "h2", "h3")))
+    numbers += "t = Tanh(h4) " + "".join(
+        f"l{index} = Mul({before}, small) " for index, before in enumerate(("t", "l0", "l1", "l2"))
+    )
+    block = only_block(attention(numbers + "x = Mul(l3, small) ", extra=", float big = {1e10}, float small = {1e-10}"))
+    assert (block.code, block.reason) == ("softcap", "the soft cap 1e-50 overflows or vanishes")
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bits(dtype: str) -> None:
     """The kernels cap in float32 what the model caps in 16 bits."""
