@@ -198,7 +198,7 @@ class _Writer:
         bias = self._float("real_shift") if "real_shift" in call.inputs else None
         scale = self._scale()
         first = call.attrs["pse_type"] == 1
-        scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
+        product = scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
         if bias is not None and first:
             scores = self.op("Add", scores, bias)
         scores = self.op("Mul", scores, scale)
@@ -206,6 +206,8 @@ class _Writer:
             scores = self.op("Add", scores, bias)
         scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
         out = self._attend(scores, value, scaled_bias)
+        if {"real_shift", "atten_mask"} & set(call.inputs):
+            out = self._of_operands(out, product, value)
         self._arrange(out)
 
     def op(self, op_type: str, *inputs: str, out: str = "", **attrs: Any) -> str:
@@ -397,6 +399,17 @@ class _Writer:
         return self.op(
             "If", condition, then_branch=then, else_branch=_graph("no_such_values", [identity], "finite_only")
         )
+
+    def _of_operands(self, out: str, product: str, value: str) -> str:
+        """The result, with the sizes that query, key and value give it.
+
+        A mask or bias of more batches or rows than these is an error, as it is in the kernel: it does not repeat them.
+        """
+        sizes = [self.op("Shape", name) for name in (product, value)]
+        batches = [self.op("Slice", size, self.ints(0), self.ints(1)) for size in sizes]
+        rows = self.op("Slice", sizes[0], self.ints(2), self.ints(3))
+        heads, width = self.ints(self.call.heads[0]), self.ints(self.call.widths["value"])
+        return self.op("Reshape", out, self.op("Concat", self.op("Max", *batches), heads, rows, width, axis=0))
 
     def _arrange(self, out: str) -> None:
         call, n1 = self.call, self.call.heads[0]

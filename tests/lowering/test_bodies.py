@@ -141,3 +141,26 @@ def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_body_computes_what_the_kernel_computes(seed: int) -> None:
     compare(*draw(seed))
+
+
+@pytest.mark.parametrize("name", ["atten_mask", "real_shift"])
+@pytest.mark.parametrize("axis", [0, 2])
+def test_a_mask_of_more_batches_or_rows_is_an_error(name: str, axis: int) -> None:
+    """As in the kernel: standard operators would repeat query, key and value for it."""
+    rng = np.random.default_rng(0)
+    form = Form(layout="BSH", dtype="float32", batch=1, heads=2, kv_heads=2, queries=1, keys=6, size=8)
+    inputs, attrs = form.inputs(rng), dict(form.all_attrs)
+    shape = [1, 1, 1, 6]
+    inputs[name] = mask(rng, tuple(shape)) if name == "atten_mask" else np.zeros(shape, np.float32)
+    problem = problem_of(view_of(inputs, attrs, width_only=True), 17)
+    assert problem is not None
+    model = model_of(inputs, attrs, body_of(problem), 17)
+    for each in model.graph.input[3].type.tensor_type.shape.dim:
+        each.dim_param = ""
+        each.ClearField("dim_value")
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session.run(None, inputs)
+    shape[axis] = 2
+    inputs[name] = np.broadcast_to(inputs[name], shape).copy()
+    with pytest.raises(Exception, match="reshape"):
+        session.run(None, inputs)
