@@ -3,12 +3,16 @@
     import fa_compiler
 
     result = fa_compiler.optimize("model.onnx", "fused.onnx")       # result.model, result.report
+    report = fa_compiler.inspect("model.onnx")                      # what would be fused, and why not the rest
+    fa_compiler.verify("model.onnx", "fused.onnx").same             # the same outputs in ONNX Runtime?
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
+    fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
     fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
     fa_compiler.reference.run("FlashAttentionScore", inputs, attrs) # the same in float64 NumPy
 
 A fused file loads in plain ONNX Runtime after `register_custom_ops(session_options)`. Importing the package
-registers the ONNX schemas of the domain "ascend"; everything else is imported when it is first used.
+registers the ONNX schemas of the domain "ascend"; everything else is imported when it is first used. What a run does is
+logged by the logger "fa_compiler".
 """
 
 from __future__ import annotations
@@ -20,15 +24,19 @@ from fa_compiler.op_registry import schemas as _schemas
 
 if TYPE_CHECKING:
     from fa_compiler import ops, reference
+    from fa_compiler.atc.run import compile_for_atc
+    from fa_compiler.comparison.compare import Comparison
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
     from fa_compiler.passes import Report
-    from fa_compiler.pipeline import Result, optimize
+    from fa_compiler.pipeline import Result, inspect, optimize
     from fa_compiler.session import InferenceSession
+    from fa_compiler.verification import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "FaCompilerError",
     "InferenceSession",
     "InputError",
@@ -36,23 +44,30 @@ __all__ = [
     "Report",
     "Result",
     "__version__",
+    "compile_for_atc",
     "custom_ops_library",
+    "inspect",
     "ops",
     "optimize",
     "reference",
     "register_custom_ops",
+    "verify",
 ]
 
 _LAZY = {
+    "Comparison": "fa_compiler.comparison.compare",
     "FaCompilerError": "fa_compiler.errors",
     "InferenceSession": "fa_compiler.session",
     "InputError": "fa_compiler.errors",
     "InternalError": "fa_compiler.errors",
     "Report": "fa_compiler.passes",
     "Result": "fa_compiler.pipeline",
+    "compile_for_atc": "fa_compiler.atc.run",
     "custom_ops_library": "fa_compiler.lowering.ort",
+    "inspect": "fa_compiler.pipeline",
     "optimize": "fa_compiler.pipeline",
     "register_custom_ops": "fa_compiler.lowering.ort",
+    "verify": "fa_compiler.verification",
 }
 _MODULES = ("ops", "reference")
 

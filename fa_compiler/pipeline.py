@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +34,8 @@ from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.report import Progress
 from fa_compiler.passes.values.shapes import ShapeInfo
+
+_LOGGER = logging.getLogger("fa_compiler")
 
 Weights = Literal["copy", "keep"]
 """What happens to external weights if the result is written to another folder."""
@@ -72,7 +75,8 @@ def optimize(
     """Fuse the attention of a model, and write it to `output` if given.
 
     Args:
-        model: a path, an `onnx.ModelProto` or an `onnx_ir.Model`; it is not changed.
+        model: a path, the bytes of a file, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
+            torch.onnx.export; it is not changed.
         output: the file to write; it may not be the input.
         target: "ort" for ONNX Runtime, or "ascend".
         soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
@@ -115,6 +119,25 @@ def optimize(
     base = loaded.folder.base if place is None else place.absolute().parent
     ir.external_data.set_base_dir(result.graph, base)
     return Result(report, lambda: result)
+
+
+def inspect(
+    model: ModelLike,
+    target: Target = "ort",
+    *,
+    soc_version: str | None = None,
+    cann: str | None = None,
+    assume: Iterable[str] = (),
+    in_place_caches: bool = False,
+) -> Report:
+    """Tell what `optimize` would fuse with the same arguments, and why not the rest. Nothing is written.
+
+    Raises:
+        InputError: the model or an option is at fault.
+        InternalError: the result failed our own checks.
+    """
+    _, report = run(load(model), make_options(target, soc_version, cann, assume, in_place_caches))
+    return report
 
 
 def is_kept(weights: str) -> bool:
@@ -198,7 +221,17 @@ def run(
         if options.target == "ort":
             report.notes.extend(remarks(loaded.proto if proto is None else proto))
     report.seconds = time.perf_counter() - start
+    _log(report)
     return proto, report
+
+
+def _log(report: Report) -> None:
+    """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks (DEBUG)."""
+    fused, total = report.count("fused"), report.softmaxes
+    _LOGGER.info("%s: %d of %d attentions fused in %.2f s", report.model, fused, total, report.seconds)
+    for block in report.blocks:
+        what = block.op if block.status == "fused" else block.reason
+        _LOGGER.debug("%s: block %d at %s: %s: %s", report.model, block.id, block.anchor, block.status, what)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 
 _HAS_FOLDER = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 22)
 
+_ARGUMENTS = frozenset(ort.InferenceSession.__init__.__code__.co_consts)
+"""Holds the names of all arguments that ONNX Runtime looks up in its **kwargs: they are constants of its code."""
+
 _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
 """The session options in which this module set `FOLDER`, and the value."""
 
@@ -44,6 +47,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
     own error.
 
     The custom ops are registered on `sess_options`, which several sessions may share.
+
+    Besides the arguments of `onnxruntime.InferenceSession` it takes `assume`, assumptions that you vouch for, and
+    `in_place_caches`, both as `fa_compiler.optimize` does.
+
+    Raises:
+        TypeError: an argument is neither ONNX Runtime's nor ours.
+        InputError: an assumption is unknown.
     """
 
     fusion_report: Report | None
@@ -54,8 +64,15 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         sess_options: ort.SessionOptions | None = None,
         providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
+        *,
+        assume: Iterable[str] = (),
+        in_place_caches: bool = False,
         **kwargs: Any,
     ) -> None:
+        for name in kwargs:
+            if name not in _ARGUMENTS:
+                raise TypeError(f"InferenceSession() got an unexpected keyword argument {name!r}")
+        self._fa_fusion = make_options("ort", None, None, assume, in_place_caches)
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None
         self._fa_options = options
@@ -95,7 +112,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
     def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
         """The model to load instead of `source`, as a path or bytes; `source` itself if there is nothing to change."""
         loaded = self._load(source)
-        proto, self.fusion_report = run(loaded, make_options("ort", None, None, ()))
+        proto, self.fusion_report = run(loaded, self._fa_fusion)
         if any(opset.domain in op_registry.DOMAINS for opset in (proto or loaded.proto).opset_import):
             register_custom_ops(self._fa_options)
         if proto is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -13,13 +15,23 @@ from fa_compiler.atc import route_air, route_onnx
 from fa_compiler.atc.folder import REPORT, check_target, new_folder
 from fa_compiler.atc.job import Job, Request, Route, RouteResult
 from fa_compiler.atc.script import PRECISIONS, command, script
-from fa_compiler.atc.shapes import atc_text, check_gears, complete, fix, gears_of_model, with_gears
+from fa_compiler.atc.shapes import (
+    atc_text,
+    check_gears,
+    complete,
+    fix,
+    gears_of_model,
+    parse_gears,
+    parse_shapes,
+    with_gears,
+)
 from fa_compiler.atc.single import write_all
 from fa_compiler.errors import InputError
-from fa_compiler.model_files.reading import load
+from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion
+from fa_compiler.op_registry.soc import soc_version as find_soc_version
 from fa_compiler.passes import Report
 from fa_compiler.passes.report import Progress
 from fa_compiler.pipeline import copy_of, make_options
@@ -39,7 +51,63 @@ ROUTES: dict[str, Route] = {
 function, one row."""
 
 
-def run(path: Path, output: Path, request: Request, progress: Progress | None = None) -> tuple[Report, RouteResult]:
+def compile_for_atc(
+    model: ModelLike,
+    output: str | os.PathLike[str],
+    soc_version: str,
+    *,
+    cann: str | None = None,
+    route: str = "air",
+    input_shape: str | Mapping[str, Sequence[int]] = "",
+    dynamic_dims: str | Sequence[Sequence[int]] | None = None,
+    precision: str = "origin",
+    single_op: bool = False,
+    assume: Iterable[str] = (),
+) -> Report:
+    """Fuse the attention of a model for an Ascend product, and write a folder that ATC compiles.
+
+    Args:
+        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
+        output: a new or empty folder.
+        soc_version: the product as ATC names it, such as "Ascend910B2".
+        cann: the CANN version to write for; None is the newest.
+        route: "air", "onnx" or "npu" (docs/ascend.md).
+        input_shape: the sizes of inputs, {"ids": (1, 128)} or "ids:1,128". -1 is dynamic; ranges such as 1~512 can be
+            given as text only.
+        dynamic_dims: the only values that -1 has in a run, [(1, 128), (4, 256)] or "1,128;4,256".
+        precision: ATC's precision_mode_v2.
+        single_op: also write one JSON file for each distinct fused operator.
+        assume: assumptions that you vouch for.
+
+    Raises:
+        InputError: the request is impossible, or the model or the folder is at fault; nothing was written.
+        InternalError: the result failed our own checks; nothing was written.
+    """
+    if not isinstance(input_shape, str):
+        input_shape = ";".join(f"{name}:{','.join(map(str, sizes))}" for name, sizes in input_shape.items())
+    if dynamic_dims is not None and not isinstance(dynamic_dims, str):
+        dynamic_dims = ";".join(",".join(map(str, group)) for group in dynamic_dims)
+    try:
+        soc = find_soc_version(soc_version)
+    except UnknownProduct as error:
+        raise InputError(str(error)) from None
+    request = Request(
+        soc,
+        route,
+        cann,
+        precision,
+        parse_shapes(input_shape),
+        parse_gears(dynamic_dims) if dynamic_dims is not None else (),
+        single_op,
+        [assume] if isinstance(assume, str) else [*assume],
+    )
+    report, _ = run(model, Path(output), request)
+    return report
+
+
+def run(
+    model: ModelLike, output: Path, request: Request, progress: Progress | None = None
+) -> tuple[Report, RouteResult]:
     """Write the folder for a model. It appears only if everything succeeded.
 
     Raises:
@@ -50,7 +118,7 @@ def run(path: Path, output: Path, request: Request, progress: Progress | None = 
     check_target(output)
     options = make_options("ascend", request.soc.name, request.cann, request.assume)
     options = dataclasses.replace(options, decoding=request.route != NPU)
-    loaded = load(path)
+    loaded = load(model)
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)
     fixed = fix(loaded.proto, request.sizes, loaded.name)

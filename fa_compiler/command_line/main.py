@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,7 +29,8 @@ _SILENT = logging.NullHandler()
 EXIT_CODES = f"""\
 exit codes:
   {OK:<5}done
-  {DIFFERENT:<5}verify found a difference, registry diff found one that matters, or a check found a fault
+  {DIFFERENT:<5}verify found a difference, registry diff found one that matters, a check found a fault, or --strict an
+       attention that is not fused
   {BAD_INPUT:<5}bad usage, bad input, or an output that cannot be written
   {INTERNAL:<5}internal error; please report it with the output of a run with {DEBUG}=1
   {INTERRUPTED:<5}interrupted
@@ -38,9 +41,16 @@ with --force. "-" is an ordinary file name.
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints a usage error as one line and exits with code 2."""
+    """Prints a usage error as one line and exits with code 2. A word close to a command is corrected in it."""
+
+    commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def error(self, message: str) -> NoReturn:
+        word = re.match(r"argument [A-Z]+: invalid choice: '(.*?)'", message)
+        if word is not None:
+            close = difflib.get_close_matches(word[1], self.commands, n=1)
+            known = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
+            message = f"unknown command {word[1]!r}: {known}"
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
 
 
@@ -59,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"fa-compiler {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    top.commands = commands.choices
     _add_optimize(commands)
     _add_inspect(commands)
     _add_verify(commands)
@@ -66,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     _add_atc(commands)
     _add_air(commands)
     _add_single_op(commands)
+    _add_library(commands)
     return top
 
 
@@ -73,19 +85,25 @@ if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[_Parser]
 
 
-def _command(commands: _Commands, name: str, text: str) -> _Parser:
+def _command(commands: _Commands, name: str, text: str, examples: str = "") -> _Parser:
     return commands.add_parser(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
-        epilog=EXIT_CODES,
+        epilog=f"examples:\n{examples}\n{EXIT_CODES}" if examples else EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 
 
 def _add_optimize(commands: _Commands) -> None:
-    command = _command(commands, "optimize", "fuse the attention of a model and write the result")
+    examples = """\
+  fa-compiler optimize model.onnx -o fused.onnx --verify
+  fa-compiler optimize model.onnx -o fused.onnx --strict --explain
+  fa-compiler optimize decoder.onnx -o fused.onnx --in-place-caches
+  fa-compiler optimize model.onnx -o fused.onnx --target ascend --soc-version Ascend910B2
+"""
+    command = _command(commands, "optimize", "fuse the attention of a model and write the result", examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
     _add_options(command)
@@ -95,6 +113,11 @@ def _add_optimize(commands: _Commands) -> None:
         help="leave out the fused nodes' computation in standard operators: the file then needs the library everywhere",
     )
     command.add_argument("--verify", action="store_true", help="run both models in ONNX Runtime before writing")
+    command.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1, after writing, if an attention was declined or none was fused",
+    )
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
     command.add_argument("--force", action="store_true", help="allow OUT to be IN")
     command.add_argument(
@@ -109,7 +132,13 @@ def _add_optimize(commands: _Commands) -> None:
 
 
 def _add_inspect(commands: _Commands) -> None:
-    command = _command(commands, "inspect", "tell what would be fused, and why the rest would not; write nothing")
+    examples = """\
+  fa-compiler inspect model.onnx
+  fa-compiler inspect model.onnx --explain
+  fa-compiler inspect model.onnx --json | jq .summary
+"""
+    text = "tell what would be fused, and why the rest would not; write nothing"
+    command = _command(commands, "inspect", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     _add_options(command)
     command.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -146,7 +175,11 @@ def _add_assume(command: argparse.ArgumentParser) -> None:
 
 
 def _add_verify(commands: _Commands) -> None:
-    command = _command(commands, "verify", "run two models in ONNX Runtime and compare every output")
+    examples = """\
+  fa-compiler verify model.onnx fused.onnx
+  fa-compiler verify model.onnx fused.onnx --inputs inputs.npz --rtol 1e-4
+"""
+    command = _command(commands, "verify", "run two models in ONNX Runtime and compare every output", examples)
     command.add_argument(
         "original", metavar="A.onnx", type=Path, help="the model to compare with; runs with optimisations off"
     )
@@ -169,6 +202,7 @@ def _add_verify(commands: _Commands) -> None:
 def _add_registry(commands: _Commands) -> None:
     registry = _command(commands, "registry", "look into the registry of Ascend operators")
     actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
+    registry.commands = actions.choices
     listing = _command(actions, "list", "list the operators")
     listing.set_defaults(run="registry.show_list")
     show = _command(actions, "show", "print an operator's REG_OP prototype")
@@ -182,7 +216,12 @@ def _add_registry(commands: _Commands) -> None:
 
 
 def _add_atc(commands: _Commands) -> None:
-    command = _command(commands, "atc", "optimise a model for an Ascend product and write a folder that ATC compiles")
+    examples = """\
+  fa-compiler atc model.onnx -o folder --soc-version Ascend910B2
+  fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "ids:1,128;mask:1,128"
+"""
+    text = "optimise a model for an Ascend product and write a folder that ATC compiles"
+    command = _command(commands, "atc", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
     command.add_argument("--soc-version", metavar="S", required=True, help="as ATC names it, such as Ascend910B2")
@@ -201,6 +240,7 @@ def _add_atc(commands: _Commands) -> None:
 def _add_air(commands: _Commands) -> None:
     air = _command(commands, "air", "look into .air files")
     actions = air.add_subparsers(dest="action", required=True, metavar="ACTION")
+    air.commands = actions.choices
     check = _command(actions, "check", "apply the rules of GE's loader, the prototypes and shape inference to a file")
     check.add_argument("file", metavar="FILE", type=Path, help="an .air file, or an .onnx for ATC's parser")
     check.add_argument("--plugin-domain", action="append", default=[], metavar="D", help="a domain with a plugin")
@@ -223,6 +263,11 @@ def _add_single_op(commands: _Commands) -> None:
     command.add_argument("-o", "--output", metavar="FILE.json", type=Path)
     command.add_argument("--check", metavar="FILE.json", type=Path, help="check a file instead of writing one")
     command.set_defaults(run="atc.single_op")
+
+
+def _add_library(commands: _Commands) -> None:
+    command = _command(commands, "library", "print the path of the custom-op library that ONNX Runtime loads")
+    command.set_defaults(run="models.library")
 
 
 def _tolerance(text: str) -> float:

@@ -18,7 +18,7 @@ from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, is_special, staging, write, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
-from fa_compiler.passes.report import Progress
+from fa_compiler.passes.report import Code, Progress
 from fa_compiler.pipeline import copy_of, file_form, is_kept, make_options, run
 
 
@@ -51,6 +51,32 @@ def optimize(args: argparse.Namespace) -> int:
 
         print_report(report, args.explain)
         print(f"wrote {printable(str(args.output))}")
+    return _strictly(report) if args.strict else OK
+
+
+def _strictly(report: Report) -> int:
+    """The exit code with --strict. It is OK if something was fused and no attention was declined.
+
+    An operator that is left as it is and a softmax that is no attention do not count.
+    """
+    declined = [each.id for each in report.blocks if each.status == "declined" and each.code != Code.READY_MADE]
+    if report.count("fused") and not declined:
+        return OK
+    what = "no attention was fused"
+    if declined:
+        what = f"{'blocks' if len(declined) > 1 else 'block'} {', '.join(map(str, declined))} declined"
+    print(f"fa-compiler: error: --strict: {what}", file=sys.stderr)
+    return DIFFERENT
+
+
+def library(args: argparse.Namespace) -> int:
+    """Print the path of the custom-op library."""
+    from fa_compiler.lowering.ort import LibraryNotBuilt, custom_ops_library
+
+    try:
+        print(custom_ops_library())
+    except LibraryNotBuilt as error:
+        raise InputError(str(error)) from None
     return OK
 
 

@@ -20,13 +20,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.comparison.buffers import buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
-from fa_compiler.comparison.feeds import SIZES, graph_inputs, load_inputs, random_inputs
+from fa_compiler.comparison.feeds import SIZES, graph_inputs, load_inputs, named_inputs, random_inputs
 from fa_compiler.comparison.masks import MaskKind, mask_kinds
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
@@ -89,7 +90,7 @@ class Comparison:
 def compare_models(
     original: Path,
     other: Path,
-    inputs: Path | None = None,
+    inputs: Path | Mapping[str, npt.ArrayLike] | None = None,
     rtol: float | None = None,
     name: str | None = None,
     shared: bool = False,
@@ -103,7 +104,7 @@ def compare_models(
     Args:
         original: the model that is the truth.
         other: the model to compare.
-        inputs: an .npz file with the inputs; None makes random inputs.
+        inputs: the inputs by name, or an .npz file with them; None makes random inputs.
         rtol: the tolerance; None chooses it by the coarsest type.
         name: stands for `other` in messages.
         shared: bind each past of a GroupQueryAttention of `original` and its present to one buffer, in both models.
@@ -154,7 +155,7 @@ def _rounds(
     runner: _Runner,
     path: Path,
     proto: onnx.ModelProto,
-    inputs: Path | None,
+    inputs: Path | Mapping[str, npt.ArrayLike] | None,
     pairs: Mapping[str, str],
     shared: bool,
     assume: Collection[str],
@@ -165,12 +166,12 @@ def _rounds(
         InputError: no inputs can be made, or the original runs with none of them.
     """
     if inputs is not None:
-        feeds = load_inputs(inputs, proto)
+        feeds = named_inputs(inputs, proto) if isinstance(inputs, Mapping) else load_inputs(inputs, proto)
         try:
             first = runner.run(feeds, pairs)
         except Exception as error:
             raise InputError(f"ONNX Runtime cannot run {path}: {one_line(error)}") from None
-        yield MaskKind(f"the inputs of {inputs}"), feeds, first
+        yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
     faults: list[Exception] = []
     tried: list[dict[str, tuple[int, ...]]] = []

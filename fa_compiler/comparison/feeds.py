@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from fa_compiler.comparison.cache_lengths import Requirements, attempts, cached_attention, disagreement, size_name
@@ -120,6 +121,17 @@ def _made(
     return feeds
 
 
+def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """The inputs of `model` from arrays by name; bfloat16 as in `load_inputs`.
+
+    Raises:
+        InputError: the arrays do not fit the model.
+    """
+    where, wanted = "the dictionary of inputs", {info.name: info for info in graph_inputs(model)}
+    _names_fit(where, given, wanted)
+    return {name: _typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
+
+
 def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """The inputs of `model` from an .npz file. bfloat16 may be stored as uint16 bits, as raw bytes or as float32.
 
@@ -132,7 +144,7 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
             raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
         wanted = {info.name: info for info in graph_inputs(model)}
         with archive:
-            _names_fit(path, archive.files, wanted)  # before the arrays are decompressed
+            _names_fit(str(path), archive.files, wanted)  # before the arrays are decompressed
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -145,18 +157,18 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise InputError(f"{path} holds '{name}', which is not an array; save the inputs by name with numpy.savez")
-    return {name: _typed(path, name, arrays[name], info) for name, info in wanted.items()}
+    return {name: _typed(str(path), name, arrays[name], info) for name, info in wanted.items()}
 
 
-def _names_fit(path: Path, given: Iterable[str], wanted: Iterable[str]) -> None:
+def _names_fit(where: str, given: Iterable[str], wanted: Iterable[str]) -> None:
     missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
     if missing:
-        raise InputError(f"{path} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})")
+        raise InputError(f"{where} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})")
     if extra:
-        raise InputError(f"{path} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})")
+        raise InputError(f"{where} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})")
 
 
-def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
+def _typed(where: str, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
     dtype = _NUMPY.get(info.type.tensor_type.elem_type)
     if dtype is None or array.dtype == dtype:
         return array
@@ -165,7 +177,7 @@ def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) 
             return array.astype(dtype)
         if array.dtype.itemsize == 2 and array.dtype.kind in "uV":
             return array.view(dtype)
-    raise InputError(f"{path}: input '{name}' is {array.dtype}, but the model takes {dtype}")
+    raise InputError(f"{where}: input '{name}' is {array.dtype}, but the model takes {dtype}")
 
 
 class _Sizes:

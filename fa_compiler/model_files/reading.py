@@ -22,7 +22,9 @@ from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, repair
 from fa_compiler.model_files.subgraphs import Subgraphs
 from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location
 
-ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+ModelLike = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+"""A path, the bytes of a file, or a model in memory. An `ONNXProgram`, which torch.onnx.export returns, stands for its
+`ir.Model`; torch is no dependency, so the type cannot be named here."""
 _SMALL = 1 << 10
 """Tensors of up to this many bytes are simply copied."""
 
@@ -79,7 +81,7 @@ class LoadedModel:
 def load(model: ModelLike) -> LoadedModel:
     """Read and check a model. The existence and the size of external data are checked, but the data are not read.
 
-    The external data of a model without a path are relative to the current folder.
+    The external data of a model without a path, also of one that is given as bytes, are relative to the current folder.
 
     Raises:
         InputError: the file cannot be read, is not ONNX, is invalid, or its external data are missing.
@@ -88,11 +90,17 @@ def load(model: ModelLike) -> LoadedModel:
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
         return _loaded(_read(path), str(path), path, Folder.of(path))
+    if isinstance(model, bytes):
+        return load_bytes(model, Path.cwd())
     if isinstance(model, onnx.ModelProto):
         return _loaded(_Read(model), "model", None, Folder.at(Path.cwd()))
     if isinstance(model, ir.Model):
         return _loaded_ir(model)
-    raise TypeError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
+    exported = getattr(model, "model", None)
+    if type(model).__name__ == "ONNXProgram" and isinstance(exported, ir.Model):
+        return _loaded_ir(exported)
+    kinds = "a path, bytes, an onnx.ModelProto, an onnx_ir.Model or an ONNXProgram of torch"
+    raise TypeError(f"a model is {kinds}, not {type(model).__name__}")
 
 
 def load_bytes(content: bytes, folder: Path) -> LoadedModel:

@@ -56,6 +56,38 @@ def test_inspect_tells_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixt
     assert shown.count("block 0, try: leave out what reads the probabilities") == 1
 
 
+def test_strict_tells_what_is_not_fused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is written; the exit code says that an attention is left, or that there is none."""
+    read = attention()
+    probabilities = next(node.output[0] for node in read.graph.node if node.op_type == "Softmax")
+    read.graph.output.append(helper.make_tensor_value_info(probabilities, onnx.TensorProto.FLOAT, [None] * 4))
+    expected = {
+        "fused": (attention(), 0, ""),
+        "declined": (read, 1, "fa-compiler: error: --strict: block 0 declined\n"),
+        "none": (plain(), 1, "fa-compiler: error: --strict: no attention was fused\n"),
+    }
+    for name, (model, code, error) in expected.items():
+        path, out = saved(model, tmp_path / f"{name}.onnx"), tmp_path / f"{name}-out.onnx"
+        assert main(["optimize", str(path), "-o", str(out), "--strict"]) == code
+        assert capsys.readouterr().err == error
+        assert out.exists()
+
+
+def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["optimise"], "unknown command 'optimise': did you mean 'optimize'?; see 'fa-compiler --help'"),
+        (["air", "shov"], "unknown command 'shov': did you mean 'show'?; see 'fa-compiler air --help'"),
+        (["registry", "x"], "unknown command 'x': known are list, show, diff; see 'fa-compiler registry --help'"),
+    ):
+        assert main(words) == 2
+        assert capsys.readouterr().err == f"fa-compiler: error: {message}\n"
+
+
+def test_library(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["library"]) == 0
+    assert Path(capfd.readouterr().out.rstrip("\n")) == Path(fa_compiler.custom_ops_library())
+
+
 def test_a_soft_cap_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(lzma.decompress((GRAPHS / "onnx_attention_3d_softcap__onnx119.onnx.xz").read_bytes()))

@@ -1,0 +1,63 @@
+"""`verify`: compares two models in ONNX Runtime, whatever they are given as."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy.typing as npt
+
+from fa_compiler.comparison.compare import Comparison, compare_models
+from fa_compiler.model_files.reading import ModelLike, load
+from fa_compiler.model_files.writing import staging, write_model
+from fa_compiler.passes import Report
+from fa_compiler.pipeline import copy_of, make_options
+
+
+def verify(
+    original: ModelLike,
+    other: ModelLike,
+    inputs: str | os.PathLike[str] | Mapping[str, npt.ArrayLike] | None = None,
+    rtol: float | None = None,
+    *,
+    assume: Iterable[str] = (),
+    shared_caches: bool = False,
+) -> Comparison:
+    """Run two models in ONNX Runtime on the same inputs and compare every output.
+
+    Args:
+        original: the model that is the truth; it runs with graph optimisations off. A path, bytes, an
+            `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
+        other: the model to compare; the same types.
+        inputs: the inputs by name, or the .npz file that holds them; None makes random inputs, several times.
+        rtol: the allowed difference relative to an output's largest finite value; None chooses it by the coarsest type
+            of the model (float32 1e-5, float16 2e-3, bfloat16 1.6e-2).
+        assume: the assumptions that you vouch for; random inputs satisfy them.
+        shared_caches: bind each past of a GroupQueryAttention and its present together.
+
+    Returns:
+        The comparison; its `same` says whether all outputs agree.
+
+    Raises:
+        InputError: a model, an option or the inputs cannot be used, or ONNX Runtime cannot run `original`.
+        CannotRunError: ONNX Runtime runs `original` but not `other`.
+    """
+    words = make_options("ort", None, None, assume).assume
+    with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
+        place = Path(folder)
+        first, second = _file(original, place / "original.onnx"), _file(other, place / "other.onnx")
+        feeds = Path(inputs) if isinstance(inputs, (str, os.PathLike)) else inputs
+        return compare_models(first, second, feeds, rtol, shared=shared_caches, assume=words)
+
+
+def _file(model: ModelLike, place: Path) -> Path:
+    """The path of a model, which is written to `place` if it has none."""
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model)
+    loaded = load(model)
+    with staging() as stage:
+        write_model(copy_of(loaded), loaded, place, stage, Report([]))
+        stage.commit()
+    return place

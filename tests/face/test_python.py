@@ -1,0 +1,109 @@
+"""The functions of the package that a Python program calls, beside `optimize`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import fa_compiler
+from fa_compiler.errors import InputError
+
+from .builders import attention, feeds, plain, projected, saved
+
+
+class ONNXProgram:
+    """As torch.onnx.export returns it: the model is its attribute."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = ir.from_proto(model)
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "bytes", "proto", "ir", "program"])
+def test_what_a_model_is_given_as(kind: str, tmp_path: Path) -> None:
+    """Every function takes the same kinds of models."""
+    model = attention(batch=2, length=8)
+    path = saved(model, tmp_path / "model.onnx")
+    given = {
+        "path": path,
+        "text": str(path),
+        "bytes": model.SerializeToString(),
+        "proto": model,
+        "ir": ir.from_proto(model),
+        "program": ONNXProgram(model),
+    }[kind]
+    assert fa_compiler.inspect(given).count("fused") == 1
+    result = fa_compiler.optimize(given).model
+    assert isinstance(result, ir.Model if kind == "ir" else onnx.ModelProto)
+    assert fa_compiler.verify(given, result).same
+    assert fa_compiler.verify(given, given, feeds()).same
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(TypeError, match=r"a model is a path, bytes, .* not dict"):
+        fa_compiler.inspect({})  # type: ignore[arg-type]
+
+
+def test_a_model_with_external_weights_is_verified(tmp_path: Path) -> None:
+    path, _ = projected(tmp_path)
+    result = fa_compiler.optimize(path, tmp_path / "fused.onnx")
+    assert result.report.count("fused") == 1
+    assert fa_compiler.verify(path, tmp_path / "fused.onnx").same
+    loaded = ir.load(path)
+    assert fa_compiler.verify(loaded, fa_compiler.optimize(loaded).model).same
+
+
+def test_verify_tells_a_difference() -> None:
+    model = attention(batch=2, length=8)
+    other = attention(batch=2, length=8)
+    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "scale"))
+    comparison = fa_compiler.verify(model, other)
+    assert isinstance(comparison, fa_compiler.Comparison)
+    assert not comparison.same
+    with pytest.raises(InputError, match="the dictionary of inputs lacks the input 'value'"):
+        fa_compiler.verify(model, other, {name: array for name, array in feeds().items() if name != "value"})
+
+
+def test_compile_for_atc(tmp_path: Path) -> None:
+    """Sizes may be given as numbers or as the text of the command line: the folders are the same."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    names = ("query", "key", "value")
+    text = ";".join(f"{name}:2,4,8,16" for name in names)
+    numbers = fa_compiler.compile_for_atc(
+        path, tmp_path / "a", "Ascend910B2", input_shape=dict.fromkeys(names, (2, 4, 8, 16))
+    )
+    words = fa_compiler.compile_for_atc(path, str(tmp_path / "b"), "Ascend910B2", input_shape=text)
+    assert numbers.count("fused") == words.count("fused") == 1
+    files = [sorted(file.name for file in (tmp_path / name).iterdir()) for name in "ab"]
+    assert files[0] == files[1]
+    for name in files[0]:
+        if name.endswith((".air", ".onnx", ".sh")):
+            assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    with pytest.raises(InputError, match="Ascend910B2"):
+        fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B22")
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "fa_compiler"):
+        fa_compiler.inspect(attention())
+        fa_compiler.inspect(plain())
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("model: 1 of 1 attentions fused in ")
+    assert lines[1] == "model: block 0 at attn/Softmax: fused: FlashAttentionScore"
+    assert lines[2].startswith("model: 0 of 0 attentions fused in ")
+
+
+def test_a_session_takes_our_arguments_and_no_others() -> None:
+    model = attention(batch=2, length=8).SerializeToString()
+    session = fa_compiler.InferenceSession(model, assume=["no-empty-rows"], disabled_optimizers=["ConstantFolding"])
+    assert session.fusion_report is not None
+    assert session.fusion_report.count("fused") == 1
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        fa_compiler.InferenceSession(model, foo=3)
+    with pytest.raises(InputError, match="unknown assumption 'nonsense'"):
+        fa_compiler.InferenceSession(model, assume=["nonsense"])
