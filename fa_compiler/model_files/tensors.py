@@ -137,12 +137,12 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
             found = file.seek(0, os.SEEK_END)
     except OSError as error:
         raise InputError(
-            f"{who} needs {size} bytes of '{folder.base / place}', which cannot be read "
+            f"{who} needs {_told(size)} bytes of '{folder.base / place}', which cannot be read "
             f"({error.strerror or error}); put the file beside the model"
         ) from None
     if start + size > found:
         raise InputError(
-            f"{who} needs {size} bytes at offset {start} of '{folder.base / place}', "
+            f"{who} needs {_told(size)} bytes at offset {start} of '{folder.base / place}', "
             f"which has only {found} bytes; the file is truncated, fetch it again"
         )
     return path
@@ -161,7 +161,7 @@ def _extent(tensor: onnx.TensorProto, who: str) -> tuple[int, int]:
     size = nbytes(tensor)
     if start < 0 or (length is not None and length != size):
         raise InputError(
-            f"{who} has offset {start} and length {length}, but its type and shape need {size} bytes; "
+            f"{who} has offset {start} and length {length}, but its type and shape need {_told(size)} bytes; "
             f"export the model again"
         )
     return start, size
@@ -187,7 +187,7 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
         if not is_external(tensor) and (raw or len(tensor.string_data) != wanted):
             held = "raw bytes" if raw else f"{len(tensor.string_data)} strings"
             shape = list(tensor.dims)[:16]
-            return f"tensor '{tensor.name}' holds {held}, its type and shape {shape} need {wanted} strings"
+            return f"tensor '{tensor.name}' holds {held}, its type and shape {shape} need {_told(wanted)} strings"
         return None
     if not is_sized(tensor):
         return f"tensor '{tensor.name}' is of type {tensor.data_type}, which ONNX does not have"
@@ -207,7 +207,13 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
     if found == wanted:
         return None
     unit = "bytes" if tensor.HasField("raw_data") else "numbers"
-    return f"tensor '{tensor.name}' holds {found} {unit}, its type and shape {list(tensor.dims)[:16]} need {wanted}"
+    shape = list(tensor.dims)[:16]
+    return f"tensor '{tensor.name}' holds {found} {unit}, its type and shape {shape} need {_told(wanted)}"
+
+
+def _told(count: int) -> str:
+    """A count for a message. Thousands of dimensions make a number that Python does not print."""
+    return str(count) if count < 1 << 63 else "more than 2^63"
 
 
 def nbytes(tensor: onnx.TensorProto) -> int:

@@ -204,6 +204,10 @@ CASES: dict[str, tuple[Make, str]] = {
     "type that is none": (_edited(_cast), "node 'cast' (Cast) has the 'to' 99, which is not a type"),
     "split in more parts than said": (_edited(_split), "node 'split' (Split) has 2 outputs and num_outputs 1"),
     "too many numbers": (_holding([], float_data=[1.0, 2.0]), "'odd' holds 2 numbers, its type and shape [] need 1"),
+    "a number of numbers that nobody prints": (
+        _holding([1 << 62] * 300, float_data=[1.0]),
+        "need more than 2^63",
+    ),
     "strings as bytes": (
         _holding([2], data_type=TensorProto.STRING, raw_data=bytes(8)),
         "'odd' holds raw bytes, its type and shape [2] need 2 strings",
