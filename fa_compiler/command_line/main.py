@@ -161,6 +161,9 @@ def _add_options(command: argparse.ArgumentParser) -> None:
         help="replace caches that grow by a Concat by preallocated buffers: changes the model's inputs and outputs",
     )
     command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
+    command.add_argument(
+        "--html", metavar="PAGE.html", type=Path, help="write a page with drawings of each kind of block"
+    )
 
 
 def _add_assume(command: argparse.ArgumentParser) -> None:

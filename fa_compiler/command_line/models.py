@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import onnx
+
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.errors import InputError
-from fa_compiler.model_files.reading import load
+from fa_compiler.model_files.reading import LoadedModel, load
 from fa_compiler.model_files.writing import check_place, is_special, staging, write, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
@@ -31,18 +33,19 @@ def optimize(args: argparse.Namespace) -> int:
     keep = is_kept(args.weights)
     loaded = load(args.model)
     check_place(args.output, loaded, args.force)
-    if args.report is not None:
-        check_place(args.report, loaded, force=False)
-        if args.report.resolve() == args.output.resolve():
-            raise InputError(f"{args.report} cannot be both the model and the report")
+    _check_places(args, loaded)
     with staging() as stage:
         report_file = None if args.report is None else stage.reserve(args.report)
+        page_file = None if args.html is None else stage.reserve(args.html)
         with progress_bar(args.quiet) as stage.progress:
             proto, report = run(loaded, options, stage.progress, file_form(options, not args.no_bodies))
+            shown = _page(report, loaded, proto) if page_file is not None else b""
             proto = copy_of(loaded) if proto is None else proto
             staged = write_model(proto, loaded, args.output, stage, report, keep)
         if report_file is not None:
             write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
+        if page_file is not None:
+            write(page_file, [shown], args.html)
         if args.verify and not _agrees(args, staged, report):
             return DIFFERENT
         stage.commit()
@@ -84,8 +87,14 @@ def inspect(args: argparse.Namespace) -> int:
     """Print what `optimize` would do."""
     options = _options(args)
     loaded = load(args.model)
-    with progress_bar(args.quiet or args.json) as progress:
-        _, report = run(loaded, options, progress)
+    _check_places(args, loaded)
+    with staging() as stage:
+        page_file = None if args.html is None else stage.reserve(args.html)
+        with progress_bar(args.quiet or args.json) as progress:
+            proto, report = run(loaded, options, progress)
+        if page_file is not None:
+            write(page_file, [_page(report, loaded, proto)], args.html)
+        stage.commit()
     if args.json:
         print(_json(report), end="")
     else:
@@ -93,6 +102,27 @@ def inspect(args: argparse.Namespace) -> int:
 
         print_report(report, args.explain)
     return OK
+
+
+def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
+    """Refuse a report or a page that would overwrite the model, its weights or another file of the run."""
+    output = getattr(args, "output", None)
+    named = {"model": output, "report": getattr(args, "report", None), "page": args.html}
+    places: dict[Path, str] = {}
+    for what, path in named.items():
+        if path is None:
+            continue
+        if path is not output:
+            check_place(path, loaded, force=False)
+        other = places.setdefault(path.resolve(), what)
+        if other != what:
+            raise InputError(f"{path} cannot be both the {other} and the {what}")
+
+
+def _page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> bytes:
+    from fa_compiler.page import page
+
+    return page(report, loaded, result).encode(errors="backslashreplace")
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -61,7 +61,8 @@ def test_drawings(tmp_path: Path, model: Model) -> None:
         for source in op.inputs
         if source is not None and source.op != "mask"
     }
-    assert len(list(tree.iter("{http://www.w3.org/2000/svg}line"))) == len(edges)
+    paths = tree.iter("{http://www.w3.org/2000/svg}path")
+    assert sum(path.get("class", "").startswith("arrow") for path in paths) == len(edges)
     assert main(["air", "show", str(path), "--graph", str(tmp_path / "model.dot")]) == 0
     assert (tmp_path / "model.dot").read_text().count("->") == len(edges)
 

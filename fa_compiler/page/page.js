@@ -1,0 +1,77 @@
+"use strict";
+const root = document.documentElement;
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});
+
+const form = document.getElementById("filter");
+if (form) {
+  const value = (id) => document.getElementById(id)?.value ?? "";
+  const apply = () => {
+    const words = value("words").toLowerCase(), status = value("status"), code = value("code");
+    let shown = 0;
+    for (const kind of document.querySelectorAll(".kind")) {
+      const fits = (!status || kind.dataset.status === status) && (!code || kind.dataset.code === code) &&
+        (!words || kind.dataset.words.includes(words) || kind.textContent.toLowerCase().includes(words));
+      kind.hidden = !fits;
+      shown += fits;
+    }
+    document.getElementById("none").hidden = shown > 0;
+  };
+  form.addEventListener("input", apply);
+  form.addEventListener("submit", (event) => event.preventDefault());
+}
+
+for (const figure of document.querySelectorAll("figure")) {
+  const view = figure.querySelector(".view"), drawing = view.querySelector("svg");
+  const full = { width: drawing.width.baseVal.value, height: drawing.height.baseVal.value };
+  let scale = 1, x = 0, y = 0;
+  const move = () => { drawing.style.transform = `translate(${x}px, ${y}px) scale(${scale})`; };
+  const fit = () => {
+    if (!view.clientWidth) return;
+    view.style.height = `${Math.min(760, Math.ceil(full.height * Math.min(1, view.clientWidth / full.width)))}px`;
+    scale = Math.min(1, view.clientWidth / full.width, view.clientHeight / full.height);
+    x = (view.clientWidth - full.width * scale) / 2;
+    y = 0;
+    move();
+  };
+  const zoom = (factor, left, top) => {
+    const next = Math.min(4, Math.max(0.05, scale * factor));
+    x = left - (left - x) * next / scale;
+    y = top - (top - y) * next / scale;
+    scale = next;
+    move();
+  };
+  let width = 0;
+  new ResizeObserver(() => {
+    if (view.clientWidth === width) return;
+    width = view.clientWidth;
+    requestAnimationFrame(fit);
+  }).observe(view);
+  view.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    const place = view.getBoundingClientRect();
+    zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15, event.clientX - place.left, event.clientY - place.top);
+  }, { passive: false });
+  view.addEventListener("pointerdown", (event) => { view.setPointerCapture(event.pointerId); view.style.cursor = "grabbing"; });
+  view.addEventListener("pointermove", (event) => {
+    if (event.buttons) { x += event.movementX; y += event.movementY; move(); }
+  });
+  view.addEventListener("pointerup", () => { view.style.cursor = ""; });
+  view.addEventListener("keydown", (event) => {
+    const steps = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] };
+    if (event.key in steps) { x += steps[event.key][0]; y += steps[event.key][1]; move(); }
+    else if (event.key === "+" || event.key === "=") zoom(1.25, view.clientWidth / 2, view.clientHeight / 2);
+    else if (event.key === "-") zoom(0.8, view.clientWidth / 2, view.clientHeight / 2);
+    else if (event.key === "0") fit();
+    else return;
+    event.preventDefault();
+  });
+  for (const button of figure.querySelectorAll("button")) {
+    button.addEventListener("click", () => {
+      const factor = Number(button.dataset.zoom);
+      if (factor) zoom(factor, view.clientWidth / 2, view.clientHeight / 2); else fit();
+    });
+  }
+}

@@ -1,0 +1,322 @@
+"""Writes the page: a summary, what was not fused and what to do about it, and each kind of block as a drawing.
+
+Blocks of one kind have the same outcome and the same drawing but for names. The page holds its styles, its script and
+its drawings, and asks no network for anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler.lowering.drawing import Arrow, Box, shortened, svg
+from fa_compiler.lowering.onnx_file import canonical
+from fa_compiler.model_files.foreign_types import without_types
+from fa_compiler.model_files.reading import LoadedModel
+from fa_compiler.model_files.subgraphs import all_nodes
+from fa_compiler.op_registry import DOMAIN
+from fa_compiler.page.regions import Region, Regions, data_inputs
+from fa_compiler.passes import Block, Report
+from fa_compiler.passes.values.shapes import analyse
+
+LENGTHS = (512, 2048, 8192, 32768)
+"""The sequence lengths for which the page says how large the scores are."""
+SCORE_BYTES = 4
+"""Of a score in float32, in which ONNX Runtime computes a softmax."""
+ROLES = ("query", "key", "value", "mask", "bias")
+STATUS = {"fused": "fused", "declined": "not fused", "not_attention": "not attention"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Blocks that are alike, and the regions of the first one."""
+
+    blocks: tuple[Block, ...]
+    before: Region
+    after: Region
+
+    @property
+    def first(self) -> Block:
+        """The block that stands for all."""
+        return self.blocks[0]
+
+
+def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> str:
+    """The page of a run.
+
+    Args:
+        report: what became of each block.
+        loaded: the model before.
+        result: the model after, as `pipeline.run` returns it; None if it was not changed.
+    """
+    original, result = loaded.proto, None if result is None else canonical(result)
+    regions = Regions.of(original, result)
+    kinds = _kinds(report, regions)
+    shapes = _shapes(loaded.to_ir())
+    if result is not None:
+        shapes |= _shapes(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
+    body = [
+        *_summary(report, original, result),
+        *_left(report),
+        *_controls(kinds),
+        *(line for number, kind in enumerate(kinds) for line in _section(number, kind, shapes)),
+    ]
+    title = f"Attention in {report.model}"
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{_file('page.css')}</style></head><body>",
+            f'<header><h1>{escape(title)}</h1><button id="theme" type="button">dark or light</button></header><main>',
+            *body,
+            f"</main><script>{_file('page.js')}</script></body></html>",
+            "",
+        ]
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text()
+
+
+def _kinds(report: Report, regions: Regions) -> list[Kind]:
+    """The blocks by kind, in the order of the first of each."""
+    found: dict[tuple[object, ...], list[tuple[Block, Region, Region]]] = {}
+    for block in report.blocks:
+        before, after = regions.around(block)
+        reason = re.sub(r"'[^']*'", "", block.reason or "")
+        outcome = (block.status, block.kind, block.op, block.layout, block.mask, block.heads, block.extensions)
+        key = (*outcome, block.assumed, block.code, reason, block.hint, _form(before), _form(after))
+        found.setdefault(key, []).append((block, before, after))
+    return [Kind(tuple(each[0] for each in alike), *alike[0][1:]) for alike in found.values()]
+
+
+def _form(region: Region) -> tuple[int, ...]:
+    """Numbers that are equal for regions that differ in names and in the order of their nodes alone."""
+    form: dict[str, int] = {}
+    numbers = []
+    for node in region.nodes:
+        numbers.append(hash((node.op_type, tuple(form.get(name, 0) for name in node.input))))
+        form.update({name: hash((numbers[-1], place)) for place, name in enumerate(node.output) if name})
+    return tuple(sorted(numbers))
+
+
+def _shapes(model: ir.Model) -> dict[str, str]:
+    """The shape of each value of the main graph, as text."""
+    info = analyse(model)
+    texts: dict[str, str] = {}
+    for node in model.graph:
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.name and value.name not in texts:
+                shape = info.shape(value)
+                texts[value.name] = "" if shape is None else f"[{', '.join(map(str, shape))}]"
+    return texts
+
+
+# -- the summary --------------------------------------------------------------------------------------
+
+
+def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto | None) -> Iterator[str]:
+    fused, total, declined = report.count("fused"), report.softmaxes, report.count("declined")
+    yield "<section aria-labelledby='summary'><h2 id='summary'>Summary</h2>"
+    if not total:
+        yield "<p class='verdict'>There is no attention in this model.</p></section>"
+        return
+    yield f"<p class='verdict'>{_verdict(fused, total)}</p>"
+    before = sum(1 for _ in all_nodes(original.graph.node))
+    after = before if result is None else sum(1 for _ in all_nodes(result.graph.node))
+    cards = {
+        "fused": str(fused),
+        "not fused": str(declined),
+        "not attention": str(report.count("not_attention")),
+        "nodes before": f"{before:,}",
+        "nodes after": f"{after:,}",
+    }
+    yield "<dl class='cards'>"
+    yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cards.items())
+    yield "</dl>"
+    heads = [block.heads[0] for block in report.blocks if block.status == "fused" and block.heads and block.heads[0]]
+    if heads:
+        yield from _memory(max(heads))
+    yield "</section>"
+
+
+def _verdict(fused: int, total: int) -> str:
+    if total == 1:
+        return f"The one attention is {'' if fused else 'not '}fused."
+    if fused in (0, total):
+        return f"None of the {total} attentions is fused." if not fused else f"All {total} attentions are fused."
+    return f"{fused} of {total} attentions {_plural(fused, 'is', 'are')} fused."
+
+
+def _memory(heads: int) -> Iterator[str]:
+    yield "<h3>Memory that is not needed any more</h3>"
+    yield (
+        f"<p>The scores and the probabilities of one attention with {heads} {_plural(heads, 'head')}, one sequence and "
+        "float32 numbers. The fused operator holds a tile of them at a time.</p>"
+    )
+    yield "<table><thead><tr><th scope='col'>tokens</th><th scope='col'>scores and probabilities</th></tr></thead>"
+    yield "<tbody>"
+    for length in LENGTHS:
+        size = 2 * heads * length * length * SCORE_BYTES
+        yield f"<tr><td>{length:,}</td><td>{_bytes(size)}</td></tr>"
+    yield "</tbody></table>"
+
+
+def _bytes(count: int) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} {unit}"
+        count //= 1024
+    raise AssertionError
+
+
+def _left(report: Report) -> Iterator[str]:
+    """What was not fused: for each reason its blocks, and what the user can do."""
+    reasons: dict[tuple[str, str, str], list[Block]] = {}
+    for block in report.blocks:
+        if block.status == "declined" and block.code is not None:
+            key = block.code.value, block.reason or block.code.meaning, block.hint or ""
+            reasons.setdefault(key, []).append(block)
+    if not reasons:
+        return
+    yield "<section aria-labelledby='left'><h2 id='left'>What was not fused</h2><ul>"
+    for (code, reason, hint), blocks in reasons.items():
+        where = ", ".join(escape(block.culprit or block.anchor) for block in blocks[:3])
+        more = f" and {len(blocks) - 3} more" if len(blocks) > 3 else ""
+        advice = f"<br><strong>Try:</strong> {escape(hint)}" if hint else ""
+        yield f"<li><code>{escape(code)}</code> {escape(reason)} <small>({where}{more})</small>{advice}</li>"
+    yield "</ul></section>"
+
+
+def _controls(kinds: Sequence[Kind]) -> Iterator[str]:
+    if not kinds:
+        return
+    yield "<section aria-labelledby='blocks'><h2 id='blocks'>Blocks</h2><form role='search' id='filter'>"
+    yield "<label>Search <input type='search' id='words' placeholder='name, operator, reason'></label>"
+    yield "<label>Status <select id='status'><option value=''>all</option>"
+    present = dict.fromkeys(kind.first.status for kind in kinds)
+    yield from (f"<option value='{status}'>{STATUS[status]}</option>" for status in present)
+    yield "</select></label>"
+    codes = dict.fromkeys(kind.first.code.value for kind in kinds if kind.first.code is not None)
+    if codes:
+        yield "<label>Code <select id='code'><option value=''>all</option>"
+        yield from (f"<option>{escape(code)}</option>" for code in codes)
+        yield "</select></label>"
+    yield "</form>"
+    yield "<p class='legend'>"
+    yield from (f"<span class='role-{role}'>{role}</span>" for role in ROLES)
+    yield "<span class='culprit'>what stands in the way</span></p>"
+    yield "<p id='none' hidden>No block fits.</p></section>"
+
+
+# -- one kind of block --------------------------------------------------------------------------------
+
+
+def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str]:
+    block, count = kind.first, len(kind.blocks)
+    code = "" if block.code is None else block.code.value
+    names = " ".join(each.anchor for each in kind.blocks)
+    yield (
+        f"<details class='kind' data-status='{block.status}' data-code='{escape(code)}' "
+        f"data-words='{escape(names.lower())}'{' open' if number < 2 else ''}>"
+    )
+    times = f"<span class='times'>{count} ×</span> " if count > 1 else ""
+    chip = f"<span class='chip {block.status}'>{STATUS[block.status]}</span>"
+    where = f" <small>{escape(shortened(block.anchor, 48))}</small>" if block.status == "fused" else ""
+    yield f"<summary>{chip} {times}{escape(_what(block))}{where}</summary>"
+    if block.status != "fused":
+        yield f"<p>{escape(block.reason or (block.code.meaning if block.code else ''))}</p>"
+    if block.hint:
+        yield f"<p><strong>Try:</strong> {escape(block.hint)}</p>"
+    yield f"<details class='names'><summary>{count} {_plural(count, 'block')}</summary><ul>"
+    yield from (f"<li>{each.id}: <code>{escape(each.anchor)}</code></li>" for each in kind.blocks)
+    yield "</ul></details><div class='pair'>"
+    for title, region in (("before", kind.before), ("after", kind.after)):
+        if region.nodes:
+            yield from _figure(title, region, block, shapes)
+    yield "</div></details>"
+
+
+def _what(block: Block) -> str:
+    if block.status != "fused":
+        return block.anchor if block.code is None else f"{block.code.value}: {block.anchor}"
+    parts = [block.op or "", block.layout or ""]
+    if block.heads:
+        query, key = (str(count) if count else "?" for count in block.heads)
+        parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
+    if block.mask:
+        parts.append("no mask" if block.mask == "none" else block.mask.replace("+", " and "))
+    return ", ".join(part for part in parts if part)
+
+
+def _figure(title: str, region: Region, block: Block, shapes: Mapping[str, str]) -> Iterator[str]:
+    boxes, arrows = _drawing(region, block, shapes)
+    count = len(region.nodes)
+    name = f"{title}: {count} {_plural(count, 'node')}"
+    cut = " (more nodes belong to it than are drawn)" if region.cut else ""
+    yield f"<figure><figcaption>{title}: {count} {_plural(count, 'node')}{cut}</figcaption>"
+    yield "<div class='tools'><button type='button' data-zoom='1.25' aria-label='larger'>+</button>"
+    yield "<button type='button' data-zoom='0.8' aria-label='smaller'>−</button>"
+    yield "<button type='button' data-zoom='0'>fit</button></div>"
+    yield f"<div class='view' tabindex='0' role='group' aria-label='{escape(name)}, movable with the arrow keys'>"
+    yield svg(boxes, arrows, name, style="")
+    yield "</div></figure>"
+
+
+def _drawing(region: Region, block: Block, shapes: Mapping[str, str]) -> tuple[list[Box], list[Arrow]]:
+    """The boxes of the nodes and of the values that come from outside, and what flows between them."""
+    boxes: list[Box] = []
+    arrows: list[Arrow] = []
+    maker: dict[str, str] = {}
+    flows: dict[str, str] = dict(region.roles)
+    for number, node in enumerate(region.nodes):
+        key = f"n{number}"
+        given = list(dict.fromkeys(data_inputs(node)))
+        reached = {flows[name] for name in given if name in flows}
+        for name in given:
+            if name not in maker and name in region.roles:
+                source = f"v{len(boxes)}"
+                kind = f"value role-{flows[name]}"
+                boxes.append(Box(source, flows[name], name, f"{name} {shapes.get(name, '')}", kind))
+                maker[name] = source
+            if name in maker:
+                arrows.append(Arrow(maker[name], key, shapes.get(name, ""), f"role-{flows.get(name, 'other')}"))
+        role = reached.pop() if len(reached) == 1 else "other" if reached else ""
+        kinds = [f"role-{role or 'other'}" if node.domain != DOMAIN else "fused"]
+        if block.culprit and block.culprit in (node.name, *node.output):
+            kinds.append("culprit")
+        boxes.append(Box(key, node.op_type, node.name, _hint(node, shapes), " ".join(kinds)))
+        for name in filter(None, node.output):
+            maker[name] = key
+            if role:
+                flows.setdefault(name, role)
+    return boxes, arrows
+
+
+def _hint(node: onnx.NodeProto, shapes: Mapping[str, str]) -> str:
+    lines = [f"{node.op_type} {node.name}".strip()]
+    lines += [f"{attr.name} = {_value(attr)}" for attr in node.attribute]
+    lines += [f"{kind} {name} {shapes.get(name, '')}" for kind, names in _values(node) for name in names if name]
+    return "\n".join(lines)
+
+
+def _values(node: onnx.NodeProto) -> tuple[tuple[str, Sequence[str]], ...]:
+    return ("input", node.input), ("output", node.output)
+
+
+def _value(attr: onnx.AttributeProto) -> str:
+    if attr.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR):
+        return str(onnx.AttributeProto.AttributeType.Name(attr.type)).lower()
+    text = str(onnx.helper.get_attribute_value(attr))
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def _plural(count: int, one: str, many: str | None = None) -> str:
+    return one if count == 1 else many or f"{one}s"

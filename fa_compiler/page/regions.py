@@ -1,0 +1,206 @@
+"""The part of a model that a block is about: its nodes before and after the fusion.
+
+    block      before                                          after
+    --------   ---------------------------------------------   ------------------------------------------------
+    fused      the nodes that are gone, backwards from the     the fused node, and the new nodes between it and
+               values that its results replace                 the nodes that stayed
+    declined   the nodes around the softmax, up to the         nothing
+               matrix products on both sides
+
+What computes sizes is left out: the shapes that Reshape, Expand and others take, and Constants.
+
+A node stayed if the result has a node of the same type with one of its outputs. All others are gone or new.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import onnx
+
+from fa_compiler.model_files.subgraphs import all_nodes
+from fa_compiler.op_registry import DOMAIN, get
+from fa_compiler.passes.report import Block
+
+MOST_NODES = 60
+"""Of one drawing. More would be no help to anybody."""
+PRODUCTS = ("MatMul", "Einsum", "Gemm", "FusedMatMul", "MatMulInteger", "QLinearMatMul")
+REACH = 12
+"""How far from a declined softmax its matrix products may be."""
+
+SIZES = {
+    **dict.fromkeys(("Reshape", "Expand", "Slice", "Squeeze", "Unsqueeze", "Tile", "Split", "Pad"), 1),
+    **dict.fromkeys(("ConstantOfShape", "Range"), 0),
+}
+"""The first input that holds sizes, by operator; so do all behind it."""
+
+INPUT_ROLES = {
+    "query": "query",
+    "query_rope": "query",
+    "key": "key",
+    "key_rope": "key",
+    "value": "value",
+    "atten_mask": "mask",
+    "real_shift": "bias",
+    "pse_shift": "bias",
+    "drop_mask": "mask",
+}
+"""The role of an input of a fused operator; an input that is not named here has the role "other"."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes in the order of computation. `roles` are those of values: query, key, value, mask, bias, other. `cut` says
+    that nodes were left out."""
+
+    nodes: tuple[onnx.NodeProto, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
+    cut: bool = False
+
+
+@dataclass
+class Side:
+    """The nodes of one model, of all its graphs, by what they compute and read."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    maker: dict[str, onnx.NodeProto] = field(init=False, default_factory=dict)
+    readers: dict[str, list[onnx.NodeProto]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            for name in filter(None, node.output):
+                self.maker.setdefault(name, node)
+            for name in dict.fromkeys(filter(None, node.input)):
+                self.readers.setdefault(name, []).append(node)
+
+    @staticmethod
+    def of(model: onnx.ModelProto) -> Side:
+        """The nodes of the main graph and of its subgraphs."""
+        return Side(tuple(all_nodes(model.graph.node)))
+
+    def ordered(self, chosen: Iterable[onnx.NodeProto]) -> tuple[onnx.NodeProto, ...]:
+        """These nodes in the order of the model."""
+        wanted = {id(node) for node in chosen}
+        return tuple(node for node in self.nodes if id(node) in wanted)
+
+
+def data_inputs(node: onnx.NodeProto) -> list[str]:
+    """The inputs of a node that do not hold sizes."""
+    first = SIZES.get(node.op_type, len(node.input)) if not node.domain else len(node.input)
+    return [name for name in node.input[:first] if name]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The regions of a model's blocks. `result` is None if nothing was changed."""
+
+    original: Side
+    result: Side | None
+
+    @staticmethod
+    def of(original: onnx.ModelProto, result: onnx.ModelProto | None) -> Regions:
+        """Those of a model and of what became of it."""
+        return Regions(Side.of(original), None if result is None else Side.of(result))
+
+    def around(self, block: Block) -> tuple[Region, Region]:
+        """The regions of a block before and after."""
+        if block.status == "fused" and self.result is not None:
+            node = next((each for each in self.result.nodes if each.name == block.node and each.domain == DOMAIN), None)
+            if node is not None:
+                return self._replaced(node, self.result)
+        return self._near(block.anchor), Region()
+
+    # -- fused ------------------------------------------------------------------------------------
+
+    def _replaced(self, node: onnx.NodeProto, result: Side) -> tuple[Region, Region]:
+        new: dict[int, onnx.NodeProto] = {id(node): node}
+        roles = dict(self._operands(node, result, new))
+        before: list[onnx.NodeProto] = []
+        seen: set[int] = set()
+        queue = deque(self._replaced_values(node, result, new))
+        cut = False
+        while queue:
+            maker = self.original.maker.get(queue.popleft())
+            if maker is None or maker.op_type == "Constant" or id(maker) in seen or self._stayed(maker):
+                continue
+            if len(before) == MOST_NODES:
+                cut = True
+                break
+            seen.add(id(maker))
+            before.append(maker)
+            queue.extend(name for name in data_inputs(maker) if name not in roles)
+        return Region(self.original.ordered(before), roles, cut), Region(result.ordered(new.values()), roles)
+
+    def _operands(
+        self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]
+    ) -> Iterator[tuple[str, str]]:
+        """The values of the original that the fused node reads, each with its role, and the new values between."""
+        names = get(node.op_type).input_names
+        for number, name in enumerate(node.input):
+            role = INPUT_ROLES.get(names[number] if number < len(names) else "", "other")
+            queue = deque([name] if name else [])
+            while queue:
+                value = queue.popleft()
+                yield value, role
+                maker = result.maker.get(value)
+                if maker is not None and self._is_new(maker) and maker.domain != DOMAIN and id(maker) not in new:
+                    new[id(maker)] = maker
+                    queue.extend(filter(None, maker.input))
+
+    def _replaced_values(self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]) -> Iterator[str]:
+        """The values of the original in whose place the results of the fused node stand."""
+        queue = deque(filter(None, node.output))
+        while queue:
+            value = queue.popleft()
+            if value in self.original.maker:
+                yield value
+                continue
+            for reader in result.readers.get(value, ()):
+                if self._is_new(reader):
+                    if reader.domain != DOMAIN and id(reader) not in new:
+                        new[id(reader)] = reader
+                        queue.extend(filter(None, reader.output))
+                    continue
+                counterpart = next(self.original.maker[name] for name in reader.output if name in self.original.maker)
+                pairs = zip(reader.input, counterpart.input, strict=False)
+                yield from (old for now, old in pairs if now == value and old != value)
+
+    def _is_new(self, node: onnx.NodeProto) -> bool:
+        """Is a node of the result none of the original?"""
+        makers = (self.original.maker.get(name) for name in node.output if name)
+        return not any(maker is not None and maker.op_type == node.op_type for maker in makers)
+
+    def _stayed(self, node: onnx.NodeProto) -> bool:
+        """Does the result have a node of the original?"""
+        assert self.result is not None
+        makers = (self.result.maker.get(name) for name in node.output if name)
+        return any(maker is not None and maker.op_type == node.op_type for maker in makers)
+
+    # -- declined ---------------------------------------------------------------------------------
+
+    def _near(self, anchor: str) -> Region:
+        start = next((node for node in self.original.nodes if node.name == anchor or anchor in node.output), None)
+        if start is None:
+            return Region()
+        found = {id(start): start}
+        for forwards in (False, True):
+            queue = deque([(start, 0)])
+            while queue and len(found) < MOST_NODES:
+                node, distance = queue.popleft()
+                if distance == REACH or (node is not start and node.op_type in PRODUCTS):
+                    continue
+                for other in self._beside(node, forwards):
+                    if id(other) not in found and len(found) < MOST_NODES:
+                        found[id(other)] = other
+                        queue.append((other, distance + 1))
+        return Region(self.original.ordered(found.values()), {}, len(found) == MOST_NODES)
+
+    def _beside(self, node: onnx.NodeProto, forwards: bool) -> Iterator[onnx.NodeProto]:
+        if forwards:
+            for name in node.output:
+                yield from self.original.readers.get(name, ())
+        else:
+            makers = (self.original.maker.get(name) for name in data_inputs(node))
+            yield from (maker for maker in makers if maker is not None and maker.op_type != "Constant")

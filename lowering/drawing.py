@@ -1,0 +1,204 @@
+"""Drawings of dataflow graphs as SVG: boxes in rows, every arrow points down.
+
+A box stands one row below the lowest box that it reads, and sources stand right above the first box that reads them. A
+row is ordered by the mean position of its neighbours, which keeps most arrows short. The classes of boxes and arrows
+are names of `STYLE`, which a page may replace by its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+WIDTH, HEIGHT, GAP, ROW = 168, 40, 18, 78
+"""In pixels: the width and height of a box, the space beside it, and the distance of rows."""
+
+SWEEPS = 6
+"""How often the rows are ordered; more rounds change little."""
+
+LONGEST = 24
+"""Arrows over more rows than this are drawn straight: a value that every layer reads would make a gap in every row."""
+
+LETTERS = 25
+"""What fits into a box."""
+
+STYLE = """
+svg { font: 11px system-ui, sans-serif }
+.box rect { fill: #eee; stroke: #555 }
+.box.fused rect { fill: #cfe8cf }
+.box.culprit rect { stroke: #c00; stroke-width: 3 }
+.arrow { stroke: #888; fill: none }
+.label { fill: #555 }
+.title { font-weight: bold }
+"""
+
+
+@dataclass(frozen=True)
+class Box:
+    """One operator or value. `key` is unique in the drawing, `hint` is shown when the pointer rests on the box, and
+    `kind` holds the classes."""
+
+    key: str
+    title: str
+    below: str = ""
+    hint: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """What flows from one box to another, with its shape as the label."""
+
+    source: str
+    target: str
+    label: str = ""
+    kind: str = ""
+
+
+def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str:
+    """Several drawings, one below the other, each under its name."""
+    body: list[str] = []
+    top, width = 0.0, 0.0
+    for name, boxes, arrows in drawings:
+        size, text = _drawn(boxes, arrows, name, "", f' y="{top + 32:g}"')
+        body += [f'<text class="title" x="8" y="{top + 22:g}">{escape(name)}</text>', text]
+        top, width = top + size[1] + 40, max(width, size[0])
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}">'
+    )
+    return "\n".join([head, f"<style>{STYLE}</style>", *body, "</svg>", ""])
+
+
+def svg(boxes: Sequence[Box], arrows: Sequence[Arrow], name: str, style: str = STYLE) -> str:
+    """One drawing. `name` is what it is called for people who cannot see it."""
+    return _drawn(boxes, arrows, name, style, "")[1]
+
+
+def _drawn(
+    boxes: Sequence[Box], arrows: Sequence[Arrow], name: str, style: str, place: str
+) -> tuple[tuple[float, float], str]:
+    """The size of a drawing, and the drawing. `place` holds more attributes of it."""
+    rows = layers([box.key for box in boxes], [(arrow.source, arrow.target) for arrow in arrows])
+    width = max((_width(row) for row in rows), default=0.0) + 2 * GAP
+    height = len(rows) * ROW + GAP
+    places = dict(_places(rows, width))
+    labels = dict.fromkeys((arrow.source, arrow.label) for arrow in arrows if arrow.label)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}" '
+        f'role="img" aria-label="{escape(name)}"{place}>',
+        *([f"<style>{style}</style>"] if style else []),
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto" '
+        'markerUnits="userSpaceOnUse"><path class="tip" d="M0,0 L7,3 L0,6z"/></marker></defs>',
+        *(_arrow(arrow, places) for arrow in arrows),
+        *(_label(source, text, places) for source, text in labels),
+        *(line for box in boxes for line in _box(box, *places[box.key])),
+        "</svg>",
+    ]
+    return (width, height), "\n".join(lines)
+
+
+Place = str | tuple[str, str, int]
+"""What stands in a row: the key of a box, or the gap through which an arrow passes, with the ends of the arrow and the
+row."""
+
+
+def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[Place]]:
+    """The rows from top to bottom, each in order, with gaps for the arrows that pass through them. The edges of a loop,
+    which no valid graph has, are ignored."""
+    import networkx as nx  # the import takes a tenth of a second; who draws nothing does not need it
+
+    graph = nx.DiGraph()
+    graph.add_nodes_from(keys)
+    graph.add_edges_from(edges)
+    while not nx.is_directed_acyclic_graph(graph):
+        graph.remove_edge(*nx.find_cycle(graph)[-1])
+    row = {key: number for number, row in enumerate(nx.topological_generations(graph)) for key in row}
+    for key in keys:
+        if not graph.pred[key] and graph.succ[key]:
+            row[key] = min(row[reader] for reader in graph.succ[key]) - 1
+    rows: list[list[Place]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
+    for key in keys:
+        rows[row[key]].append(key)
+    linked = nx.DiGraph()
+    for source, target in graph.edges:
+        between = range(row[source] + 1, row[target])
+        gaps = [(source, target, number) for number in between if len(between) < LONGEST]
+        for gap in gaps:
+            rows[gap[2]].append(gap)
+        nx.add_path(linked, [source, *gaps, target])
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        near = linked.pred if down else linked.succ
+        for above, line in pairwise(rows if down else rows[::-1]):
+            column = {place: (number + 0.5) / len(above) for number, place in enumerate(above)}
+            own = {place: (number + 0.5) / len(line) for number, place in enumerate(line)}
+            middle = {place: _mean([column[other] for other in near.get(place, ())], own[place]) for place in line}
+            line.sort(key=middle.__getitem__)
+    return rows
+
+
+def _mean(numbers: Sequence[float], default: float) -> float:
+    return sum(numbers) / len(numbers) if numbers else default
+
+
+def _width(row: Sequence[Place]) -> float:
+    return sum(_wide(place) for place in row) + GAP * (len(row) - 1)
+
+
+def _wide(place: Place) -> float:
+    return WIDTH if isinstance(place, str) else 0
+
+
+def _places(rows: Sequence[Sequence[Place]], width: float) -> Iterator[tuple[Place, tuple[float, float]]]:
+    """The upper left corner of each box, and the upper end of each gap."""
+    for number, row in enumerate(rows):
+        left = (width - _width(row)) / 2
+        for place in row:
+            yield place, (left, GAP + number * ROW)
+            left += _wide(place) + GAP
+
+
+def _arrow(arrow: Arrow, places: Mapping[Place, tuple[float, float]]) -> str:
+    x, y = places[arrow.source]
+    end_x, end_y = places[arrow.target]
+    x, y, end_x = x + WIDTH / 2, y + HEIGHT, end_x + WIDTH / 2
+    path = f"M{x:g},{y:g}"
+    first, last = round((y - HEIGHT) / ROW), round(end_y / ROW)
+    gaps = (places.get((arrow.source, arrow.target, number)) for number in range(first + 1, last))
+    for gap in filter(None, gaps):
+        path += f"{_curve(x, y, *gap)} V{gap[1] + HEIGHT:g}"
+        x, y = gap[0], gap[1] + HEIGHT
+    path += _curve(x, y, end_x, end_y)
+    return f'<path class="arrow {escape(arrow.kind)}" d="{path}" marker-end="url(#tip)"/>'
+
+
+def _curve(x1: float, y1: float, x2: float, y2: float) -> str:
+    middle = (y1 + y2) / 2
+    return f" C{x1:g},{middle:g} {x2:g},{middle:g} {x2:g},{y2:g}"
+
+
+def _label(source: str, text: str, places: Mapping[Place, tuple[float, float]]) -> str:
+    """A shape, under the box that it leaves."""
+    x, y = places[source]
+    return f'<text class="label" x="{x + WIDTH / 2 + 5:g}" y="{y + HEIGHT + 13:g}">{escape(shortened(text))}</text>'
+
+
+def _box(box: Box, x: float, y: float) -> Iterator[str]:
+    yield f'<g class="box {escape(box.kind)}"><title>{escape(box.hint or box.title)}</title>'
+    yield f'<rect x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
+    middle = x + WIDTH / 2
+    lower = [box.below] if box.below else []
+    for number, (text, kind) in enumerate([(box.title, "title"), *((line, "below") for line in lower)]):
+        base = y + (17 if lower else 25) + 15 * number
+        yield f'<text class="{kind}" x="{middle:g}" y="{base:g}" text-anchor="middle">{escape(shortened(text))}</text>'
+    yield "</g>"
+
+
+def shortened(text: str, letters: int = LETTERS) -> str:
+    """The text, its middle left out if it is too long: names of nodes differ at their ends."""
+    if len(text) <= letters:
+        return text
+    front = (letters - 1) // 3
+    return f"{text[:front]}…{text[len(text) - (letters - 1 - front) :]}"
