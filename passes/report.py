@@ -148,6 +148,22 @@ INEXPRESSIBLE = frozenset(
 """The codes of attentions that the operator cannot express as long as the model has to keep its outputs."""
 
 
+def printable(text: str) -> str:
+    """The text with its control characters escaped: a name in a file must not control the terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges, such as "0-3, 7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
 @dataclass(frozen=True)
 class Block:
     """One softmax or attention op of the model, or the gradient of one, and what became of it.
@@ -174,6 +190,25 @@ class Block:
     reason: str | None = None
     culprit: str | None = None
     hint: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What became of it, in one line: operator, layout, heads and mask, or the code, the reason and the culprit."""
+        if self.status != "fused":
+            reason = self.reason or ("" if self.code is None else self.code.meaning)
+            culprit = f" [{self.culprit}]" if self.culprit else ""
+            return f"{'' if self.code is None else f'{self.code.value}: '}{reason}{culprit}"
+        parts = [self.op or "", self.layout or ""]
+        if self.heads:
+            query, key = (str(count) if count else "?" for count in self.heads)
+            parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
+        if "EXT-SOFTCAP" in self.extensions:
+            parts.append("soft cap")
+        if self.mask:
+            parts.append("no mask" if self.mask == "none" else f"mask: {self.mask}")
+        if self.assumed:
+            parts.append(f"assuming {', '.join(self.assumed)}")
+        return ", ".join(part for part in parts if part)
 
     def to_json(self) -> dict[str, Any]:
         """The block as the JSON report holds it."""
@@ -214,6 +249,12 @@ class CacheLine:
     reason: str | None = None
     culprit: str | None = None
 
+    def __str__(self) -> str:
+        if self.present is None:
+            return f"cache {self.past}: not changed: {self.reason}" + (f" [{self.culprit}]" if self.culprit else "")
+        line = f"cache {self.past}: a buffer, written in place as {self.present}; {self.length} counts its tokens"
+        return line + (f"; copied for {', '.join(self.copied)}" if self.copied else "")
+
 
 @dataclass
 class Report:
@@ -243,6 +284,39 @@ class Report:
     def gradients(self) -> int:
         """How many softmaxes and attention ops were fused together with their gradient."""
         return sum(block.kind == "backward" and block.status == "fused" for block in self.blocks)
+
+    @property
+    def advice(self) -> list[str]:
+        """What the user can do, one line for all blocks with the same hint, such as "blocks 0-3, 7, try: ..."."""
+        found: dict[str, list[int]] = {}
+        for block in self.blocks:
+            if block.status == "declined" and block.hint:
+                found.setdefault(block.hint, []).append(block.id)
+        return [f"block{'s' if len(ids) > 1 else ''} {_ranges(ids)}, try: {hint}" for hint, ids in found.items()]
+
+    @property
+    def summary(self) -> str:
+        """One line with the number of blocks of each status."""
+        if not self.blocks:
+            return f"{self.model}: no attention found"
+        parts = [f"{self.count('fused')} fused"]
+        if self.gradients:
+            parts[0] += f" ({self.gradients} with its gradient)"
+        if declined := self.count("declined"):
+            parts.append(f"{declined} declined")
+        if other := self.count("not_attention"):
+            parts.append(f"{other} not attention")
+        return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}), {self.seconds:.1f} s"
+
+    def __str__(self) -> str:
+        """The table of blocks, the advice, the caches, the notes and the summary, as the command line prints them."""
+        rows = [["block", "status", "anchor", "what"]]
+        rows += [[str(each.id), each.status.replace("_", " "), each.anchor, each.what] for each in self.blocks]
+        rows = [[printable(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = [*self.advice, *map(str, self.caches), *self.notes, self.summary]
+        return "\n".join([line.rstrip() for line in table if self.blocks] + [printable(line) for line in lines])
 
     def to_json(self) -> dict[str, Any]:
         """The report in schema 1; `notes` holds remarks such as bytes added for an expanded mask."""

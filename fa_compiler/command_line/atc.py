@@ -9,12 +9,13 @@ from pathlib import Path
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.models import progress_bar
-from fa_compiler.command_line.render import print_report, print_table, printable
+from fa_compiler.command_line.render import print_report, print_table
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Severity
 from fa_compiler.model_files.writing import staging, write
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
+from fa_compiler.passes.report import printable
 
 
 def atc(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, 
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes.options import ASSUMPTIONS
+from fa_compiler.passes.report import printable
 
 DEBUG = "FA_COMPILER_DEBUG"
 
@@ -326,8 +327,6 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    from fa_compiler.command_line.render import printable
-
     with contextlib.suppress(OSError):
         print(f"fa-compiler: error: {printable(message)}", file=sys.stderr)
     return code

@@ -20,7 +20,7 @@ from fa_compiler.model_files.reading import LoadedModel, load
 from fa_compiler.model_files.writing import check_place, is_special, staging, write, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
-from fa_compiler.passes.report import Code, Progress
+from fa_compiler.passes.report import Code, Progress, printable
 from fa_compiler.pipeline import copy_of, file_form, is_kept, make_options, run
 
 
@@ -50,7 +50,7 @@ def optimize(args: argparse.Namespace) -> int:
             return DIFFERENT
         stage.commit()
     if not args.quiet:
-        from fa_compiler.command_line.render import print_report, printable
+        from fa_compiler.command_line.render import print_report
 
         print_report(report, args.explain)
         print(f"wrote {printable(str(args.output))}")
@@ -143,7 +143,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
-    from fa_compiler.command_line.render import print_comparison, printable
+    from fa_compiler.command_line.render import print_comparison
     from fa_compiler.comparison.compare import CannotRunError, compare_models
 
     shared = any(SHARED_CACHES in block.assumed for block in report.blocks)
@@ -160,8 +160,6 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
 
 
 def _differs(error: Exception) -> int:
-    from fa_compiler.command_line.render import printable
-
     print(f"fa-compiler: error: {printable(str(error))}", file=sys.stderr)
     return DIFFERENT
 
@@ -189,7 +187,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from fa_compiler.command_line.render import console, printable
+    from fa_compiler.command_line.render import console
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, console=console(sys.stderr), transient=True) as bar:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
-from fa_compiler.command_line.render import print_table, printable
+from fa_compiler.command_line.render import print_table
 from fa_compiler.op_registry import commands, variants
+from fa_compiler.passes.report import printable
 
 
 def show_list(_: argparse.Namespace) -> int:

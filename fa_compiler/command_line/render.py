@@ -14,7 +14,7 @@ from rich.text import Text
 from fa_compiler import op_registry
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.options import ASSUMPTIONS
-from fa_compiler.passes.report import CacheLine
+from fa_compiler.passes.report import printable
 
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 _STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim"}
 _PIPE_WIDTH = 200
 """Columns when the output is not a terminal. They are many, so that a search finds whole lines."""
-
-
-def printable(text: str) -> str:
-    """The text with its control characters escaped: a name in a file must not control the terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class _Console(Console):
@@ -51,47 +46,13 @@ def print_report(report: Report, explain: bool) -> None:
         for block in report.blocks:
             _explain(out, block)
     else:
-        for hint, blocks in _hints(report).items():
-            out.print(Text(printable(f"{'blocks' if len(blocks) > 1 else 'block'} {_ranges(blocks)}, try: {hint}")))
+        for line in report.advice:
+            out.print(Text(printable(line)))
     for cache in report.caches:
-        out.print(Text(printable(_cache(cache))))
+        out.print(Text(printable(str(cache))))
     for note in report.notes:
         out.print(Text(printable(note)))
-    out.print(Text(summary(report)))
-
-
-def _hints(report: Report) -> dict[str, list[int]]:
-    """The hints of the report, each with the numbers of its blocks."""
-    found: dict[str, list[int]] = {}
-    for block in report.blocks:
-        if block.status == "declined" and block.hint:
-            found.setdefault(block.hint, []).append(block.id)
-    return found
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges, such as "0-3, 7"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def summary(report: Report) -> str:
-    """One line with the number of blocks of each status."""
-    if not report.blocks:
-        return f"{printable(report.model)}: no attention found"
-    parts = [f"{report.count('fused')} fused"]
-    if report.gradients:
-        parts[0] += f" ({report.gradients} with its gradient)"
-    if declined := report.count("declined"):
-        parts.append(f"{declined} declined")
-    if other := report.count("not_attention"):
-        parts.append(f"{other} not attention")
-    return f"{printable(report.model)}: {', '.join(parts)} (of {report.softmaxes}), {report.seconds:.1f} s"
+    out.print(Text(printable(report.summary)))
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -129,41 +90,13 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tab
 
 def _row(block: Block) -> tuple[str | Text, ...]:
     status = Text(block.status.replace("_", " "), _STYLES[block.status])
-    return str(block.id), status, block.anchor, _fused(block) if block.status == "fused" else _refused(block)
-
-
-def _fused(block: Block) -> str:
-    parts = [block.op or "", block.layout or ""]
-    if block.heads:
-        query, key = (str(count) if count else "?" for count in block.heads)
-        parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
-    if "EXT-SOFTCAP" in block.extensions:
-        parts.append("soft cap")
-    if block.mask:
-        parts.append("no mask" if block.mask == "none" else f"mask: {block.mask}")
-    if block.assumed:
-        parts.append(f"assuming {', '.join(block.assumed)}")
-    return ", ".join(part for part in parts if part)
-
-
-def _cache(cache: CacheLine) -> str:
-    if cache.present is None:
-        return f"cache {cache.past}: not changed: {cache.reason}" + (f" [{cache.culprit}]" if cache.culprit else "")
-    line = f"cache {cache.past}: a buffer, written in place as {cache.present}; {cache.length} counts its tokens"
-    return line + (f"; copied for {', '.join(cache.copied)}" if cache.copied else "")
-
-
-def _refused(block: Block) -> str:
-    code = "" if block.code is None else block.code.value
-    reason = block.reason or ("" if block.code is None else block.code.meaning)
-    culprit = f" [{block.culprit}]" if block.culprit else ""
-    return f"{code}: {reason}{culprit}" if code else f"{reason}{culprit}"
+    return str(block.id), status, block.anchor, block.what
 
 
 def _explain(out: Console, block: Block) -> None:
     lines = [f"block {block.id} ({block.kind}) at {block.anchor}: {block.status.replace('_', ' ')}"]
     if block.status == "fused":
-        lines.append(f"  as {_fused(block)}" + (f", node {block.node}" if block.node else ""))
+        lines.append(f"  as {block.what}" + (f", node {block.node}" if block.node else ""))
     if block.pair is not None:
         lines.append(f"  belongs to block {block.pair}")
     if block.code is not None:

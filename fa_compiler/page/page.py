@@ -229,8 +229,10 @@ def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str
     )
     times = f"<span class='times'>{count} ×</span> " if count > 1 else ""
     chip = f"<span class='chip {block.status}'>{STATUS[block.status]}</span>"
+    title = block.what if block.status == "fused" else block.anchor
+    title = f"{code}: {title}" if code else title
     where = f" <small>{escape(shortened(block.anchor, 48))}</small>" if block.status == "fused" else ""
-    yield f"<summary>{chip} {times}{escape(_what(block))}{where}</summary>"
+    yield f"<summary>{chip} {times}{escape(title)}{where}</summary>"
     if block.status != "fused":
         yield f"<p>{escape(block.reason or (block.code.meaning if block.code else ''))}</p>"
     if block.hint:
@@ -242,18 +244,6 @@ def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str
         if region.nodes:
             yield from _figure(title, region, block, shapes)
     yield "</div></details>"
-
-
-def _what(block: Block) -> str:
-    if block.status != "fused":
-        return block.anchor if block.code is None else f"{block.code.value}: {block.anchor}"
-    parts = [block.op or "", block.layout or ""]
-    if block.heads:
-        query, key = (str(count) if count else "?" for count in block.heads)
-        parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
-    if block.mask:
-        parts.append("no mask" if block.mask == "none" else block.mask.replace("+", " and "))
-    return ", ".join(part for part in parts if part)
 
 
 def _figure(title: str, region: Region, block: Block, shapes: Mapping[str, str]) -> Iterator[str]:

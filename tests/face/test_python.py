@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import fa_compiler
+from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 
 from .builders import attention, feeds, plain, projected, saved
@@ -86,6 +87,22 @@ def test_compile_for_atc(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Ascend910B2"):
         fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B22")
     assert not (tmp_path / "c").exists()
+
+
+def test_a_report_prints_as_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines are those of the command, but for rich's frame."""
+    model = attention()
+    model.graph.output.append(onnx.helper.make_tensor_value_info("probs", onnx.TensorProto.FLOAT, [None] * 4))
+    for node in model.graph.node:
+        node.name = f"{node.name}\x1b[31m"
+    path = saved(model, tmp_path / "model.onnx")
+    main(["inspect", str(path)])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
+    report = fa_compiler.inspect(path)
+    printed = [line.split() for line in str(report).splitlines()]
+    assert shown[:3] == printed[:3]  # the last line holds the seconds
+    assert "\x1b" not in str(report)
+    assert str(fa_compiler.inspect(plain())).startswith("model: no attention found")
 
 
 def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
