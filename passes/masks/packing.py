@@ -140,7 +140,7 @@ class ContiguousLabels:
             return False
         if is_op(node, "CumSum"):
             along = constant(input_of(node, 1), limit=1)
-            same = along is not None and int(along.reshape(-1)[0]) % len(shape) == axis
+            same = along is not None and along.size == 1 and int(along.reshape(-1)[0]) % len(shape) == axis
             return same and (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
         axes = reduced_axes(node)
         if not axes:

@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
@@ -92,7 +93,7 @@ def _padded(node: ir.Node, rank: int) -> int | None:
     """The one entry of the pads that is 1 while all others are 0."""
     attr = node.attributes.get("pads")
     pads = constant(input_of(node, 1), limit=64) if attr is None else attr.as_ints()
-    if pads is None or len(pads) != 2 * rank or input_of(node, 3) is not None:
+    if pads is None or np.shape(pads) != (2 * rank,) or input_of(node, 3) is not None:
         return None
     if text_attr(node, "mode", "constant") != "constant":
         return None

@@ -128,7 +128,7 @@ class _SelectionReader:
     def _truth(self, value: ir.Value) -> bool | None:
         """True where all numbers of a tensor are true, False where all are false, else None."""
         array = constant(value)
-        numbers = self.facts.sets.of(value) if array is None or array.size > 1 else {float(array.reshape(-1)[0])}
+        numbers = self.facts.sets.of(value) if array is None or array.size != 1 else {float(array.reshape(-1)[0])}
         if not numbers:
             return None
         found = {number != 0 for number in numbers}

@@ -354,7 +354,7 @@ class Positions:
         """CumSum of one number everywhere: that number times the count of elements that were summed."""
         inner = as_integer(self.number(node.inputs[0], index))
         axis = constant(input_of(node, 1), limit=1)
-        if inner is None or inner.const is None or axis is None or int_attr(node, "reverse", 0):
+        if inner is None or inner.const is None or axis is None or axis.size != 1 or int_attr(node, "reverse", 0):
             return None
         along = int(axis.reshape(-1)[0])
         if not -len(index) <= along < len(index):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
-from fa_compiler.passes import Block
+from fa_compiler.passes import Block, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.reference import evaluator
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
@@ -207,3 +208,15 @@ def test_a_row_or_head_that_is_left_out_again_is_no_sink(axis: int) -> None:
     body += "p0 = Softmax<axis=-1>(c) "
     block = same(model(body, DROP_LAST.replace("three", ("zero", "one", "two")[axis])))
     assert block.reason == "the scores are made longer along another axis than the softmax runs over"
+
+
+def test_pads_without_a_dimension_are_an_ordinary_decline() -> None:
+    """A damaged file may have them; no runtime takes them."""
+    damaged = model(
+        "pads = Constant<value=int64[8] {0,0,0,0,0,0,0,1}>() c = Pad(X, pads) p0 = Softmax<axis=-1>(c) ", DROP_LAST
+    )
+    (pads,) = (node for node in damaged.graph.node if node.output[0] == "pads")
+    pads.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array(1)))
+    (block,) = fuse(ir.from_proto(damaged)).blocks
+    assert block.status == "declined"
+    assert block.reason
