@@ -6,6 +6,7 @@
     report = fa_compiler.inspect("model.onnx")                      # what would be fused, and why not the rest
     fa_compiler.verify("model.onnx", "fused.onnx").same             # the same outputs in ONNX Runtime?
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
+    fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
     fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
     fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
     fa_compiler.reference.run("FlashAttentionScore", inputs, attrs) # the same in float64 NumPy
@@ -25,6 +26,7 @@ from fa_compiler.op_registry import schemas as _schemas
 if TYPE_CHECKING:
     from fa_compiler import ops, reference
     from fa_compiler.atc.run import compile_for_atc
+    from fa_compiler.benchmark import bench
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
@@ -44,6 +46,7 @@ __all__ = [
     "Report",
     "Result",
     "__version__",
+    "bench",
     "compile_for_atc",
     "custom_ops_library",
     "inspect",
@@ -62,6 +65,7 @@ _LAZY = {
     "InternalError": "fa_compiler.errors",
     "Report": "fa_compiler.passes",
     "Result": "fa_compiler.pipeline",
+    "bench": "fa_compiler.benchmark",
     "compile_for_atc": "fa_compiler.atc.run",
     "custom_ops_library": "fa_compiler.lowering.ort",
     "inspect": "fa_compiler.pipeline",

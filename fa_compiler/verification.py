@@ -47,13 +47,17 @@ def verify(
     words = make_options("ort", None, None, assume).assume
     with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
         place = Path(folder)
-        first, second = _file(original, place / "original.onnx"), _file(other, place / "other.onnx")
+        first, second = as_file(original, place / "original.onnx"), as_file(other, place / "other.onnx")
         feeds = Path(inputs) if isinstance(inputs, (str, os.PathLike)) else inputs
         return compare_models(first, second, feeds, rtol, shared=shared_caches, assume=words)
 
 
-def _file(model: ModelLike, place: Path) -> Path:
-    """The path of a model, which is written to `place` if it has none."""
+def as_file(model: ModelLike, place: Path) -> Path:
+    """The path of a model, which is written to `place` if it has none.
+
+    Raises:
+        InputError: the model is at fault.
+    """
     if isinstance(model, (str, os.PathLike)):
         return Path(model)
     loaded = load(model)

@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _add_optimize(commands)
     _add_inspect(commands)
     _add_verify(commands)
+    _add_bench(commands)
     _add_registry(commands)
     _add_atc(commands)
     _add_air(commands)
@@ -201,6 +202,31 @@ def _add_verify(commands: _Commands) -> None:
     _add_assume(command)
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.set_defaults(run="models.verify")
+
+
+def _add_bench(commands: _Commands) -> None:
+    examples = """\
+  fa-compiler bench model.onnx
+  fa-compiler bench model.onnx --lengths 512,2048,8192 --threads 1
+"""
+    text = "measure a model and its fused form beside each other in ONNX Runtime"
+    command = _command(commands, "bench", text, examples)
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command.add_argument(
+        "--lengths",
+        metavar="128,512,2048",
+        default="128,512,2048",
+        help="sizes of the dynamic dimensions but the batch (default 128,512,2048)",
+    )
+    command.add_argument("--batch", metavar="N", type=int, default=1, help="size of a dynamic batch (default 1)")
+    command.add_argument("--threads", metavar="N", type=int, help="threads of ONNX Runtime (default: its own)")
+    command.add_argument(
+        "--seconds", metavar="S", type=_tolerance, default=4.0, help="how long both run at one length (default 4)"
+    )
+    _add_assume(command)
+    command.add_argument("--json", action="store_true", help="print the figures as JSON")
+    command.add_argument("--quiet", action="store_true", help="show no progress")
+    command.set_defaults(run="bench.run")
 
 
 def _add_registry(commands: _Commands) -> None:

@@ -119,18 +119,18 @@ def compare_models(
     buffers = () if buffers_of(proto) else buffers_of(other_proto)
     tolerance = tolerance_for(proto) if rtol is None else rtol
     try:
-        runner = _Runner(original, proto, optimise=False)
+        runner = Runner(original, proto, optimise=False)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
         raise InputError(f"ONNX Runtime cannot load {original}: {one_line(error)}") from None
     pairs = shared_pairs(proto) if shared else {}
     found: Comparison | None = None
-    rival: _Runner | None = None
+    rival: Runner | None = None
     rounds = _rounds(runner, original, proto, inputs, pairs, shared, assume)
     for count, (what, feeds, first) in enumerate(rounds, 1):
         changed = buffer_feeds(buffers, feeds, first)
         own = pairs | {buffer.past: buffer.present for buffer in buffers}
         try:
-            rival = rival or _Runner(other, other_proto, optimise=True)
+            rival = rival or Runner(other, other_proto, optimise=True)
             second = grown_outputs(buffers, rival.run(changed, own), first)
         except LibraryNotBuilt as error:
             raise InputError(str(error)) from None
@@ -140,7 +140,7 @@ def compare_models(
         allowed = tolerance if rtol is not None or count == 1 else _round_tolerance(tolerance, what)
         outputs = [compare_output(key, value, second, allowed) for key, value in first.items()]
         if rtol is None and any(output.fault is not None and output.largest is not None for output in outputs):
-            third = _Runner(original, proto, optimise=True).run(feeds, pairs)
+            third = Runner(original, proto, optimise=True).run(feeds, pairs)
             outputs = [_allow_noise(output, first[output.name], third.get(output.name)) for output in outputs]
         sizes = {key: array.shape for key, array in feeds.items()}
         current = Comparison(tuple(outputs), allowed, what.name, sizes, count)
@@ -152,7 +152,7 @@ def compare_models(
 
 
 def _rounds(
-    runner: _Runner,
+    runner: Runner,
     path: Path,
     proto: onnx.ModelProto,
     inputs: Path | Mapping[str, npt.ArrayLike] | None,
@@ -298,12 +298,16 @@ def _is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype == ml_dtypes.bfloat16
 
 
-class _Runner:
-    """A session of ONNX Runtime. bfloat16, which NumPy does not have, is passed as OrtValue."""
+class Runner:
+    """A session of ONNX Runtime. bfloat16, which NumPy does not have, is passed as OrtValue.
 
-    def __init__(self, path: Path, proto: onnx.ModelProto, optimise: bool) -> None:
+    `threads` is the number of threads that run an operator, 0 for ONNX Runtime's default.
+    """
+
+    def __init__(self, path: Path, proto: onnx.ModelProto, optimise: bool, threads: int = 0) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 4
+        options.intra_op_num_threads = threads
         if not optimise:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if any(opset.domain in op_registry.DOMAINS for opset in proto.opset_import):

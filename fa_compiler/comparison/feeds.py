@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,14 @@ def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> 
     where, wanted = "the dictionary of inputs", {info.name: info for info in graph_inputs(model)}
     _names_fit(where, given, wanted)
     return {name: _typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
+
+
+def save_inputs(path: Path, feeds: Mapping[str, np.ndarray]) -> None:
+    """Write an .npz file that `load_inputs` reads, whatever the names are: some are arguments of numpy.savez."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in feeds.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
 
 
 def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:

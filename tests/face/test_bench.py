@@ -1,0 +1,62 @@
+"""`bench`: it measures what it says, and tells what it could not measure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fa_compiler
+from fa_compiler.command_line.main import main
+from fa_compiler.errors import InputError
+
+from .builders import attention, positions, saved
+
+
+def test_figures() -> None:
+    """Each length once, with the shapes that it was measured for; the ratio is that of the medians."""
+    measured = fa_compiler.bench(attention(), [4, 8, 4], threads=1, seconds=0.05)
+    assert [each.length for each in measured.measures] == [4, 8]
+    for each in measured.measures:
+        assert dict(each.shapes)["query"] == (1, 4, each.length, 16)
+        assert each.runs >= 5
+        assert each.original is not None and each.fused is not None
+        for timing in (each.original, each.fused):
+            assert 0 < timing.low <= timing.median <= timing.high
+            assert timing.memory > 1 << 20
+        assert each.ratio == each.original.median / each.fused.median
+    assert measured.report.count("fused") == 1
+    assert (measured.batch, measured.threads) == (1, 1)
+
+
+def test_fixed_sizes_are_measured_once() -> None:
+    (only,) = fa_compiler.bench(attention(batch=2, length=8), [4, 8], seconds=0.01).measures
+    assert dict(only.shapes)["query"] == (2, 4, 8, 16)
+
+
+def test_a_length_that_does_not_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model has positions for 8 tokens."""
+    path = str(saved(positions(), tmp_path / "model.onnx"))
+    assert main(["bench", path, "--lengths", "8,16", "--seconds", "0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert "16 tokens: the model does not run: " in shown
+    assert "0 of 0 attentions fused" in shown
+    assert main(["bench", path, "--lengths", "8,16", "--seconds", "0.01", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["measures"][0]["ratio"] > 0
+    assert told["measures"][1]["fault"]
+    assert told["measures"][1]["original"] is None
+
+
+def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(saved(attention(), tmp_path / "model.onnx"))
+    for words, message in (
+        (["--lengths", "1,a"], "--lengths '1,a' is not of the form 128,512,2048"),
+        (["--lengths", "0"], "lengths, batch and threads are numbers from 1 upwards"),
+        (["--batch", "-1"], "lengths, batch and threads are numbers from 1 upwards"),
+    ):
+        assert main(["bench", path, *words]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(InputError, match="no such file"):
+        fa_compiler.bench(tmp_path / "none.onnx")
