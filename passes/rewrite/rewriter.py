@@ -133,11 +133,13 @@ class Rewriter:
                 hint = f" ({decline.hint})" if decline.hint else ""
                 name = label(decline.culprit or match.node)
                 notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
-        try:
-            return self._emit_at(match, candidates, companion, notes)
-        except Decline:
-            # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
-            return self._emit_at(match, candidates[:1], companion, notes)
+        # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
+        for some in (candidates, [each for each in candidates if not each.shapes]):
+            try:
+                return self._emit_at(match, some, companion, notes)
+            except Decline:
+                continue
+        return self._emit_at(match, candidates[:1], companion, notes)
 
     def _emit_at(
         self,
@@ -159,7 +161,7 @@ class Rewriter:
         if match.rope is not None:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
-        substitutes = self.substitutes(match, emitter)
+        substitutes = self.substitutes(match, plan.destination, emitter)
         node: ir.Node | None = None
         call: IncreCall | None = None
         if companion is None and self.options.decoding:
@@ -414,14 +416,16 @@ class Rewriter:
                 self.builder.info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
 
-    def substitutes(self, match: AttentionMatch, emitter: LayoutEmitter) -> list[tuple[ir.Node, ir.Value]]:
-        """The nodes that read only the shape or type of an inner value, each with its result computed without that
-        value."""
+    def substitutes(
+        self, match: AttentionMatch, destination: Destination, emitter: LayoutEmitter
+    ) -> list[tuple[ir.Node, ir.Value]]:
+        """The nodes that read only the shape or type of an inner value or of one before the destination, each with its
+        result computed without that value."""
         views = [part.view for part in match.mask.masked]
         views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
         terms = [view.base for view in views]
         found = []
-        for reader, dims in match.shapes:
+        for reader, dims in (*match.shapes, *destination.shapes):
             read = reader.inputs[0]
             maker = None if read is None else read.producer()
             assert maker is not None

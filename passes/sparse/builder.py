@@ -164,7 +164,7 @@ class SparseFlashBuilder:
         place_beside = None if beside is None else beside[0].build(node, inputs, self, beside[1])
         if beside is not None and place_beside is None:
             return None
-        self.rewriter.substitute(self.rewriter.substitutes(match, self.emitter))
+        self.rewriter.substitute(self.rewriter.substitutes(match, destination, self.emitter))
         self.rewriter.replace_destination(destination, result)
         if place_beside is not None:
             place_beside()
