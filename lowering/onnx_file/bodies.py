@@ -17,9 +17,9 @@ Every other node has no body, and its file needs the library. The arithmetic is 
 and later the result has the type of query (CastLike), so that a tool may convert the file to float16. In opset 13 and
 14, which have no CastLike, the type is fixed.
 
-Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. So the products
-are computed with 0 in place of such values, and what the read ones among them give is added in a branch that runs only
-if there are any.
+Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. A row reads the
+keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
+place of such values, and what the read ones among them give is added in a branch that runs only if there are any.
 """
 
 from __future__ import annotations
@@ -299,6 +299,9 @@ class _Writer:
             read = self.op("Or", allowed, empty)
         if scored and allowed is not None and attrs.get("cpu_masked_values") == "zero":
             weights, read = self.op("Where", allowed, weights, nothing), allowed
+        elif scored and allowed is not None:
+            weighty = self.op("GreaterOrEqual", weights, self.number(float(np.finfo(np.float32).tiny)))
+            read = self.op("Or", allowed, weighty)
         return self.op("MatMul", weights, value) if read is None else self._weighted(weights, value, read)
 
     def _softmax(self, scores: str, empty: str | None) -> str:

@@ -223,8 +223,7 @@ class Judge:
             return None
         score = largest_score(fused, _finite(feed), feed.name in STEEP_STYLES or bool(ENLARGED.search(self.note)))
         if feed.spoiled:
-            unread = "is lost" in fault[0] and set(feed.spoiled) == {"v"} and _empties_rows(fused)
-            return None if unread or score > VANISHING else fault
+            return None if score > VANISHING else fault
         if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
             return None
         known = replace(compared, rough=compared.rough * max(1.0, score * SCORE_BITS))
@@ -238,7 +237,7 @@ def _finite(feed: Feed) -> Feed:
 
 
 def _empties_rows(fused: onnx.ModelProto) -> bool:
-    """Does a fused attention give 0 for rows whose scores are NaN? Then it does not read their values."""
+    """Does a fused attention give probabilities of 0 to rows whose scores are NaN?"""
     fused_nodes = (node for node in all_nodes(fused.graph.node) if node.domain in DOMAINS)
     return any(attr.name == "cpu_nan_rows" and attr.s for node in fused_nodes for attr in node.attribute)
 
