@@ -10,7 +10,7 @@ A body is made for
                sink, actual_seq_kvlen of one number
     modes      sparse_mode 0 to 4
     attributes those of the prototype without dropout, and the extensions cpu_empty_rows, cpu_nan_rows, cpu_mask_value,
-               cpu_masked_bias and cpu_masked_values
+               cpu_masked_bias, cpu_masked_values and cpu_softcap
     results    attention_out
 
 Every other node has no body, and its file needs the library. The arithmetic is float32, as in the kernel. In opset 15
@@ -65,6 +65,7 @@ _READ = {
     "cpu_mask_value",
     "cpu_masked_bias",
     "cpu_masked_values",
+    "cpu_softcap",
 }
 _IGNORED = {"inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"}
 """Attributes that do not change the result of a call that has a body."""
@@ -108,8 +109,8 @@ def problem_of(view: NodeView, opset: int) -> Problem | None:
     return None if call is None else Problem(repr(call), call)
 
 
-def body_of(problem: Problem) -> onnx.FunctionProto:
-    """The body. The function has the inputs of the prototype up to the last one of the node."""
+def body_of(problem: Problem, name: str = FILE_OP) -> onnx.FunctionProto:
+    """The body, as a function of this name. It has the inputs of the prototype up to the last one of the node."""
     call = problem.call
     writer = _Writer(call)
     writer.write()
@@ -117,7 +118,7 @@ def body_of(problem: Problem) -> onnx.FunctionProto:
     last = max(spec.input_names.index(name) for name in call.inputs)
     return helper.make_function(
         FILE_DOMAIN,
-        FILE_OP,
+        name,
         spec.input_names[: last + 1],
         ["attention_out"],
         writer.nodes,
@@ -202,6 +203,9 @@ class _Writer:
         if bias is not None and first:
             scores = self.op("Add", scores, bias)
         scores = self.op("Mul", scores, scale)
+        if softcap := float(call.attrs.get("cpu_softcap", 0.0)):
+            cap = self.number(softcap)
+            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
         if bias is not None and not first:
             scores = self.op("Add", scores, bias)
         scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
