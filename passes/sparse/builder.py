@@ -168,6 +168,7 @@ class SparseFlashBuilder:
         self.rewriter.replace_destination(destination, result)
         if place_beside is not None:
             place_beside()
+        self.rewriter.trace(match)
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
         return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), mask_label)
 
