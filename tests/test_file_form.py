@@ -28,12 +28,13 @@ TOLERANCE = 1e-5
 HALF_TOLERANCE = 2e-2
 
 
-def run(model: onnx.ModelProto, feeds: Feeds, library: bool) -> list[Array]:
+def run(model: onnx.ModelProto | bytes, feeds: Feeds, library: bool) -> list[Array]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if library:
         fa_compiler.register_custom_ops(options)
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    data = model if isinstance(model, bytes) else model.SerializeToString()
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return [np.asarray(result) for result in session.run(None, feeds)]
 
 
@@ -103,6 +104,27 @@ def test_nodes_with_different_bodies_have_different_names(count: int) -> None:
         assert_close(run(fused, feeds, library=False), wanted, TOLERANCE)
     del fused.functions[:]
     assert_close(run(fused, feeds, library=True), wanted, TOLERANCE)
+
+
+@pytest.mark.parametrize(("library", "suffix"), [(True, ".onnx"), (False, ".ort")])
+def test_a_model_that_onnx_runtime_optimised_and_saved(library: bool, suffix: str, tmp_path: Path) -> None:
+    """With the library it keeps the nodes, and the saved model needs the library. Without it, the bodies are in their
+    place, and any session runs the saved model. convert_onnx_models_to_ort does the same."""
+    name = "bart__tsn_sdpa_op17"
+    feeds = harness.inputs(harness.read_index()[name])
+    fused = fa_compiler.optimize(harness.load(name)).model
+    assert isinstance(fused, onnx.ModelProto)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / f"saved{suffix}")
+    if library:
+        fa_compiler.register_custom_ops(options)
+    ort.InferenceSession(fused.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    saved = Path(options.optimized_model_filepath).read_bytes()
+    if library:
+        assert len(nodes(onnx.load_from_string(saved))) == len(nodes(fused))
+        with pytest.raises(Exception, match="fa_compiler:FlashAttention"):
+            run(saved, feeds, library=False)
+    assert_close(run(saved, feeds, library), run(harness.load(name), feeds, library=False), TOLERANCE)
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime is not typed
