@@ -27,8 +27,9 @@ masked key is cpu_mask_value plus its bias. Every key then has a score, and no r
 
 NAN_ROWS = ("", "zero", "infinite")
 """Values of cpu_nan_rows: the result of a row whose softmax is undefined, because a score is NaN or +inf or all
-attended scores are -inf. "" gives NaN, as arithmetic does. "zero" gives 0. "infinite" gives 0 if all attended scores
-are -inf, and NaN otherwise."""
+attended scores are -inf. "" gives NaN, as arithmetic does. "zero" gives probabilities of 0. "infinite" gives them if
+all attended scores are -inf, and NaN otherwise. Probabilities of 0 give 0, or NaN where an attended value is NaN or
+infinite."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,15 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-NAN-ROWS",
-        "the attribute cpu_nan_rows gives 0 instead of NaN for rows whose softmax is undefined, as the guard "
-        "where(isnan(p), 0, p) does",
+        "the attribute cpu_nan_rows gives probabilities of 0 instead of NaN to rows whose softmax is undefined, as the "
+        "guard where(isnan(p), 0, p) does; an attended value that is NaN or infinite still makes NaN of them",
         attr="cpu_nan_rows",
         values=NAN_ROWS,
     ),
     Extension(
         "EXT-MASK-VALUE",
         "the attribute cpu_mask_value is the score that a masked key has, instead of taking no part in the softmax; "
-        "dq and dk get nothing from it",
+        "its value is not read where its weight is 0 beside the largest score; dq and dk get nothing from it",
         attr="cpu_mask_value",
         kind="Float",
         default=-math.inf,

@@ -23,6 +23,9 @@ FILE_FOR = "FlashAttentionScore"
 """The operator that FILE_FOR becomes in files for ONNX Runtime, and its domain: it has attention_out as its
 only output. The name is another one, because onnx.reference does not take two domains with one name."""
 
+FILE_OPS = (FILE_OP, *(f"{FILE_OP}Body{number}" for number in range(2, 9)))
+"""The names of that operator. They mean the same; in a file the nodes of one name have one body."""
+
 DOMAINS = (DOMAIN, FILE_DOMAIN)
 """The domains of the custom-op library."""
 

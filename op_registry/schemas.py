@@ -19,7 +19,7 @@ from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import infer
 from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs
-from fa_compiler.op_registry.registry import DOMAIN, FILE_DOMAIN, FILE_FOR, FILE_OP, VERSION, get, names, takes_float
+from fa_compiler.op_registry.registry import DOMAIN, FILE_DOMAIN, FILE_FOR, FILE_OPS, VERSION, get, names, takes_float
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec, OutputSpec
 
 _ATTR_TYPES = {
@@ -40,9 +40,10 @@ def register() -> None:
 
     Raises RegistryError if another package has registered one of the operators under this domain differently.
     """
-    every = [*((DOMAIN, name, get(name)) for name in names()), (FILE_DOMAIN, FILE_OP, get(FILE_FOR))]
+    every = [(DOMAIN, name, get(name)) for name in names()]
+    every += [(FILE_DOMAIN, name, get(FILE_FOR)) for name in FILE_OPS]
     for domain, name, spec in every:
-        schema = build_schema(spec, domain)
+        schema = build_schema(spec, domain, name)
         if onnx.defs.has(name, domain):
             _check_same(onnx.defs.get_schema(name, VERSION, domain), schema)
             continue
@@ -51,8 +52,8 @@ def register() -> None:
         onnx.defs.register_schema(schema)
 
 
-def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
-    """The schema of a prototype. It is not registered and has no shape inference.
+def build_schema(spec: OpSpec, domain: str = DOMAIN, name: str = "") -> OpSchema:
+    """The schema of a prototype, under its own name or another one. It is not registered and has no shape inference.
 
     That of FILE_DOMAIN has attention_out as its only output.
     """
@@ -88,7 +89,7 @@ def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
         for entry in _outputs(spec, domain)
     ]
     return OpSchema(
-        spec.name if domain == DOMAIN else FILE_OP,
+        name or spec.name,
         domain,
         VERSION,
         doc=documentation.of_operator(spec),

@@ -60,6 +60,8 @@ class Builder:
     graph: ir.Graph
     names: Names
     info: ShapeInfo
+    path: str = ""
+    """The path in the names of the fused nodes that are made: where the model computes what they compute."""
     lengths: dict[Dim, ir.Value] = field(default_factory=dict)
     """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them again."""
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)

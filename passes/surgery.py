@@ -48,10 +48,10 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
                 del value.graph.initializers[value.name]
 
 
-def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir.Node]:
-    """The dead nodes because of which a sweep from these roots would leave more nodes in the graph: those that read the
-    outputs of such nodes, and the dead nodes after them. Other dead nodes are left alone."""
-    removed: set[ir.Node] = set()
+def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dict[ir.Node, None]:
+    """The nodes that a sweep from these roots would remove if there were no dead nodes, in an order that begins at the
+    roots."""
+    removed: dict[ir.Node, None] = {}
     pending = list(roots)
     while pending:
         node = pending.pop()
@@ -59,8 +59,15 @@ def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir
         needed = any(output.is_graph_output() for output in node.outputs)
         if node in removed or needed or any(reader not in removed and reader not in dead for reader in readers):
             continue
-        removed.add(node)
+        removed[node] = None
         pending.extend(maker for value in node.inputs if (maker := producer(value)) is not None)
+    return removed
+
+
+def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir.Node]:
+    """The dead nodes because of which a sweep from these roots would leave more nodes in the graph: those that read the
+    outputs of such nodes, and the dead nodes after them. Other dead nodes are left alone."""
+    removed = superfluous(roots, dead)
     return [node for node in reached(removed, lambda each: _dead_behind(each, dead)) if node in dead]
 
 

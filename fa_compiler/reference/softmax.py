@@ -9,6 +9,8 @@ import numpy as np
 from fa_compiler.reference.call import Bools, Floats
 
 FLT_MAX = float(np.finfo(np.float32).max)
+FLT_MIN = float(np.finfo(np.float32).tiny)
+"""The smallest normal number of float32: smaller weights are 0 in the operator."""
 
 
 class Softmax(NamedTuple):
@@ -45,18 +47,19 @@ def softmax(
         "nan"       NaN
 
     Every other row is a plain IEEE softmax, which may be NaN. `nan_rows`, the attribute cpu_nan_rows, replaces rows of
-    NaN by 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf.
+    NaN by 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf. The values of the
+    attended keys are read there, too: a NaN among them stays a NaN.
 
-    With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that score and are read, so
-    no row is empty. With the attribute cpu_masked_bias, `mask_value` is [S1,S2] and may be infinite: every key has a
-    score of its own. With `valueless`, the attribute cpu_masked_values, these keys take part in the sum, but their
-    values are not read.
+    With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that score, so no row is
+    empty. They are read where their weight, relative to that of the largest score, is not 0 in float32. With the
+    attribute cpu_masked_bias, `mask_value` is [S1,S2] and may be infinite: every key has a score of its own. With
+    `valueless`, the attribute cpu_masked_values, these keys take part in the sum, but their values are not read.
     """
     attended = allowed
     scored = isinstance(mask_value, np.ndarray) or bool(np.isfinite(mask_value))
     if scored:
         scores, allowed = np.where(allowed, scores, mask_value), np.ones_like(allowed)
-    probabilities, row_max, row_sum = _plain(scores, allowed, sink)
+    probabilities, relative, row_max, row_sum = _plain(scores, allowed, sink)
     read = allowed
     undefined = np.isnan(row_sum)
     empty = np.logical_not(allowed.any(axis=1))
@@ -64,7 +67,11 @@ def softmax(
     row_sum[empty] = FLT_MAX if sink is None else 1.0
     probabilities[empty] = 0.0
     if nan_rows:
-        probabilities[undefined if nan_rows == "zero" else row_max == -np.inf] = 0.0
+        silenced = undefined if nan_rows == "zero" else row_max == -np.inf
+        probabilities[silenced] = 0.0
+        relative[silenced] = 0.0
+    if scored:
+        read = attended | (relative >= FLT_MIN) | np.isnan(probabilities)
     if empty_rows not in ("", "zero"):
         read = allowed | empty[:, None]
         if empty_rows == "mean":
@@ -78,7 +85,8 @@ def softmax(
     return Softmax(probabilities, read, row_max, row_sum)
 
 
-def _plain(scores: Floats, allowed: Bools, sink: float | None) -> tuple[Floats, Floats, Floats]:
+def _plain(scores: Floats, allowed: Bools, sink: float | None) -> tuple[Floats, Floats, Floats, Floats]:
+    """The probabilities [S1,S2], the same relative to that of the largest score, and max [S1] and sum [S1]."""
     row_max = np.where(allowed, scores, -np.inf).max(axis=1)
     if sink is not None:
         row_max = np.maximum(row_max, sink)
@@ -88,7 +96,7 @@ def _plain(scores: Floats, allowed: Bools, sink: float | None) -> tuple[Floats, 
         if sink is not None:
             row_sum = row_sum + np.exp(sink - row_max)
         probabilities = np.where(allowed, weights / row_sum[:, None], 0.0)
-    return probabilities, row_max, row_sum
+    return probabilities, weights, row_max, row_sum
 
 
 def weighted_sum(weights: Floats, vectors: Floats, read: Bools) -> Floats:

@@ -10,16 +10,16 @@ A body is made for
                sink, actual_seq_kvlen of one number
     modes      sparse_mode 0 to 4
     attributes those of the prototype without dropout, and the extensions cpu_empty_rows, cpu_nan_rows, cpu_mask_value,
-               cpu_masked_bias and cpu_masked_values
+               cpu_masked_bias, cpu_masked_values and cpu_softcap
     results    attention_out
 
 Every other node has no body, and its file needs the library. The arithmetic is float32, as in the kernel. In opset 15
 and later the result has the type of query (CastLike), so that a tool may convert the file to float16. In opset 13 and
 14, which have no CastLike, the type is fixed.
 
-Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. So the products
-are computed with 0 in place of such values, and what the read ones among them give is added in a branch that runs only
-if there are any.
+Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. A row reads the
+keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
+place of such values, and what the read ones among them give is added in a branch that runs only if there are any.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ _READ = {
     "cpu_mask_value",
     "cpu_masked_bias",
     "cpu_masked_values",
+    "cpu_softcap",
 }
 _IGNORED = {"inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"}
 """Attributes that do not change the result of a call that has a body."""
@@ -108,8 +109,8 @@ def problem_of(view: NodeView, opset: int) -> Problem | None:
     return None if call is None else Problem(repr(call), call)
 
 
-def body_of(problem: Problem) -> onnx.FunctionProto:
-    """The body. The function has the inputs of the prototype up to the last one of the node."""
+def body_of(problem: Problem, name: str = FILE_OP) -> onnx.FunctionProto:
+    """The body, as a function of this name. It has the inputs of the prototype up to the last one of the node."""
     call = problem.call
     writer = _Writer(call)
     writer.write()
@@ -117,7 +118,7 @@ def body_of(problem: Problem) -> onnx.FunctionProto:
     last = max(spec.input_names.index(name) for name in call.inputs)
     return helper.make_function(
         FILE_DOMAIN,
-        FILE_OP,
+        name,
         spec.input_names[: last + 1],
         ["attention_out"],
         writer.nodes,
@@ -202,6 +203,9 @@ class _Writer:
         if bias is not None and first:
             scores = self.op("Add", scores, bias)
         scores = self.op("Mul", scores, scale)
+        if softcap := float(call.attrs.get("cpu_softcap", 0.0)):
+            cap = self.number(softcap)
+            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
         if bias is not None and not first:
             scores = self.op("Add", scores, bias)
         scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
@@ -301,6 +305,9 @@ class _Writer:
             read = self.op("Or", allowed, empty)
         if scored and allowed is not None and attrs.get("cpu_masked_values") == "zero":
             weights, read = self.op("Where", allowed, weights, nothing), allowed
+        elif scored and allowed is not None:
+            weighty = self.op("GreaterOrEqual", weights, self.number(float(np.finfo(np.float32).tiny)))
+            read = self.op("Or", allowed, weighty)
         return self.op("MatMul", weights, value) if read is None else self._weighted(weights, value, read)
 
     def _softmax(self, scores: str, empty: str | None) -> str:

@@ -11,9 +11,11 @@ it is float32. So a file has
 with the same inputs and attributes; the library has the same kernel for it. A node whose statistics are used (by a
 gradient) keeps its domain and its outputs.
 
-Beside the nodes the file has their body (bodies.py) as a model-local function, if all of them have the same one. ONNX
-has overload names for several functions of one operator, but ONNX Runtime 1.20 and 1.23 ignore them: without the
-library they would run one body for all nodes, with wrong results.
+Beside the nodes the file has their bodies (bodies.py) as model-local functions. Nodes with different bodies have
+different names, because a function is found by its name: FlashAttention, FlashAttentionBody2, and so on to
+FlashAttentionBody8. The library has the same kernel for all of them. ONNX also has overload names for several functions
+of one operator, but ONNX Runtime takes them only in new releases: 1.20 and 1.23 run one body for all nodes, with wrong
+results. A file has the bodies of all its nodes, or none if a node has no body or if there are more than eight.
 
 `canonical` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
@@ -26,7 +28,17 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.lowering.onnx_file.bodies import Problem, body_of, problem_of
-from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_FOR, FILE_OP, VERSION, RegistryError, get
+from fa_compiler.op_registry import (
+    DOMAIN,
+    DOMAINS,
+    FILE_DOMAIN,
+    FILE_FOR,
+    FILE_OP,
+    FILE_OPS,
+    VERSION,
+    RegistryError,
+    get,
+)
 from fa_compiler.passes.nodes import all_nodes, graph_opset
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -54,9 +66,10 @@ def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
     chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
     if not chosen:
         return []
-    found = [] if info is None else _body(model, chosen, info)
+    problems = None if info is None else _problems(model, chosen, info)
     for node in chosen:
         node.domain, node.op_type = FILE_DOMAIN, FILE_OP
+    found = [] if problems is None else _name_by_body(chosen, problems)
     imports = model.graph.opset_imports
     imports[FILE_DOMAIN] = VERSION
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
@@ -75,7 +88,7 @@ def finish(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> N
     if FILE_DOMAIN not in domains:
         return
     for node in _nodes(proto.graph):
-        if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) > 1:
+        if _is_of_file(node.domain, node.op_type) and len(node.output) > 1:
             del node.output[:_LEFT_OUT]
     proto.functions.extend(functions)
 
@@ -87,11 +100,11 @@ def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     for node in _nodes(result.graph):
-        if (node.domain, node.op_type) == (FILE_DOMAIN, FILE_OP) and len(node.output) == 1:
+        if _is_of_file(node.domain, node.op_type) and len(node.output) == 1:
             node.domain, node.op_type = DOMAIN, FILE_FOR
             (output,) = node.output
             node.output[:] = [*[""] * _LEFT_OUT, output]
-    kept = [function for function in result.functions if (function.domain, function.name) != (FILE_DOMAIN, FILE_OP)]
+    kept = [function for function in result.functions if not _is_of_file(function.domain, function.name)]
     del result.functions[:]
     result.functions.extend(kept)
     imports = [opset for opset in result.opset_import if opset.domain not in (FILE_DOMAIN, DOMAIN)]
@@ -114,17 +127,31 @@ def _gives_only_attention_out(node: ir.Node) -> bool:
     return not any(output.name or output.uses() for output in node.outputs[:_LEFT_OUT])
 
 
-def _body(model: ir.Model, nodes: list[ir.Node], info: ShapeInfo) -> list[onnx.FunctionProto]:
-    """The body of all these nodes; nothing if one has none, or if they differ."""
+def _is_of_file(domain: str, name: str) -> bool:
+    return domain == FILE_DOMAIN and name in FILE_OPS
+
+
+def _problems(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> list[Problem] | None:
+    """What the body of each of these nodes depends on; None if one of them has no body, or if they have too many."""
     opset = graph_opset(model.graph)
-    problems: set[Problem | None] = set()
+    problems: list[Problem] = []
     for node in nodes:
         try:
-            problems.add(problem_of(node_view(node, info), opset))
+            problem = problem_of(node_view(node, info), opset)
         except RegistryError:  # a node that the model had before
-            problems.add(None)
-    (*others, last) = problems
-    return [] if others or last is None else [body_of(last)]
+            return None
+        if problem is None:
+            return None
+        problems.append(problem)
+    return problems if len(set(problems)) <= len(FILE_OPS) else None
+
+
+def _name_by_body(nodes: Sequence[ir.Node], problems: Sequence[Problem]) -> list[onnx.FunctionProto]:
+    """Name the nodes so that those with one body have one name, and return the bodies."""
+    names = dict(zip(dict.fromkeys(problems), FILE_OPS, strict=False))
+    for node, problem in zip(nodes, problems, strict=True):
+        node.op_type = names[problem]
+    return [body_of(problem, name) for problem, name in names.items()]
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

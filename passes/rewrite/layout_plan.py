@@ -2,7 +2,8 @@
 
 Every layout gives the same result, because the arrangements of operands and result are known. The cheapest is taken.
 The result may replace a value further down than the output of the second product: Transposes and Reshapes after it are
-absorbed as long as nothing else reads the values between.
+absorbed as long as nothing else reads the elements of the values between. Exporters that reshape to computed sizes read
+the shapes of these values, too; the shapes are then computed from the operands.
 """
 
 from __future__ import annotations
@@ -18,24 +19,39 @@ from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, p
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.movers import COPIES, LAYOUT_OPS
-from fa_compiler.passes.nodes import is_op, only_reader
+from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-OutputCandidate = tuple[ir.Value, Arrangement, int]
-"""A value the fused result may replace, its arrangement, and the cost of the nodes that are then not needed."""
+ShapeReaders = tuple[tuple[ir.Node, Arrangement], ...]
+"""Shape nodes, each with the arrangement of the value that it reads."""
+
+
+@dataclass(frozen=True)
+class OutputCandidate:
+    """A value the fused result may replace, its arrangement, and the cost of the nodes that are then not needed.
+
+    `shapes` are the Shape nodes that read a value which is then not computed.
+    """
+
+    value: ir.Value
+    dims: Arrangement
+    saved: int
+    shapes: ShapeReaders = ()
 
 
 @dataclass(frozen=True)
 class Destination:
     """A value the fused result can replace, and the moves from the operator's output to it.
 
-    `saved` is the cost of the existing nodes that are then not needed.
+    `saved` is the cost of the existing nodes that are then not needed, `shapes` are the Shape nodes that read a value
+    which is then not computed.
     """
 
     value: ir.Value
     dims: Arrangement
     plan: tuple[Move, ...]
     saved: int
+    shapes: ShapeReaders = ()
 
 
 @dataclass(frozen=True)
@@ -82,18 +98,36 @@ def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMat
     that only rearrange it. The axes of the returned match are split as far as these values need it.
     """
     viewer = Viewer(facts, match.space.branch())
-    value, dims, saved = match.output, match.output_dims, 0
-    candidates = [(value, dims, saved)]
-    while (reader := only_reader(value)) is not None and reader.inputs[0] is value and is_op(reader, *LAYOUT_OPS):
-        moved = viewer.rearranged(reader, dims)
+    last = OutputCandidate(match.output, match.output_dims, 0)
+    candidates = [last]
+    while (found := _mover_after(last.value)) is not None:
+        reader, shapes = found
+        moved = viewer.rearranged(reader, last.dims)
         if moved is None:
             break
-        saved += COPY_COST if reader.op_type == "Transpose" else 1
-        value, dims = reader.outputs[0], moved
-        candidates.append((value, dims, saved))
+        saved = last.saved + (COPY_COST if reader.op_type == "Transpose" else 1)
+        if shapes:
+            saved -= 1  # other nodes compute them
+        known = (*last.shapes, *((each, last.dims) for each in shapes))
+        last = OutputCandidate(reader.outputs[0], moved, saved, known)
+        candidates.append(last)
     if viewer.space.knows_no_more(match.space):
         return match.with_heads(), tuple(candidates)
     return match.within(viewer.space).with_heads(), viewer.space.settle(tuple(candidates))
+
+
+def _mover_after(value: ir.Value) -> tuple[ir.Node, list[ir.Node]] | None:
+    """The node that rearranges a value and is the only one that reads its elements, and the nodes that read its shape;
+    None where something else reads it, or where it is an output or read in a subgraph."""
+    maker, readers = value.producer(), distinct_consumers(value)
+    shapes = [node for node in readers if reads_shape(node)]
+    others = [node for node in readers if not reads_shape(node)]
+    if value.is_graph_output() or maker is None or any(node.graph is not maker.graph for node in readers):
+        return None
+    if len(others) != 1 or sum(1 for _ in value.uses()) != len(readers):
+        return None
+    mover = others[0]
+    return (mover, shapes) if mover.inputs[0] is value and is_op(mover, *LAYOUT_OPS) else None
 
 
 def layout_plan(
@@ -131,12 +165,12 @@ def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate])
     None where the result can be brought to none of the places.
     """
     best: Destination | None = None
-    for value, dims, saved in candidates:
-        plan = plan_moves(output, dims)
+    for each in candidates:
+        plan = plan_moves(output, each.dims)
         if plan is None:
             continue
-        destination = Destination(value, dims, plan, saved)
-        if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
+        destination = Destination(each.value, each.dims, plan, each.saved, each.shapes)
+        if best is None or cost(plan) - each.saved <= cost(best.plan) - best.saved:
             best = destination
     return best
 

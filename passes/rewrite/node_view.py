@@ -35,13 +35,14 @@ def registry_node(
     builder: Builder,
 ) -> ir.Node:
     """A node of an operator with its attributes in full; not yet in the graph, and without names for its outputs."""
+    stem = f"{builder.path}/{spec.name}" if builder.path else f"{PREFIX}_{spec.name}"
     return ir.Node(
         DOMAIN,
         spec.name,
         place_inputs(spec, {name: value for name, value in inputs.items() if value is not None}),
         [ir.convenience.convert_attribute(name, value) for name, value in full_attrs(spec, attrs).items()],
         num_outputs=len(spec.outputs),
-        name=builder.names.new(f"{PREFIX}_{spec.name}"),
+        name=builder.names.new(stem),
     )
 
 

@@ -41,10 +41,11 @@ from fa_compiler.passes.rewrite.layout_plan import (
 )
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.rewrite.origin import note_replaced, path_of
 from fa_compiler.passes.rewrite.paging import Pages, find_pages
 from fa_compiler.passes.rewrite.quantization import match_quantize
 from fa_compiler.passes.score_ops import Add, Select
-from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, sweep
+from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScore"
@@ -101,6 +102,8 @@ class Rewriter:
     facts: Facts
     replaced: list[ir.Node] = field(default_factory=list)
     made: list[ir.Node] = field(default_factory=list)
+    _starts: dict[ir.Node, tuple[int, int, int]] = field(default_factory=dict)
+    """For each softmax the numbers of replaced, fused and other new nodes before its first attempt."""
 
     @property
     def options(self) -> Options:
@@ -112,6 +115,7 @@ class Rewriter:
 
         A Decline is raised before any use of a value is changed.
         """
+        self.begin(match)
         try:
             return self._emit(match, companion)
         except Decline:
@@ -133,11 +137,13 @@ class Rewriter:
                 hint = f" ({decline.hint})" if decline.hint else ""
                 name = label(decline.culprit or match.node)
                 notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
-        try:
-            return self._emit_at(match, candidates, companion, notes)
-        except Decline:
-            # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
-            return self._emit_at(match, candidates[:1], companion, notes)
+        # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
+        for some in (candidates, [each for each in candidates if not each.shapes]):
+            try:
+                return self._emit_at(match, some, companion, notes)
+            except Decline:
+                continue
+        return self._emit_at(match, candidates[:1], companion, notes)
 
     def _emit_at(
         self,
@@ -159,7 +165,7 @@ class Rewriter:
         if match.rope is not None:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
-        substitutes = self.substitutes(match, emitter)
+        substitutes = self.substitutes(match, plan.destination, emitter)
         node: ir.Node | None = None
         call: IncreCall | None = None
         if companion is None and self.options.decoding:
@@ -183,6 +189,7 @@ class Rewriter:
         self.replace_destination(plan.destination, result)
         if place_beside is not None:
             place_beside()
+        self.trace(match)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
         vouched, mask_label = ((), match.mask.mask_label) if call is None else (call.assumed, call.mask_label)
@@ -198,6 +205,20 @@ class Rewriter:
         if None in counts or len({shape[0] for shape in counts if shape is not None}) > 1:
             reason = "query, key and value are not proven to have as many tokens in every run"
             raise Decline(Code.SHAPE, reason, match.node)
+
+    def begin(self, match: AttentionMatch) -> None:
+        """The fused nodes that are made from now on compute this attention."""
+        ends = (match.node, match.output.producer())
+        self.builder.path = path_of([node for node in ends if node is not None])
+        self._starts.setdefault(match.node, (len(self.replaced), len(self.made), len(self.builder.nodes)))
+
+    def trace(self, match: AttentionMatch) -> None:
+        """Note in the fused nodes made since `begin` which nodes they replace: those that nothing else needs."""
+        replaced, made, others = self._starts[match.node]
+        new = dict.fromkeys((*self.made[made:], *self.builder.nodes[others:]))
+        gone = [node for node in superfluous([*new, *self.replaced[replaced:]]) if node not in new]
+        for node in self.made[made:]:
+            note_replaced(node, gone)
 
     def finish(self) -> None:
         """Remove the nodes that fusion made superfluous, with the dead nodes that read them, and restore a topological
@@ -414,14 +435,16 @@ class Rewriter:
                 self.builder.info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
 
-    def substitutes(self, match: AttentionMatch, emitter: LayoutEmitter) -> list[tuple[ir.Node, ir.Value]]:
-        """The nodes that read only the shape or type of an inner value, each with its result computed without that
-        value."""
+    def substitutes(
+        self, match: AttentionMatch, destination: Destination, emitter: LayoutEmitter
+    ) -> list[tuple[ir.Node, ir.Value]]:
+        """The nodes that read only the shape or type of an inner value or of one before the destination, each with its
+        result computed without that value."""
         views = [part.view for part in match.mask.masked]
         views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
         terms = [view.base for view in views]
         found = []
-        for reader, dims in match.shapes:
+        for reader, dims in (*match.shapes, *destination.shapes):
             read = reader.inputs[0]
             maker = None if read is None else read.producer()
             assert maker is not None

@@ -164,10 +164,11 @@ class SparseFlashBuilder:
         place_beside = None if beside is None else beside[0].build(node, inputs, self, beside[1])
         if beside is not None and place_beside is None:
             return None
-        self.rewriter.substitute(self.rewriter.substitutes(match, self.emitter))
+        self.rewriter.substitute(self.rewriter.substitutes(match, destination, self.emitter))
         self.rewriter.replace_destination(destination, result)
         if place_beside is not None:
             place_beside()
+        self.rewriter.trace(match)
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
         return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), mask_label)
 

@@ -115,6 +115,7 @@ def fuse_gathered_keys(
     """
     if not is_plain(match):
         return None
+    rewriter.begin(match)
     match, candidates = output_candidates(match, rewriter.facts)
     listed = _listed(match, rewriter)
     if listed is None:

@@ -59,6 +59,7 @@ def fuse_masked_selection(
         or not any(_may_select(part.view.base) for part in match.mask.masked)
     ):
         return None
+    rewriter.begin(match)
     match, candidates = output_candidates(match, rewriter.facts)
     try:
         return _emit(_heads_apart(match), candidates, rewriter, companion)

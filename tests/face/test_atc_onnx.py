@@ -118,7 +118,7 @@ def test_route_npu_refuses_by_node(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "fa_FlashAttentionScore" in error
+    assert "attn/FlashAttentionScore" in error
     assert "half-attention" in error
     assert list(tmp_path.iterdir()) == [source]
     assert (

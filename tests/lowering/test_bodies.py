@@ -112,17 +112,16 @@ def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
             attrs["cpu_masked_values"] = pick("", "zero")
         attrs["cpu_empty_rows"] = pick(*rules)
     attrs["cpu_nan_rows"] = pick("", "zero", "infinite")
+    if rng.random() < 0.2:
+        attrs["cpu_softcap"] = 2.0
     if rng.random() < 0.5:
         dtype = pick(np.float32, inputs["query"].dtype)
         inputs["real_shift"] = rng.standard_normal(tuple(pick(1, size) for size in full)).astype(dtype)
-        attrs["pse_type"] = pick(0, 1)
+        attrs["pse_type"] = 0 if "cpu_softcap" in attrs else pick(0, 1)
         if "cpu_mask_value" in attrs and attrs["cpu_masked_values"] == "":
             attrs["cpu_masked_bias"] = pick("", "added")
     if rng.random() < 0.4:
-        # The kernel does not read a value whose weight cpu_nan_rows makes 0, or which cpu_mask_value lets vanish; the
-        # reference computes 0 * NaN there.
-        weightless = attrs["cpu_nan_rows"] or "cpu_mask_value" in attrs
-        for name in ("key", "query") if weightless else ("key", "value", "query"):
+        for name in ("key", "value", "query"):
             flat = inputs[name].reshape(-1)
             flat[rng.integers(flat.size, size=2)] = pick(np.inf, -np.inf, np.nan)
     if form.dtype == "float32" and rng.random() < 0.2:

@@ -338,6 +338,36 @@ def test_nan_and_inf_in_query_and_key(rule: str, rng: np.random.Generator) -> No
     check(inputs, form.all_attrs)
 
 
+@pytest.mark.parametrize("rule", ["zero", "infinite"])
+@pytest.mark.parametrize("queries", [40, 2])
+def test_values_in_rows_of_no_probability(rule: str, queries: int, rng: np.random.Generator) -> None:
+    """A guard makes the probabilities 0, and 0 * inf is NaN, except at masked keys, which are not read."""
+    form = Form(batch=1, queries=queries, keys=700, attrs={"cpu_nan_rows": rule, "pse_type": 0})
+    inputs = form.inputs(rng)
+    bias = np.zeros((1, 1, queries, 700), np.float32)
+    bias[..., ::2, :] = -np.inf
+    masked = np.zeros((1, 2, 1, 700), np.bool_)
+    masked[:, 1, :, 600] = True  # head 1 does not read the values that are not finite
+    inputs["value"][0, :, 600, 3:5] = np.inf, np.nan
+    got = check(inputs | {"real_shift": bias, "atten_mask": masked}, form.all_attrs)["attention_out"]
+    assert np.isnan(got[0, 0, ::2, 3:5]).all()
+    assert not got[0, 0, ::2, :3].any() and not got[0, 1, ::2].any()
+
+
+@pytest.mark.parametrize("queries", [40, 2])
+def test_masked_keys_that_have_a_score_are_read_where_they_have_a_weight(
+    queries: int, rng: np.random.Generator
+) -> None:
+    form = Form(batch=1, queries=queries, keys=300, attrs={"cpu_mask_value": -1e4})
+    inputs = form.inputs(rng)
+    masked = mask(rng, (queries, 300))
+    masked[:, 290] = True
+    masked[0] = True  # only here do masked keys have a weight
+    inputs["value"][0, :, 290] = np.inf
+    got = check(inputs | {"atten_mask": masked}, form.all_attrs)["attention_out"]
+    assert (got[0, :, 0] == np.inf).all() and np.isfinite(got[0, :, 1:]).all()
+
+
 def test_values_that_are_not_attended_are_not_read(rng: np.random.Generator) -> None:
     for queries in (30, 4):  # packed, and straight from K and V
         form = Form(batch=1, queries=queries, keys=600)

@@ -136,6 +136,36 @@ def test_the_shape_of_probabilities_of_two_batches(batches: tuple[int, int]) -> 
         assert_same(got, wanted, 1e-5)
 
 
+RESHAPED_TO_ITS_OWN_SIZES = """
+    q4 = Reshape(q, heads) q5 = Transpose<perm=[0, 2, 1, 3]>(q4) k4 = Reshape(k, heads)
+    k5 = Transpose<perm=[0, 2, 1, 3]>(k4) kt = Transpose<perm=[0, 2, 3, 1]>(k4)
+    s = MatMul(q5, kt) p = Softmax<axis=-1>(s) o = MatMul(p, k5) n = Shape(o) o2 = Reshape(o, n)
+    t = Transpose<perm=[0, 2, 1, 3]>(o2) m = Shape(t) front = Slice(m, zero, two) all = Concat<axis=0>(front, width)
+    y = Reshape(t, all)
+"""
+
+
+@pytest.mark.parametrize("batches", [(1, 2), (2, 1), (2, 2), (1, 1)])
+def test_a_result_that_is_reshaped_to_its_own_sizes(batches: tuple[int, int]) -> None:
+    """As TorchScript does it: nothing reads the elements between the product and the last Reshape, but the sizes, so no
+    copy is left. The sizes come from query and key, of which either may have batch 1."""
+    proto = parse(
+        RESHAPED_TO_ITS_OWN_SIZES,
+        inputs="float[Q,S,32] q, float[K,T,32] k",
+        outputs="float[N,S,32] y, int64[4] n, int64[4] m",
+        initializers="<int64[4] heads = {0, 0, 4, 8}, int64[1] zero = {0}, int64[1] two = {2}, int64[1] width = {32}>",
+    )
+    result, report = fused(proto)
+    assert [(block.status, block.layout) for block in report.blocks] == [("fused", "BSH")]
+    assert not {"Reshape", "Transpose"} & {node.op_type for node in result.graph.node}
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal((batch, 5, 32)).astype(np.float32) for name, batch in zip("qk", batches, strict=True)
+    }
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+
+
 MADE_OF_THE_SHAPE = """
     kt = Transpose<perm=[0, 2, 1]>(k) s = MatMul(q, kt)
     n = Shape(s) e = Expand(keep, n) b = Cast<to=9>(e)

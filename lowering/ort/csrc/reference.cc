@@ -68,16 +68,18 @@ void attend(const Row& row) {
   const Problem& problem = row.problem;
   const Softmax softmax(row);
   const bool zero = softmax.gives_zero(problem.nan_rows);
+  // A masked key whose weight is 0 in float32, without subnormal numbers, is not read.
+  const double least = std::isnan(softmax.sum) ? 0 : std::numeric_limits<float>::min();
   const bool nan = softmax.empty && problem.empty_rows == EmptyRows::nan;
   const int64_t out = row.sequence.out + row.head * problem.out.head + row.i * problem.out.row;
   for (int64_t d = 0; d < problem.value_size; ++d) {
     double result = 0;
     for (size_t n = 0; n < softmax.keys.size(); ++n) {
       const int64_t j = softmax.keys[n];
-      if (!problem.masked_values && !softmax.empty && !row.attended(j)) continue;
-      result += softmax.weights[n] / softmax.sum * row.kept(j) * row.value(j, d);
+      const bool masked = !softmax.empty && !row.attended(j);
+      if (masked && (!problem.masked_values || zero || softmax.weights[n] < least)) continue;
+      result += (zero ? 0 : softmax.weights[n] / softmax.sum * row.kept(j)) * row.value(j, d);
     }
-    if (zero) result = 0;
     if (nan) result = std::numeric_limits<double>::quiet_NaN();
     write(problem.out.data, out + d, static_cast<float>(result), problem.type);
   }

@@ -1,4 +1,6 @@
 // RegisterCustomOps, the library's only visible symbol. ONNX Runtime calls it with the options of a session.
+#include <array>
+
 #include "op.hpp"
 #include "types.hpp"
 
@@ -16,9 +18,11 @@ namespace {
 constexpr const char* kDomain = "ascend";
 
 // What FlashAttentionScore is in files: the operator with attention_out as its only output. Tools know a node by its
-// first output, and many of them do not expect that it is absent.
+// first output, and many of them do not expect that it is absent. In a file the nodes of one name share a function body,
+// which is for runtimes without this library, so nodes with other bodies need other names.
 constexpr const char* kFileDomain = "fa_compiler";
-constexpr const char* kFileOp = "FlashAttention";
+constexpr std::array kFileOps = {"FlashAttention",      "FlashAttentionBody2", "FlashAttentionBody3", "FlashAttentionBody4",
+                                 "FlashAttentionBody5", "FlashAttentionBody6", "FlashAttentionBody7", "FlashAttentionBody8"};
 
 // An operator of descriptors.inc. Its outputs before `first_output` are left out.
 struct Operator {
@@ -102,11 +106,19 @@ const std::vector<Descriptor>& descriptors() {
 // The descriptors of kFileDomain.
 const std::vector<Descriptor>& file_descriptors() {
   namespace flash = flash_attention_score;
-  static constexpr Operator single = {
-      kFileOp, flash::kInputCount, flash::output_attention_out, 1, flash::kRequiredInputs, 0, flash::make_single_output};
+  static constexpr auto operators = [] {
+    std::array<Operator, kFileOps.size()> list{};
+    for (size_t n = 0; n < list.size(); ++n) {
+      list[n] = {kFileOps[n], flash::kInputCount, flash::output_attention_out, 1, flash::kRequiredInputs, 0,
+                 flash::make_single_output};
+    }
+    return list;
+  }();
   static const std::vector<Descriptor> all = [] {
     std::vector<Descriptor> list;
-    for (const Types& types : flash::kTypes) list.push_back(descriptor_of(single, types));
+    for (const Operator& op : operators) {
+      for (const Types& types : flash::kTypes) list.push_back(descriptor_of(op, types));
+    }
     return list;
   }();
   return all;

@@ -398,11 +398,12 @@ static void attend_blocks(const QueryTile& tile, int64_t begin, int64_t end, boo
 static void write_results(const QueryTile& tile) {
   add_masked_keys(tile);
   bool some_empty = false;
+  Values values = Values::unknown;
   for (int64_t r = 0; r < tile.rows(); ++r) {
     tile.s.empty[r] = is_empty(tile, r);
     some_empty = some_empty || tile.s.empty[r] != 0;
     write_statistics(tile, r);
-    if (tile.s.empty[r] == 0) write_row(tile, r, tile.problem.nan_rows);
+    if (tile.s.empty[r] == 0) write_row(tile, r, tile.problem.nan_rows, values);
   }
   if (!some_empty) return;
   if (tile.problem.empty_rows != EmptyRows::unmasked) {
@@ -413,7 +414,7 @@ static void write_results(const QueryTile& tile) {
   attend_blocks(tile, 0, ceil_div(tile.sequence.key_length, tile.block_keys()), false, false);
   transpose_accumulators(tile);
   for (int64_t r = 0; r < tile.rows(); ++r) {
-    if (tile.s.empty[r] != 0) write_row(tile, r, NanRows::nan);
+    if (tile.s.empty[r] != 0) write_row(tile, r, NanRows::nan, values);
   }
 }
 

@@ -2,8 +2,8 @@
 //
 // They are added at the end, as one more block of the online softmax: their weights to the sum, and their weighted values to
 // the accumulator, unless `cpu_masked_values` counts those as 0. All masked keys have the same score, or with
-// `cpu_masked_bias` the same score plus their bias. Mostly their weight vanishes beside the row's largest score, and no
-// value is read.
+// `cpu_masked_bias` the same score plus their bias. Mostly their weight vanishes beside the row's largest score. It is 0
+// then, and the value is not read: NaN or infinity at a masked key counts only where the key has a weight.
 #pragma once
 
 #include "bias.hpp"
@@ -111,9 +111,10 @@ static void add_masked_keys_of_row(const QueryTile& tile, int64_t r) {
       sum += weights[j];
       if (!problem.masked_values || weights[j] == 0) continue;
       const int64_t key = first + j;
-      if (problem.drop_mask != nullptr && (bits_from(problem.drop_mask, bit + key, 1) & 1) == 0) continue;
+      const bool dropped = problem.drop_mask != nullptr && (bits_from(problem.drop_mask, bit + key, 1) & 1) == 0;
+      const float weight = dropped ? 0.0f : weights[j];
       const float* value = tile.value(key);
-      for (int64_t d = 0; d < problem.value_size; ++d) sums[d] += weights[j] * (value[d] * tile.s.overflow_scale[r]);
+      for (int64_t d = 0; d < problem.value_size; ++d) sums[d] += weight * (value[d] * tile.s.overflow_scale[r]);
     }
     tile.s.sum[r] += sum;
   }

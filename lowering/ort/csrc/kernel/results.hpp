@@ -44,8 +44,31 @@ FA_INLINE void store_scaled(const QueryTile& tile, int64_t r, float* row, float 
   for (; d < size; ++d) out[d] = row[d] * factor;
 }
 
-// Writes row r: its accumulator divided by its sum, or what `rule` says where the softmax is undefined.
-static void write_row(const QueryTile& tile, int64_t r, NanRows rule) {
+static bool values_are_finite(const QueryTile& tile) {
+  bool finite = true;
+  for (int64_t j = 0; finite && j < tile.sequence.key_length; ++j) {
+    finite = all_finite(tile.value(j), tile.problem.value_size);
+  }
+  return finite;
+}
+
+// The sums of a row whose probabilities are 0: NaN where a value that the row attends is inf or NaN, because 0 * inf is NaN.
+static void add_values_of_no_weight(const QueryTile& tile, int64_t r, float* sums) {
+  const int64_t length = tile.sequence.key_length;
+  for (int64_t first = 0; first < length; first += kBlockKeys) {
+    const int64_t keys = smaller(kBlockKeys, length - first);
+    const View view = view_of(tile.problem, tile.sequence, tile.head_of(r), tile.index_of(r), first, keys);
+    for (int64_t j = view.begin; j < view.end; ++j) {
+      if (is_attended(view, j)) add_value(0.0f, tile.value(first + j), tile.problem.value_size, sums);
+    }
+  }
+}
+
+enum class Values : uint8_t { unknown, finite, some_not_finite };
+
+// Writes row r: its accumulator divided by its sum, or what `rule` says where the softmax is undefined. `values` is what is
+// known of the values of the tile's head.
+static void write_row(const QueryTile& tile, int64_t r, NanRows rule, Values& values) {
   const int64_t columns = tile.columns();
   float* sums = tile.s.acc_rows + r * columns;
   const float sum = tile.s.sum[r];
@@ -53,6 +76,10 @@ static void write_row(const QueryTile& tile, int64_t r, NanRows rule) {
   if (all_infinite || is_nan(sum)) {
     const bool zero = rule == NanRows::zero || (rule == NanRows::infinite && all_infinite);
     for (int64_t d = 0; d < columns; ++d) sums[d] = zero ? 0.0f : __builtin_nanf("");
+    if (zero && values == Values::unknown) {
+      values = values_are_finite(tile) ? Values::finite : Values::some_not_finite;
+    }
+    if (zero && values == Values::some_not_finite) add_values_of_no_weight(tile, r, sums);
     store_row(tile, r, sums);
   } else {
     store_scaled(tile, r, sums, 1.0f / sum / tile.problem.keep_prob / tile.s.overflow_scale[r]);
