@@ -135,8 +135,9 @@ def _read(path: Path) -> _Read:
         if (skeleton := inline_weights.read_skeleton(path)) is not None:
             return _Read(_parse(skeleton.content, str(path)), skeleton.left, skeleton.weights)
         with path.open("rb") as file:
-            content = file.read(PROTO_LIMIT + 1)
-        if len(content) > PROTO_LIMIT:  # a pipe or device
+            # As many bytes as are asked for are reserved. A pipe or device does not tell its size.
+            content = file.read(size + 1 if size else PROTO_LIMIT + 1)
+        if len(content) > PROTO_LIMIT:
             raise _too_large(path, "more than 2 GiB")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
