@@ -27,6 +27,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 FILLED_ROWS = 1 << 10
 """`fill` writes no more rows of an embedding than this; the ids that a model is run with are below it."""
+NARROW = 64
+"""The channels of the feed-forward parts of models that are run."""
 _PAGE = 1 << 12
 _PIECE = 1 << 22
 """Elements that are made at a time."""
@@ -102,12 +104,12 @@ class RealModel:
     logits: bool = True
 
     def cut(self, layers: int, tokens: int | None = None) -> RealModel:
-        """The model with fewer layers and tokens, without logits: one that can be run. The sizes of the masks shrink as
-        the tokens do."""
+        """The model with fewer layers and tokens: one that can be run. It has no logits, its feed-forward parts are
+        narrow, and the sizes of the masks shrink as the tokens do."""
         tokens = tokens or self.tokens
         masks = tuple(mask and replace(mask, size=mask.size * tokens // self.tokens) for mask in self.masks)
         buffer = self.buffer * tokens // self.tokens
-        return replace(self, layers=layers, tokens=tokens, masks=masks, buffer=buffer, logits=False)
+        return replace(self, layers=layers, tokens=tokens, masks=masks, buffer=buffer, inner=NARROW, logits=False)
 
     def mask(self, layer: int) -> Mask | None:
         """The mask of a layer."""

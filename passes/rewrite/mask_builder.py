@@ -98,8 +98,11 @@ class MaskBuilder:
         plan = plan_moves(view.base_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
+        labels = view.base
+        if builder.info.labels.is_loose(labels) and labels.const_value is not None:
+            labels = builder.constant(labels.const_value.numpy(), "blocks")
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
-        labels = self.emitter.repeated(self.emitter.apply(view.base, view.base_dims, plan), (batch, rows))
+        labels = self.emitter.repeated(self.emitter.apply(labels, view.base_dims, plan), (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)

@@ -31,6 +31,8 @@ BANDS = {
     "prefix of all keys but one": (None, COLUMNS - ROWS, COLUMNS - 1),
 }
 """The lower and upper bound on key minus row, and the prefix."""
+BLOCKS = (5, 6, 9, 13)
+"""The ends of blocks: of five, one, three and four positions."""
 NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bool": lambda kept: kept,
     "excluded": lambda kept: ~kept,
@@ -132,6 +134,37 @@ def test_a_file_is_read_in_pieces_and_once(tmp_path: Path, monkeypatch: pytest.M
     assert LargeConstants().of(value("two")) is None
 
 
+def in_blocks(lower: int | None, upper: int | None, ends: tuple[int, ...]) -> np.ndarray:
+    """The positions of a band in blocks."""
+    size = ends[-1]
+    distance = np.arange(size)[None] - np.arange(size)[:, None]
+    block = np.searchsorted(ends, np.arange(size), side="right")
+    kept: np.ndarray = block[:, None] == block[None]
+    kept = kept if lower is None else kept & (lower <= distance)
+    return kept if upper is None else kept & (distance <= upper)
+
+
+@pytest.mark.parametrize("band", [(None, None), (None, 0), (0, None), (-1, 0), (-1, 2)])
+def test_blocks_are_found_and_each_element_counts(band: tuple[int | None, int | None]) -> None:
+    """Whole blocks, triangles and windows in them. One element more or less is another pattern, or none."""
+    right = in_blocks(*band, BLOCKS)
+    for matrix in (right, ~right):
+        content = content_of(ir.tensor(matrix), 2 * len(right))
+        assert content is not None and content.pattern is not None
+        pattern = content.pattern
+        assert (pattern.ends, pattern.inside, pattern.outside) == (BLOCKS, int(matrix[0, 0]), int(not matrix[0, 0]))
+        assert np.array_equal(in_blocks(pattern.lower, pattern.upper, pattern.ends), right)
+        for place in range(right.size):
+            wrong = matrix.copy()
+            wrong.reshape(-1)[place] ^= True
+            found = content_of(ir.tensor(wrong))
+            assert found is not None
+            if found.pattern is not None:
+                assert found.pattern.ends
+                kept = in_blocks(found.pattern.lower, found.pattern.upper, found.pattern.ends)
+                assert np.array_equal(np.where(kept, found.pattern.inside, found.pattern.outside), wrong)
+
+
 def attention(mask: np.ndarray, batch: str | int, size: int = 8) -> onnx.ModelProto:
     """Attention of one head under a constant mask, which is added or selects."""
     rows, columns = mask.shape[-2:]
@@ -147,6 +180,25 @@ def attention(mask: np.ndarray, batch: str | int, size: int = 8) -> onnx.ModelPr
     model.graph.input.pop()
     model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
     return model
+
+
+@pytest.mark.parametrize(
+    ("band", "label"), [((None, None), "packed"), ((None, 0), "packed+causal"), ((-2, 1), "packed+band")]
+)
+@pytest.mark.parametrize("batch", ["B", 1, 2])
+def test_blocks_are_packed_sequences(batch: str | int, band: tuple[int | None, int | None], label: str) -> None:
+    """Chunks and packed sequences: the ends of the blocks are those of the sequences, in every batch entry. Ascend
+    keeps the mask."""
+    kept = in_blocks(*band, BLOCKS)
+    for mask in (kept, np.where(kept, 0, -np.inf).astype(np.float32)[None, None]):
+        model = attention(mask, batch)
+        result, report = fused(model)
+        assert [block.mask for block in report.blocks] == [label]
+        feeds = random_feeds(model)
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+        _, report = fused(model, "ascend")
+        assert [block.mask for block in report.blocks] == ["atten_mask"]
 
 
 @pytest.mark.parametrize(("batch", "rows", "columns"), [("B", 70, 70), (2, 5, 9)])

@@ -21,7 +21,7 @@ TOKENS = 2080
 MASKS = {
     "bert-large": ["atten_mask"],
     "modernbert-large": ["none", "band", "band"],
-    "packed-bert": ["atten_mask"],
+    "packed-bert": ["packed"],
     "gpt2-xl": ["causal"],
     "gpt-neo-2.7b": ["causal", "band"],
     "llama-3.1-8b": ["causal"],
@@ -30,7 +30,7 @@ MASKS = {
     "gemma-2-9b": ["band", "causal"],
     "gemma-3-27b": [*["band"] * 5, "causal"],
     "paligemma-3b": ["prefix"],
-    "llama-4-scout": [*["atten_mask"] * 3, "causal"],
+    "llama-4-scout": [*["packed+causal"] * 3, "causal"],
     "qwen-2.5-7b": ["causal"],
     "llama-3.2-1b": ["causal"],
     "gemma-3-1b": [*["band"] * 5, "causal"],
@@ -63,7 +63,7 @@ def test_reading_does_not_grow_with_the_layers(tmp_path: Path, monkeypatch: pyte
         return fromfile(file, dtype, count, offset=offset)
 
     monkeypatch.setattr(np, "fromfile", counted)
-    model = replace(MODELS["mistral-7b"].cut(6, TOKENS), hidden=64, heads=2, kv_heads=1, size=32, inner=64)
+    model = replace(MODELS["mistral-7b"].cut(6, TOKENS), hidden=64, heads=2, kv_heads=1, size=32)
     for masks, each in ((1, model), (3, replace(model.cut(3), buffer=TOKENS))):
         read.clear()
         assert [block.mask for block in optimized(each, tmp_path / str(masks)).blocks] == ["band"] * each.layers
@@ -73,7 +73,7 @@ def test_reading_does_not_grow_with_the_layers(tmp_path: Path, monkeypatch: pyte
 def test_memory_does_not_grow_with_the_constants(tmp_path: Path) -> None:
     """Two masks of four times as many bytes: the peak rises by less than a hundredth of what is added."""
     peaks = []
-    model = replace(MODELS["gpt-neo-2.7b"].cut(2), hidden=64, heads=2, kv_heads=2, size=32, inner=64, vocabulary=64)
+    model = replace(MODELS["gpt-neo-2.7b"].cut(2), hidden=64, heads=2, kv_heads=2, size=32, vocabulary=64)
     for tokens in (TOKENS, 2 * TOKENS):
         folder = tmp_path / str(tokens)
         folder.mkdir()
