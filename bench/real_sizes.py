@@ -7,11 +7,14 @@
 The graphs have the real numbers of layers, heads, channels and tokens, a constant mask for each kind of layer, and
 weights that are holes in a file. The first table is about `fa_compiler optimize`, each time in a process of its own:
 
-    constants   MiB of the masks
+    constants   MiB of constants in the file that are no holes: masks, and the tables of rotary positions
+    dense       MiB of the masks that the fused model still has, one number for each row and key
     fused       fused blocks of all blocks
-    masks       how often each kind of mask was chosen; `atten_mask` and `real_shift` are dense
-    seconds     from the call to the written file, as the report says; CPU and memory are those of the whole process
-    memory      its peak, MiB; beside it the rise over a model of one layer that has no mask
+    masks       how often each kind of mask was chosen
+    seconds     from the call to the written file, as the report says
+    CPU s       processor time beyond that of a model of one layer without a mask, which is mostly that of imports: on a
+                busy machine it is more reliable
+    memory      the peak of the process, MiB, and its rise over that model
 
 The second table compares latencies of ONNX Runtime in the same run: both variants are separate processes, which run in
 turns. The layers have narrow feed-forward parts, so most of the time is that of attention and its projections. The
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -36,6 +40,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from bench.line_server import HelperError
 from bench.models import TOLERANCE, servers
@@ -86,8 +92,12 @@ def coverage(model: RealModel) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = build(model, Path(folder))
         constants = path.with_name("model.bin").stat().st_blocks * 512 / 2**20
-        return {"model": model.name, "layers": model.layers, "tokens": model.tokens, "constants": constants,
-                **compiled(path)}  # fmt: skip
+        row = {"model": model.name, "layers": model.layers, "tokens": model.tokens, "constants": constants,
+               **compiled(path)}  # fmt: skip
+        left = onnx.load(path.with_name("fused.onnx"), load_external_data=False).graph.initializer
+        square = [tensor for tensor in left if [*tensor.dims[-2:]] == [model.buffer or model.tokens] * 2]
+        sizes = [math.prod(each.dims) * helper.tensor_dtype_to_np_dtype(each.data_type).itemsize for each in square]
+        return {**row, "dense": sum(sizes) / 2**20}
 
 
 def run(model: RealModel, threads: int, rounds: int) -> Row:
@@ -137,34 +147,25 @@ def _masks(found: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in found.items())
 
 
-def document(floor: float, rows: Sequence[Row], runs: Sequence[Row]) -> str:
-    """Both tables as Markdown."""
-    heading = ("model", "layers", "tokens", "constants", "fused", "masks", "seconds", "CPU s", "memory", "rise")
-    cells = [
-        (row["model"], str(row["layers"]), str(row["tokens"]), f"{row['constants']:.0f}",
-         f"{row['fused']}/{row['blocks']}", _masks(row["masks"]), f"{row['seconds']:.2f}", f"{row['cpu']:.1f}",
-         f"{row['memory']:.0f}", f"{row['memory'] - floor:.0f}")
+COVERAGE = ("model", "layers", "tokens", "constants", "dense", "fused", "masks", "seconds", "CPU s", "memory", "rise")
+LATENCY = ("run", "layers", "tokens", "masks", "ms", "fused ms", "times faster", "MiB", "fused MiB", "error")
+
+
+def document(floor: Row, rows: Sequence[Row], runs: Sequence[Row]) -> str:
+    """Both tables as Markdown. `floor` is the row of a model of one layer without a mask."""
+    coverages = [
+        (row["model"], str(row["layers"]), str(row["tokens"]), f"{row['constants']:.0f}", f"{row['dense']:.0f}",
+         f"{row['fused']}/{row['blocks']}", _masks(row["masks"]), f"{row['seconds']:.2f}",
+         f"{row['cpu'] - floor['cpu']:.2f}", f"{row['memory']:.0f}", f"{row['memory'] - floor['memory']:.0f}")
         for row in rows
     ]  # fmt: skip
-    text = table(heading, cells) if rows else ""
-    heading = (
-        "run",
-        "layers",
-        "tokens",
-        "masks",
-        "original ms",
-        "fused ms",
-        "times faster",
-        "MiB",
-        "fused MiB",
-        "error",
-    )
-    cells = [
+    latencies = [
         (row["model"], str(row["layers"]), str(row["tokens"]), _masks(row["masks"]), *map(number, row["ms"].values()),
          f"{row['ratio']:.2f}", *(f"{peak:.0f}" for peak in row["peaks"].values()), f"{row['difference']:.0e}")
         for row in runs
     ]  # fmt: skip
-    return text + ("\n" + table(heading, cells) if runs else "")
+    parts = ((COVERAGE, coverages), (LATENCY, latencies))
+    return "\n".join(table(heading, cells) for heading, cells in parts if cells)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -183,7 +184,7 @@ def main(words: Sequence[str] | None = None) -> int:
     models = [MODELS[name] for name in QUICK] if arguments.quick else list(MODELS.values())
     chosen = [MODELS["packed-bert"].cut(1, 1024)] if arguments.quick else RUNS
     try:
-        floor = coverage(replace(MODELS["llama-3.1-8b"], layers=1, masks=(None,)))["memory"]
+        floor = coverage(replace(MODELS["llama-3.1-8b"], layers=1, masks=(None,)))
         rows, runs = [], []
         for model in models:
             if re.search(arguments.models, model.name):

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from fa_compiler.passes.nodes import constant
 from fa_compiler.passes.values.constant_patterns import Diagonals
 from fa_compiler.passes.values.large_constants import LargeConstants, LargeContent, content_of
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
@@ -199,6 +200,45 @@ def test_blocks_are_packed_sequences(batch: str | int, band: tuple[int | None, i
             assert_same(got, wanted, 1e-5)
         _, report = fused(model, "ascend")
         assert [block.mask for block in report.blocks] == ["atten_mask"]
+
+
+@pytest.mark.parametrize("numbers", ["bool", "float32", "bias"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_mask_that_repeats_its_row_becomes_one_row(
+    large: bool, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding of constant lengths, and a bias of few numbers. With another number in one row it stays as it is."""
+    if large:
+        monkeypatch.setattr("fa_compiler.passes.values.large_constants.FOLD_LIMIT", 16)
+        monkeypatch.setattr(constant, "__defaults__", (16,))
+    row = np.arange(COLUMNS) % 4 != 1
+    row = NUMBERS[numbers](row) if numbers in NUMBERS else np.where(row, 0.25, -1.5).astype(np.float32)
+    mask = np.broadcast_to(row, (1, 1, ROWS, COLUMNS)).copy()
+    for rows in (1, ROWS):
+        model = attention(mask, 2)
+        result, report = fused(model)
+        assert [block.mask for block in report.blocks] == ["real_shift" if numbers == "bias" else "atten_mask"]
+        sizes = [list(tensor.dims) for tensor in result.graph.initializer if tensor.dims[-1:] == [COLUMNS]]
+        assert sizes == [[1, 1, rows, COLUMNS]]
+        feeds = random_feeds(model)
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+        mask[0, 0, -1, 0] = mask[0, 0, -1, 1]
+
+
+def test_repeated_rows_in_pieces() -> None:
+    """Each matrix repeats a row of its own. Every element counts."""
+    right = np.repeat(NUMBERS["bfloat16"](within((None, 0, 0)))[:3, None], ROWS, axis=1)
+    for piece in (1, 3 * COLUMNS, 1 << 20):
+        content = content_of(ir.tensor(right), piece)
+        assert content is not None and content.repeated is not None
+        np.testing.assert_array_equal(content.repeated, right[:, :1])
+        assert content.repeated.dtype == right.dtype
+    for place in range(0, right.size, 5):
+        wrong = right.copy()
+        wrong.reshape(-1)[place] = 1.0
+        found = content_of(ir.tensor(wrong), 2 * COLUMNS)
+        assert found is not None and found.repeated is None
 
 
 @pytest.mark.parametrize(("batch", "rows", "columns"), [("B", 70, 70), (2, 5, 9)])
