@@ -20,7 +20,7 @@ from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, repaired
 from fa_compiler.model_files.subgraphs import Subgraphs
-from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location
+from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location, message_size
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 _SMALL = 1 << 10
@@ -225,7 +225,7 @@ def _detach(model: ir.Model, files: dict[str, str]) -> None:
                 metadata_props=dict(tensor.metadata_props),
             )
         if isinstance(tensor, ir.serde.TensorProtoTensor):
-            if tensor.raw.ByteSize() <= _SMALL:
+            if message_size(tensor.raw) <= _SMALL:
                 copy = onnx.TensorProto()
                 copy.CopyFrom(tensor.raw)
                 return ir.serde.TensorProtoTensor(copy)

@@ -210,6 +210,17 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
     return f"tensor '{tensor.name}' holds {found} {unit}, its type and shape {list(tensor.dims)[:16]} need {wanted}"
 
 
+def message_size(tensor: onnx.TensorProto) -> int:
+    """The number of bytes of a tensor as a message, for raw data without what lies beside them.
+
+    protobuf serialises a message to tell its size. Raw data are counted by type and shape instead, which have to match.
+    """
+    if tensor.HasField("raw_data") and is_sized(tensor):
+        return nbytes(tensor)
+    size: int = tensor.ByteSize()
+    return size
+
+
 def nbytes(tensor: onnx.TensorProto) -> int:
     """The number of bytes of a tensor that `is_sized`, from its type and shape."""
     size: int = (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
