@@ -210,12 +210,17 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
     return f"tensor '{tensor.name}' holds {found} {unit}, its type and shape {list(tensor.dims)[:16]} need {wanted}"
 
 
-def message_size(tensor: onnx.TensorProto) -> int:
-    """The number of bytes of a tensor as a message, for raw data without what lies beside them.
+_MEASURED = 1 << 16
+"""Raw data of up to this many bytes are measured by protobuf."""
 
-    protobuf serialises a message to tell its size. Raw data are counted by type and shape instead, which have to match.
+
+def message_size(tensor: onnx.TensorProto) -> int:
+    """The number of bytes of a tensor as a message.
+
+    protobuf serialises a message to tell its size. More raw data than `_MEASURED` are counted by type and shape
+    instead, which have to match, and without what lies beside them.
     """
-    if tensor.HasField("raw_data") and is_sized(tensor):
+    if tensor.HasField("raw_data") and is_sized(tensor) and nbytes(tensor) > _MEASURED:
         return nbytes(tensor)
     size: int = tensor.ByteSize()
     return size
