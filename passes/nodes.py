@@ -15,6 +15,9 @@ STANDARD = ("", "ai.onnx")
 FOLD_LIMIT = 1 << 22
 """Constants of more elements than this are not read as a whole; values/large_constants.py tells what they hold."""
 
+HELD = 1 << 16
+"""Constants of more elements than this are read again from their file for each question, and not held in memory."""
+
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
     """Is this a node of the standard domain with one of these types?"""
@@ -98,7 +101,23 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
         return _numbers_of_attribute(producer(value))
     if tensor.size > limit or tensor.dtype == ir.DataType.STRING:
         return None
-    return tensor.numpy()
+    return _unheld(tensor).numpy()
+
+
+def _unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A tensor with the same content. A larger one that lies in a file leaves memory together with the array that is
+    made of it: the original would keep its array."""
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.size <= HELD:
+        return tensor
+    return ir.ExternalTensor(
+        tensor.location,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name or "",
+        base_dir=tensor.base_dir,
+    )
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

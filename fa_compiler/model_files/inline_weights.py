@@ -155,8 +155,8 @@ def read_skeleton(path: Path) -> Skeleton | None:
                     graph.add(wire.head(_INITIALIZER, len(stub)) + stub)
                     left.append(count)
                 count += is_initializer
-            content = graph.content()
-            kept.add(wire.head(_GRAPH, len(content)) + content)
+            parts = graph.parts()
+            kept.add(wire.head(_GRAPH, sum(map(len, parts))), *parts)
         if not left:
             return None
         content = kept.content()
@@ -181,17 +181,19 @@ class _Kept:
             self._start = start
         self._stop = stop
 
-    def add(self, content: bytes) -> None:
+    def add(self, *parts: bytes) -> None:
         """Append new bytes."""
+        self.parts().extend(parts)
+
+    def parts(self) -> list[bytes]:
+        """All bytes that were appended, in pieces: joining them takes as much memory again."""
         self._read()
         self._start = self._stop = 0
-        self._parts.append(content)
+        return self._parts
 
     def content(self) -> bytes:
         """All bytes that were appended."""
-        self._read()
-        self._start = self._stop = 0
-        return b"".join(self._parts)
+        return b"".join(self.parts())
 
     def _read(self) -> None:
         while self._start < self._stop:

@@ -20,7 +20,7 @@ from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, repaired
 from fa_compiler.model_files.subgraphs import Subgraphs
-from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location
+from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location, message_size
 
 ModelLike = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 """A path, the bytes of a file, or a model in memory. An `ONNXProgram`, which torch.onnx.export returns, stands for its
@@ -143,8 +143,9 @@ def _read(path: Path) -> _Read:
         if (skeleton := inline_weights.read_skeleton(path)) is not None:
             return _Read(_parse(skeleton.content, str(path)), skeleton.left, skeleton.weights)
         with path.open("rb") as file:
-            content = file.read(PROTO_LIMIT + 1)
-        if len(content) > PROTO_LIMIT:  # a pipe or device
+            # As many bytes as are asked for are reserved. A pipe or device does not tell its size.
+            content = file.read(size + 1 if size else PROTO_LIMIT + 1)
+        if len(content) > PROTO_LIMIT:
             raise _too_large(path, "more than 2 GiB")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -232,7 +233,7 @@ def _detach(model: ir.Model, files: dict[str, str]) -> None:
                 metadata_props=dict(tensor.metadata_props),
             )
         if isinstance(tensor, ir.serde.TensorProtoTensor):
-            if tensor.raw.ByteSize() <= _SMALL:
+            if message_size(tensor.raw) <= _SMALL:
                 copy = onnx.TensorProto()
                 copy.CopyFrom(tensor.raw)
                 return ir.serde.TensorProtoTensor(copy)

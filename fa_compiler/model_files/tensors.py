@@ -216,6 +216,22 @@ def _told(count: int) -> str:
     return str(count) if count < 1 << 63 else "more than 2^63"
 
 
+_MEASURED = 1 << 16
+"""Raw data of up to this many bytes are measured by protobuf."""
+
+
+def message_size(tensor: onnx.TensorProto) -> int:
+    """The number of bytes of a tensor as a message.
+
+    protobuf serialises a message to tell its size. More raw data than `_MEASURED` are counted by type and shape
+    instead, which have to match, and without what lies beside them.
+    """
+    if tensor.HasField("raw_data") and is_sized(tensor) and nbytes(tensor) > _MEASURED:
+        return nbytes(tensor)
+    size: int = tensor.ByteSize()
+    return size
+
+
 def nbytes(tensor: onnx.TensorProto) -> int:
     """The number of bytes of a tensor that `is_sized`, from its type and shape."""
     size: int = (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8

@@ -320,7 +320,7 @@ def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: 
 
 def _too_large(inside: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
     """The tensors that have to become external, so that the model stays below `INLINE_LIMIT`."""
-    if sum(tensor.ByteSize() + _left(tensor) for tensor in inside) <= INLINE_LIMIT:
+    if sum(tensors.message_size(tensor) + _left(tensor) for tensor in inside) <= INLINE_LIMIT:
         return []
     return [tensor for tensor in inside if max(len(tensor.raw_data), _left(tensor)) > INLINE_TENSOR]
 

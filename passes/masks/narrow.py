@@ -1,21 +1,25 @@
 """Narrowing: a tensor that is the same all along a dimension is computed with the size 1 in that dimension.
 
 Older exporters expand a padding mask over the query rows before they cast, invert and combine it, so that every step
-works on S x S elements. Grammar of what is proven constant along dimension d, from a value upwards:
+works on S x S elements. A simplifier leaves such a mask of constant lengths as a constant of S x S elements. Grammar of
+what is proven constant along dimension d, from a value upwards:
 
     constant := Expand(x)                       x has size 1 in d, and the result's sizes elsewhere
+              | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
+                                                few numbers, and d is the last but one of its dimensions that are not 1
               | op(operands)                    element by element, every operand constant along d or of size 1 there
 
-A narrowed Expand(x) is x. Any other narrowed tensor comes from the same operators on narrowed operands, so its elements
-are the same by construction.
+A narrowed Expand(x) is x, and a narrowed constant is its first row. Any other narrowed tensor comes from the same
+operators on narrowed operands, so its elements are the same by construction.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 ELEMENTWISE = (
@@ -60,6 +64,8 @@ def is_constant_along(value: ir.Value, axis: int, info: ShapeInfo) -> bool:
 def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Value, int]] | None:
     """The operands that have to be constant for the value to be constant, each with its dimension. None when nothing is
     proven of the operator."""
+    if _first_of(value, axis, info) is not None:
+        return []
     node, shape = value.producer(), info.shape(value)
     if node is None or shape is None:
         return None
@@ -81,6 +87,17 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
     return operands
 
 
+def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
+    """The first elements along the axis of a stored constant that is the same all along it; None for other values."""
+    array = constant(value)
+    if array is not None:
+        first = array.take([0], axis) if array.size else None
+        return first if first is not None and bool((array == first).all()) else None
+    large = info.large.of(value)
+    single = None if large is None else large.repeated
+    return single if single is not None and single.shape[axis] == 1 else None
+
+
 def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value:
     """The value with a dimension of 1 in place of `axis`, along which it is proven constant."""
     return _narrowed(value, axis, builder, {})
@@ -89,8 +106,11 @@ def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value:
 def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.Value, int], ir.Value]) -> ir.Value:
     key = (value, axis)
     if key not in done:
-        node = value.producer()
+        node, first = value.producer(), _first_of(value, axis, builder.info)
         wide = _made_from(value, axis, builder.info)
+        if first is not None:
+            done[key] = builder.constant(first, "row")
+            return done[key]
         assert node is not None and wide is not None
         if is_op(node, "Expand"):
             assert node.inputs[0] is not None

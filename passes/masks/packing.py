@@ -1,6 +1,7 @@
 """Packed sequences: sequences that lie end to end, with a mask that lets a token attend only to its own sequence.
 
     same := Equal of two elements of one tensor of labels, at the row and at the column of a score   (positions.py)
+          | a constant mask of blocks on its diagonal, whose labels are the blocks' numbers    (position_contents.py)
 
 The operator expresses this as input_layout TND, with the ends of the sequences. That requires equal labels to be
 neighbours: the labels have to come in *runs*. Labels that are an input of the model may not, so the proof looks at how

@@ -23,7 +23,7 @@ from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.movers import MOVES
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import is_op, is_weight
 from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
@@ -98,8 +98,11 @@ class MaskBuilder:
         plan = plan_moves(view.base_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
+        labels = view.base
+        if builder.info.labels.is_loose(labels) and labels.const_value is not None:
+            labels = builder.constant(labels.const_value.numpy(), "blocks")
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
-        labels = self.emitter.repeated(self.emitter.apply(view.base, view.base_dims, plan), (batch, rows))
+        labels = self.emitter.repeated(self.emitter.apply(labels, view.base_dims, plan), (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
@@ -255,9 +258,10 @@ class MaskBuilder:
         space = self.match.space
         own_dims = view.base_dims
         rows = self.match.roles.q_seq
+        stays = 2 in full and is_weight(view.base)  # narrowed, it would only be expanded again
         for axis, dim in enumerate(own_dims):
             # A mask may have more rows than the query: then each of its rows is a row of the result.
-            narrow = dim == rows and not space.may_broadcast(rows)
+            narrow = dim == rows and not space.may_broadcast(rows) and not stays
             if narrow and is_constant_along(value, axis, self.builder.info):
                 value = narrowed(value, axis, self.builder)
                 own_dims = (*own_dims[:axis], (), *own_dims[axis + 1 :])

@@ -1,4 +1,5 @@
-"""Regular contents of constant arrays: positions, and bands of diagonals and prefixes in matrices of two numbers."""
+"""Regular contents of constant arrays: positions, and bands of diagonals, prefixes and blocks in matrices of two
+numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class TwoNumbers:
 class Diagonals:
     """A matrix that holds `inside` where lower <= j - i <= upper or j < prefix, else `outside`.
 
-    A bound of None does not limit; with a prefix there is no `lower`.
+    A bound of None does not limit; with a prefix there is no `lower`. With `ends` the matrix is square, and it holds
+    `outside` also where i and j are not in the same block: `ends` are the ends of consecutive blocks of its diagonal.
     """
 
     lower: int | None
@@ -82,17 +84,21 @@ class Diagonals:
     prefix: int
     inside: float | int
     outside: float | int
+    ends: tuple[int, ...] = ()
 
 
 def diagonals(matrix: TwoNumbers) -> Diagonals | None:
-    """The band of diagonals, with or without a prefix, that a matrix of two numbers holds; None for other matrices."""
+    """The band of diagonals, with a prefix, in blocks or alone, that a matrix of two numbers holds; None for other
+    matrices."""
     last = (int(np.searchsorted(matrix.changes, (matrix.shape[0] - 1) * matrix.shape[1], side="right"))) & 1
-    for number in (last, 1 - last):  # the number in the lower left corner first: a band without a lower bound
-        intervals = matrix.intervals(number)
-        if intervals is None:
-            continue
+    order = (last, 1 - last)  # the number in the lower left corner first: a band without a lower bound
+    numbers = {number: intervals for number in order if (intervals := matrix.intervals(number)) is not None}
+    for number, intervals in numbers.items():
         for lower, upper, prefix in _bands(*intervals, matrix.shape[1]):
             return Diagonals(lower, upper, prefix, matrix.numbers[number], matrix.numbers[1 - number])
+    for number, intervals in numbers.items():
+        for lower, upper, ends in _blocks(*intervals, matrix.shape[1]):
+            return Diagonals(lower, upper, 0, matrix.numbers[number], matrix.numbers[1 - number], ends)
     return None
 
 
@@ -110,3 +116,24 @@ def _bands(low: np.ndarray, high: np.ndarray, columns: int) -> Iterator[tuple[in
     prefix = int(high[0])
     if lower is None and upper is not None and high[-1] > prefix and np.array_equal(high, np.maximum(last, prefix)):
         yield None, upper, prefix
+
+
+def _blocks(
+    low: np.ndarray, high: np.ndarray, columns: int
+) -> Iterator[tuple[int | None, int | None, tuple[int, ...]]]:
+    """The (lower, upper, ends) of several blocks that give every row these intervals. Every row holds its own column;
+    a block ends where neither of two neighbours holds the other's."""
+    rows = np.arange(len(low), dtype=np.int64)
+    if len(low) != columns or (low > rows).any() or (high <= rows).any():
+        return
+    starts = np.flatnonzero((low[1:] > rows[:-1]) & (high[:-1] <= rows[1:])) + 1
+    bounds = np.concatenate([[0], starts, [columns]])
+    block = np.searchsorted(starts, rows, side="right")
+    first, last = bounds[block], bounds[block + 1]
+    (begins,), (stops,) = np.nonzero(low > first), np.nonzero(high < last)
+    lower = int(low[begins[0]] - begins[0]) if len(begins) else None
+    upper = int(high[stops[0]] - 1 - stops[0]) if len(stops) else None
+    first = first if lower is None else np.maximum(first, rows + lower)
+    last = last if upper is None else np.minimum(last, rows + upper + 1)
+    if len(starts) and np.array_equal(low, first) and np.array_equal(high, last):
+        yield lower, upper, tuple(bounds[1:].tolist())

@@ -2,8 +2,9 @@
 
 A constant that is too large to be held in memory is read once, from its first element to its last one, in pieces of
 whole rows. Each reading answers every question about the constant: the few numbers it holds, if they are few, the
-band of diagonals on which one of two numbers lies, and whether a row holds 0 everywhere or nowhere. Every element
-counts for every answer. The reading ends early, when it has shown that there is nothing to tell.
+band of diagonals on which one of two numbers lies, whether a row holds 0 everywhere or nowhere, and whether all rows
+are the same. Every element counts for every answer. The reading ends early, when it has shown that there is nothing to
+tell.
 
     file      external data, and weights that were left in the model's file: read piece by piece
     memory    other tensors: pieces of what is there
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,9 @@ MAX_NUMBERS = 6
 """More different numbers than this are not remembered."""
 EXACT = 2**53
 """Integers beyond this one are not told apart as floats, so they are not remembered."""
-PIECE = 1 << 20
-"""The number of elements that are read at a time; more where a row is longer."""
+PIECE = 1 << 18
+"""The number of elements that are read at a time; more where a row is longer. What is computed of a piece stays in a
+core's cache: four times as many elements take three times as long each."""
 
 WIDEST = 1 << 24
 """Matrices with longer rows are not read: no mask has so many keys."""
@@ -59,13 +61,15 @@ class LargeContent:
     `numbers` are all numbers that it holds, None where they are more than MAX_NUMBERS or where one is NaN. `pattern` is
     the band of diagonals in its last two dimensions that are longer than 1, the same one for all other indices; None
     where there is none. `zeros_only` and `no_zeros` say that a row, along the last dimension, holds 0 everywhere or
-    nowhere; both are true where `numbers` is None, because the reading ended before.
+    nowhere; both are true where `numbers` is None, because the reading ended before. `repeated` is the tensor with one
+    row in place of all rows, of the same rank, if these are the same.
     """
 
     numbers: frozenset[float] | None
     pattern: Diagonals | None = None
     zeros_only: bool = True
     no_zeros: bool = True
+    repeated: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -106,7 +110,12 @@ def content_of(tensor: ir.TensorProtocol, piece: int = PIECE) -> LargeContent | 
                 break
     except (OSError, ValueError):  # external data is missing or cut short: whoever runs the model is told so
         return None
-    return reading.result()
+    content, same = reading.result(), reading.same_rows
+    if same is None:
+        return content
+    row = [axis for axis, size in enumerate(shape) if size != 1][-2]
+    single = same.astype(tensor.dtype.numpy()).reshape(*shape[:row], 1, *shape[row + 1 :])
+    return replace(content, repeated=single)
 
 
 def _pieces(tensor: ir.TensorProtocol, rows: int, columns: int, piece: int) -> Iterator[np.ndarray]:
@@ -161,6 +170,8 @@ class _Reading:
     _has_pattern: bool = True
     _zeros_only: bool = False
     _no_zeros: bool = False
+    _rows: list[np.ndarray] = field(default_factory=list)
+    _has_same_rows: bool = True
 
     def take(self, part: np.ndarray) -> bool:
         """Take the next elements into account. False when the rest need not be read."""
@@ -179,6 +190,7 @@ class _Reading:
         if len(numbers) > MAX_NUMBERS or not all(map(_is_exact, numbers)):
             numbers.clear()
             return False
+        self._has_same_rows = self._has_same_rows and self._take_rows(part.reshape(-1, self.columns))
         self._has_pattern = self._has_pattern and len(numbers) <= 2 and self._take_changes(first)
         zero = (part == 0).reshape(-1, self.width)
         self._zeros_only = self._zeros_only or bool(zero.all(axis=1).any())
@@ -186,6 +198,17 @@ class _Reading:
         self._taken += part.size
         self._last = bool(first[-1])
         return True
+
+    def _take_rows(self, rows: np.ndarray) -> bool:
+        """Remember the row that a matrix repeats. False when these rows are not the same as those before."""
+        if self._taken % (self.rows * self.columns) == 0:
+            self._rows.append(rows[0].copy())
+        return bool((rows == self._rows[-1]).all())
+
+    @property
+    def same_rows(self) -> np.ndarray | None:
+        """The row that each matrix repeats, [matrices, columns]; None where the rows differ."""
+        return np.stack(self._rows) if self._numbers and self._has_same_rows else None
 
     def _take_changes(self, first: np.ndarray) -> bool:
         """Remember where the first number begins and ends. False when this is no band, or not the same in all

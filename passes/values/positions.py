@@ -14,7 +14,8 @@ dimension of a value an Affine over the indices of the mask.
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
             | a comparison of two elements of one integer tensor, whatever it holds (ElementComparison), or of a number
               linear in the index and such an element (IndexLessThanElement)
-            | Trilu(truth) | number != 0 | a constant of bands
+            | Trilu(truth) | number != 0 | a constant of bands, also in blocks on the diagonal: two elements of the
+              blocks' numbers are then equal (ElementComparison)
             | any other boolean tensor, as it is (BooleanTensor)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
               of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions
@@ -283,7 +284,7 @@ class Positions:
             return known
         content = self.info.fact(value).content
         if content is not None:
-            return number_of_content(content, index, self.rank)
+            return number_of_content(content, index, self.rank, self.info.labels)
         node = value.producer()
         if node is None:
             return None
@@ -296,9 +297,11 @@ class Positions:
         """The element of a constant; None for other values, and where the element is unknown."""
         array = constant(value)
         if array is not None:
-            return number_of_array(array, index, self.rank)
+            return number_of_array(array, index, self.rank, self.info.labels)
         large, shape = self.info.large.of(value), self.info.shape(value)
-        return None if large is None or shape is None else number_of_large(large, shape, index, self.rank)
+        if large is None or shape is None:
+            return None
+        return number_of_large(large, shape, index, self.rank, self.info.labels)
 
     def _computed(self, node: ir.Node, index: Index) -> Number | None:
         """Add, Sub, Mul, Min and Max of two operands."""

@@ -32,6 +32,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.nodes import all_nodes, int_attr, opset, remember_imports
 from fa_compiler.passes.values.large_constants import LargeConstants
+from fa_compiler.passes.values.position_contents import BlockLabels
 from fa_compiler.passes.values.shape_rules import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.values.shape_rules.context import Content, Shape, content_fact, dim_array, fresh
 from fa_compiler.passes.values.shape_rules.generate import tensor_fact
@@ -82,6 +83,7 @@ class ShapeInfo:
         self._open: set[ir.Node] = set()
         self._loops = 0
         self.large = LargeConstants()
+        self.labels = BlockLabels()
 
     # -- questions ----------------------------------------------------------------------------
 

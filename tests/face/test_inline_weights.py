@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -503,3 +504,22 @@ def test_memory_does_not_grow_with_them(tmp_path: Path) -> None:
     assert out.read_bytes() == path.read_bytes()
     table = next(tensor for tensor in as_parsed(out).graph.initializer if tensor.name == "table")
     assert (table.dims, table.raw_data) == ([1 << 20, SIZE], bytes(64 << 20))
+
+
+def test_a_large_constant_node_is_copied_twice(tmp_path: Path) -> None:
+    """protobuf parses it, beside weights that stay in the file. Two copies in Python's memory are alive at a time: what
+    is read and what is joined. Its size is told without a serialisation of it."""
+    model, size = wide(), 1 << 22
+    table = numpy_helper.from_array(np.zeros((size // SIZE, SIZE), np.float32), "table")
+    model.graph.node.append(helper.make_node("Constant", [], ["table"], "table", value=table))
+    model.graph.output.append(helper.make_tensor_value_info("table", TensorProto.FLOAT, table.dims))
+    path = saved(model, tmp_path / "model.onnx")
+    tracemalloc.start()
+    try:
+        assert load(path).weights is not None
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * 4 * size
+    finally:
+        tracemalloc.stop()
+    assert tensors.message_size(table) == 4 * size
+    table.data_type = TensorProto.STRING
+    assert tensors.message_size(table) == table.ByteSize()

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from fa_compiler.passes.nodes import constant
 from fa_compiler.passes.values.constant_patterns import Diagonals
 from fa_compiler.passes.values.large_constants import LargeConstants, LargeContent, content_of
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
@@ -31,6 +32,8 @@ BANDS = {
     "prefix of all keys but one": (None, COLUMNS - ROWS, COLUMNS - 1),
 }
 """The lower and upper bound on key minus row, and the prefix."""
+BLOCKS = (5, 6, 9, 13)
+"""The ends of blocks: of five, one, three and four positions."""
 NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bool": lambda kept: kept,
     "excluded": lambda kept: ~kept,
@@ -132,6 +135,37 @@ def test_a_file_is_read_in_pieces_and_once(tmp_path: Path, monkeypatch: pytest.M
     assert LargeConstants().of(value("two")) is None
 
 
+def in_blocks(lower: int | None, upper: int | None, ends: tuple[int, ...]) -> np.ndarray:
+    """The positions of a band in blocks."""
+    size = ends[-1]
+    distance = np.arange(size)[None] - np.arange(size)[:, None]
+    block = np.searchsorted(ends, np.arange(size), side="right")
+    kept: np.ndarray = block[:, None] == block[None]
+    kept = kept if lower is None else kept & (lower <= distance)
+    return kept if upper is None else kept & (distance <= upper)
+
+
+@pytest.mark.parametrize("band", [(None, None), (None, 0), (0, None), (-1, 0), (-1, 2)])
+def test_blocks_are_found_and_each_element_counts(band: tuple[int | None, int | None]) -> None:
+    """Whole blocks, triangles and windows in them. One element more or less is another pattern, or none."""
+    right = in_blocks(*band, BLOCKS)
+    for matrix in (right, ~right):
+        content = content_of(ir.tensor(matrix), 2 * len(right))
+        assert content is not None and content.pattern is not None
+        pattern = content.pattern
+        assert (pattern.ends, pattern.inside, pattern.outside) == (BLOCKS, int(matrix[0, 0]), int(not matrix[0, 0]))
+        assert np.array_equal(in_blocks(pattern.lower, pattern.upper, pattern.ends), right)
+        for place in range(right.size):
+            wrong = matrix.copy()
+            wrong.reshape(-1)[place] ^= True
+            found = content_of(ir.tensor(wrong))
+            assert found is not None
+            if found.pattern is not None:
+                assert found.pattern.ends
+                kept = in_blocks(found.pattern.lower, found.pattern.upper, found.pattern.ends)
+                assert np.array_equal(np.where(kept, found.pattern.inside, found.pattern.outside), wrong)
+
+
 def attention(mask: np.ndarray, batch: str | int, size: int = 8) -> onnx.ModelProto:
     """Attention of one head under a constant mask, which is added or selects."""
     rows, columns = mask.shape[-2:]
@@ -147,6 +181,67 @@ def attention(mask: np.ndarray, batch: str | int, size: int = 8) -> onnx.ModelPr
     model.graph.input.pop()
     model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
     return model
+
+
+@pytest.mark.parametrize(
+    ("band", "label"), [((None, None), "packed"), ((None, 0), "packed+causal"), ((-2, 1), "packed+band")]
+)
+@pytest.mark.parametrize("batch", ["B", 1, 2])
+def test_blocks_are_packed_sequences(batch: str | int, band: tuple[int | None, int | None], label: str) -> None:
+    """Chunks and packed sequences: the ends of the blocks are those of the sequences, in every batch entry. Ascend
+    keeps the mask."""
+    kept = in_blocks(*band, BLOCKS)
+    for mask in (kept, np.where(kept, 0, -np.inf).astype(np.float32)[None, None]):
+        model = attention(mask, batch)
+        result, report = fused(model)
+        assert [block.mask for block in report.blocks] == [label]
+        feeds = random_feeds(model)
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+        _, report = fused(model, "ascend")
+        assert [block.mask for block in report.blocks] == ["atten_mask"]
+
+
+@pytest.mark.parametrize("numbers", ["bool", "float32", "bias"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_mask_that_repeats_its_row_becomes_one_row(
+    large: bool, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding of constant lengths, and a bias of few numbers. With another number in one row it stays as it is, as for
+    Ascend, which needs all rows of a mask."""
+    if large:
+        monkeypatch.setattr("fa_compiler.passes.values.large_constants.FOLD_LIMIT", 16)
+        monkeypatch.setattr(constant, "__defaults__", (16,))
+    row = np.arange(COLUMNS) % 4 != 1
+    row = NUMBERS[numbers](row) if numbers in NUMBERS else np.where(row, 0.25, -1.5).astype(np.float32)
+    mask = np.broadcast_to(row, (1, 1, ROWS, COLUMNS)).copy()
+    for rows in (1, ROWS):
+        model = attention(mask, 2)
+        result, report = fused(model)
+        assert [block.mask for block in report.blocks] == ["real_shift" if numbers == "bias" else "atten_mask"]
+        on_ascend, _ = fused(model, "ascend")
+        for graph, kept in ((result.graph, rows), (on_ascend.graph, rows if numbers == "bias" else ROWS)):
+            sizes = [list(tensor.dims) for tensor in graph.initializer if tensor.dims[-1:] == [COLUMNS]]
+            assert sizes == [[1, 1, kept, COLUMNS]]
+        feeds = random_feeds(model)
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+        mask[0, 0, -1, 0] = mask[0, 0, -1, 1]
+
+
+def test_repeated_rows_in_pieces() -> None:
+    """Each matrix repeats a row of its own. Every element counts."""
+    right = np.repeat(NUMBERS["bfloat16"](within((None, 0, 0)))[:3, None], ROWS, axis=1)
+    for piece in (1, 3 * COLUMNS, 1 << 20):
+        content = content_of(ir.tensor(right), piece)
+        assert content is not None and content.repeated is not None
+        np.testing.assert_array_equal(content.repeated, right[:, :1])
+        assert content.repeated.dtype == right.dtype
+    for place in range(0, right.size, 5):
+        wrong = right.copy()
+        wrong.reshape(-1)[place] = 1.0
+        found = content_of(ir.tensor(wrong), 2 * COLUMNS)
+        assert found is not None and found.repeated is None
 
 
 @pytest.mark.parametrize(("batch", "rows", "columns"), [("B", 70, 70), (2, 5, 9)])
