@@ -73,7 +73,7 @@ def softmax(
     if scored:
         read = attended | (relative >= FLT_MIN) | np.isnan(probabilities)
     if empty_rows not in ("", "zero"):
-        read = allowed | empty[:, None]
+        read = read | empty[:, None]
         if empty_rows == "mean":
             probabilities[empty] = 1.0 / scores.shape[1]
         elif empty_rows == "nan":

@@ -358,7 +358,7 @@ def test_values_in_rows_of_no_probability(rule: str, queries: int, rng: np.rando
 def test_masked_keys_that_have_a_score_are_read_where_they_have_a_weight(
     queries: int, rng: np.random.Generator
 ) -> None:
-    form = Form(batch=1, queries=queries, keys=300, attrs={"cpu_mask_value": -1e4})
+    form = Form(batch=1, queries=queries, keys=300, attrs={"cpu_mask_value": -1e4, "cpu_empty_rows": "mean"})
     inputs = form.inputs(rng)
     masked = mask(rng, (queries, 300))
     masked[:, 290] = True
