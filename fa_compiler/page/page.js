@@ -43,7 +43,8 @@ for (const figure of document.querySelectorAll("figure")) {
     scale = next;
     move();
   };
-  let width = 0;
+  let width = view.clientWidth;
+  fit();
   new ResizeObserver(() => {
     if (view.clientWidth === width) return;
     width = view.clientWidth;
