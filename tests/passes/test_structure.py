@@ -270,6 +270,38 @@ def test_other_assignments_stay_tensors(old: str, new: str) -> None:
             assert_same(got, wanted, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("fill", "between", "label"),
+    [
+        ("minus", "Identity(t)", "causal+atten_mask"),
+        ("low", "Identity(t)", "real_shift"),
+        ("minus", "Max(t, low)", "real_shift"),
+    ],
+)
+def test_added_masks_are_merged_where_both_hold_minus_infinity(fill: str, between: str, label: str) -> None:
+    """Beside a finite number, also one that a Max makes of -inf, a row that is masked everywhere has other weights."""
+    mask = f"m = LessOrEqual(j, i) f = Where(m, nothing, minus) g = Where(pad, nothing, {fill}) t = Add(s, f) "
+    proto = model(mask, f"u = {between} x = Add(u, g) ", more="bool[B,1,1,S] pad")
+    block, _ = same(proto)
+    assert block.mask == label
+
+
+@pytest.mark.parametrize(
+    ("use", "label"),
+    [
+        ("t = Add(s, f) x = Where(pad, t, minus) ", "causal+atten_mask"),
+        ("t = Where(pad, s, minus) x = Add(t, f) ", "causal+atten_mask"),
+        ("b = Add(s, bias) t = Add(b, f) x = Where(pad, t, minus) ", "causal+atten_mask+real_shift"),
+        ("t = Add(s, f) u = Max(t, low) x = Where(pad, u, minus) ", "atten_mask+real_shift"),
+    ],
+)
+def test_an_added_and_a_selected_mask_are_merged_where_both_hold_minus_infinity(use: str, label: str) -> None:
+    mask = "m = LessOrEqual(j, i) f = Where(m, nothing, minus)"
+    more = "bool[B,1,1,S] pad" + (", float[1,4,S,S] bias" if "bias" in use else "")
+    block, _ = same(model(mask, use, more=more))
+    assert block.mask == label
+
+
 NEAR_MISSES = {
     "offset is an input": ("i2 = Add(i, off) m = LessOrEqual(j, i2)", SELF, "int64[1] off"),
     "every second key of every row": (
