@@ -6,11 +6,12 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     -  -----------------------------------------  -------------------------------------------------------------
     1  none                                       no mask
     2  one addend, proven to hold {0, v}          atten_mask where the addend is not 0
-    3  such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v
-         proven to be lost in v
+    3  such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v;
+         proven to be lost in v; several with       the masks are merged, because -inf + -inf is -inf
+         v = -inf
     4  selections with one fill v, in any number  atten_mask where any of them deselects
     5  addends, then selections with one v,       atten_mask and real_shift
-         addends proven far above v, or v = -inf
+         addends proven far above v, or v = -inf    an addend of {0, -inf} counts as a selection
     6  addends or none, then selections with one  atten_mask, and v as the score of masked keys (cpu_mask_value);
          finite v, where 4 and 5 do not hold        not on Ascend
     7  as 6, with a guard that zeroes what the    as 6, and masked keys have no value (cpu_masked_values)
@@ -199,10 +200,14 @@ class MaskPlanner:
             _check_unmasked(terms, guard)
             return MaskPlan(nan_rows=guard.nan_rows)
         if all(self.values.outweighs(live, index) for index in selects):
+            # These two guards zero what one selection masks, so no addend may become a second selection.
+            one_selection = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
+            selected = live if one_selection else self._infinite_masks_selected(live)
+            if selected != live and (plan := self._boolean(selected, guard, added=True)) is not None:
+                return plan
             if (plan := self._boolean(live, guard)) is not None:
                 return plan
-            # These two guards zero what one selection masks, so no addend may become a second selection.
-            apart = self._apart(live) if guard not in (RowGuard.SELECTION, RowGuard.PRODUCT) else live
+            apart = live if one_selection else self._apart(live)
             if apart != live and (plan := self._boolean(apart, guard, added=True)) is not None:
                 return plan
         plan = self._with_masked_score(live, adds, selects, guard) or self._with_masked_bias(live, adds, selects, guard)
@@ -338,6 +343,24 @@ class MaskPlanner:
         coarse = any(isinstance(term, Select) and abs(term.fill) < HUGE for term in live)
         return not coarse and reordering_decline(live, self.values, ()) is None
 
+    def _infinite_masks_selected(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+        """The terms, in which each addend of {0, -inf} selects -inf, where all selections do so and no bias comes after
+        the first such addend. Without selections the terms stay as they are."""
+        fills = {term.fill for term in terms if isinstance(term, Select)}
+        masks = [index for index, term in enumerate(terms) if isinstance(term, Add) and self._is_infinite(terms, index)]
+        if fills != {-math.inf} or not masks:
+            return terms
+        result = tuple(
+            Select(term.node, term.operand, False, -math.inf) if index in masks and isinstance(term, Add) else term
+            for index, term in enumerate(terms)
+        )
+        return terms if any(isinstance(term, Add) for term in result[masks[0] :]) else result
+
+    def _is_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
+        """Does this addend hold 0 and -inf only, and is -inf what it makes of a score before the softmax?"""
+        numbers = self.values.numbers_before_softmax(terms[: index + 1], index)
+        return self.values.mask_value(terms, index) == -math.inf and numbers is not None and numbers <= {0.0, -math.inf}
+
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """The terms, in which each addend that is both a bias and a mask becomes two terms. Where the mask is v, the
         sum of the two rounds to v.
@@ -374,22 +397,25 @@ class MaskPlanner:
         return self.viewer.info.dtype(operand) == ir.DataType.FLOAT
 
     def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
-        """Case 3: the plan for one addend of {0, v} beside biases that are proven to be far above v; None for other
-        terms."""
+        """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far
+        above v; None for other terms."""
         values = {index: self.values.mask_value(live, index) for index in adds}
-        found = [(index, value) for index, value in values.items() if value is not None and self._is_mask(live, index)]
-        if len(found) != 1:
-            return None
-        ((index, value),) = found
-        fill = max(value, -FLOAT32_MAX)
+        found = {index: value for index, value in values.items() if value is not None and self._is_mask(live, index)}
         # In a fully masked row the biases have to be lost in a finite number, too.
-        infinite = (self.values.numbers_before_softmax(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
-        share = SMALL_SHARE if infinite else LOST_SHARE
-        harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other != index)
-        term = live[index]
-        if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, Add):
+        infinite = all(
+            (self.values.numbers_before_softmax(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
+            for index in found
+        )
+        value = max(found.values(), default=0.0)
+        if not found or (len(found) > 1 and not (infinite and value == -math.inf)):
             return None
-        others = (*live[:index], *live[index + 1 :])
+        fill = max(value, -FLOAT32_MAX)
+        share = SMALL_SHARE if infinite else LOST_SHARE
+        harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other not in found)
+        added = all(isinstance(live[index], Add) for index in found)
+        if not harmless or not self._may_be_boolean(live, value, guard) or not added:
+            return None
+        others = tuple(term for index, term in enumerate(live) if index not in found)
         assumed = self._rounding_assumptions(others)
         return self._masked(live, self._bias(others), value, guard).assuming(*assumed)
 

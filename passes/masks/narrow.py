@@ -8,6 +8,7 @@ what is proven constant along dimension d, from a value upwards:
               | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
                                                 few numbers, and d is the last but one of its dimensions that are not 1
               | op(operands)                    element by element, every operand constant along d or of size 1 there
+              | Slice(constant)                 along other dimensions than d
 
 A narrowed Expand(x) is x, and a narrowed constant is its first row. Any other narrowed tensor comes from the same
 operators on narrowed operands, so its elements are the same by construction.
@@ -21,6 +22,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.slices import slice_bounds
 
 ELEMENTWISE = (
     "Abs",
@@ -74,6 +76,10 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         if own is None or len(own) != len(shape) or own[axis].const != 1:
             return None
         return [] if all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True))) else None
+    if is_op(node, "Slice"):
+        cut, source = slice_bounds(node, info, len(shape)), node.inputs[0]
+        uncut = cut is not None and all(other != axis for other, _, _ in cut)
+        return [(source, axis)] if uncut and source is not None else None
     if not is_op(node, *ELEMENTWISE):
         return None
     operands: list[tuple[ir.Value, int]] = []
@@ -118,9 +124,10 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
         else:
             places = dict(wide)
             operands = [
-                _narrowed(operand, places[operand], builder, done) if operand in places else operand
+                operand
+                if operand is None or operand not in places
+                else _narrowed(operand, places[operand], builder, done)
                 for operand in node.inputs
-                if operand is not None
             ]
             attrs = {name: attr.value for name, attr in node.attributes.items()}
             done[key] = builder.op(node.op_type, operands, builder.info.dtype(value), attrs)

@@ -17,8 +17,11 @@ dimension of a value an Affine over the indices of the mask.
             | Trilu(truth) | number != 0 | a constant of bands, also in blocks on the diagonal: two elements of the
               blocks' numbers are then equal (ElementComparison)
             | any other boolean tensor, as it is (BooleanTensor)
+            | number + element == 0, where the number is 0 or beyond all integers: the element of an integer tensor,
+              of which nothing is known, is 0 (transformers merges padding into a causal mask so)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
-              of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions
+              of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions, ScatterND that
+              writes to every place the update of the same place (an assignment to a whole slice)
 
 Every step is exact. The type of an integer has to hold it, which float32 does for up to 2^19 positions. Constant floats
 are combined as their type rounds. An operand is followed through broadcasting only where its size is 1 or proven to be
@@ -37,6 +40,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.values.cases import (
+    INTEGERS,
     MAX_CASES,
     Case,
     Number,
@@ -51,6 +55,7 @@ from fa_compiler.passes.values.cases import (
     unequal,
 )
 from fa_compiler.passes.values.formula import (
+    TRUE,
     Affine,
     BooleanLiteral,
     BooleanTensor,
@@ -69,6 +74,7 @@ from fa_compiler.passes.values.position_moves import fitted, moved
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim, simplify_given
+from fa_compiler.passes.values.value_sets import overwrites
 
 MAX_DEPTH = 60
 """Longer chains of operators are given up, as in analysis.py."""
@@ -188,6 +194,8 @@ class Positions:
     def _compared(self, node: ir.Node, index: Index) -> Formula | None:
         one, other = self.operands(node, index)
         left, right, origin = self.number(*one), self.number(*other), self._origin(node, index)
+        if node.op_type == "Equal" and (zero := self._sum_is_zero((left, right), (one, other), origin)) is not None:
+            return zero
         if left is None or right is None:
             bounded = self._below(node.op_type, (left, right), (one, other), origin)
             return bounded or self._entries(node.op_type, one, other, origin)
@@ -247,6 +255,45 @@ class Positions:
         shift = 0 if strict == (less != turned) else -1
         return IndexLessThanElement(affine + shift, value, index, less != turned, origin)
 
+    def _sum_is_zero(
+        self,
+        numbers: tuple[Number | None, Number | None],
+        operands: tuple[tuple[ir.Value | None, Index | None], tuple[ir.Value | None, Index | None]],
+        origin: BooleanTensor | None,
+    ) -> Formula | None:
+        """Where the sum of a number and an integer element of which nothing is known is 0; None for other operands.
+
+        The number has to be 0, or larger than every integer of 64 bits: then no element cancels it.
+        """
+        place = 0 if numbers[1] is None else 1
+        zero = numbers[place]
+        value, index = operands[1 - place]
+        node = producer(value)
+        if numbers[1 - place] is not None or zero is None or compared("Equal", zero, 0.0) != TRUE:
+            return None
+        if node is None or index is None or not is_op(node, "Add"):
+            return None
+        parts = self.operands(node, index)
+        known = [self.number(*each) for each in parts]
+        added = known[0] if known[1] is None else known[1]
+        unknown = parts[1 if known[1] is None else 0]
+        if added is None or None not in known or not _is_zero_or_beyond_integers(added):
+            return None
+        element = self._integer_entry(*unknown)
+        if element is None:
+            return None
+        return condition_for(added, lambda x: conjunction((negation(unequal(x, 0)), negation(element)), origin))
+
+    def _integer_entry(self, value: ir.Value | None, index: Index | None) -> BooleanTensor | None:
+        """The tensor of integers or booleans from which a Cast made this element, read as "is not 0"; None without one.
+
+        No Cast to a float makes 0 of another integer.
+        """
+        while value is not None and index is not None and self.info.dtype(value) not in INTEGERS:
+            node = value.producer()
+            value, index = (None if node is None else self.moved(node, index)) or (None, None)
+        return None if value is None or index is None else self._whole(value, index)
+
     def origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
         """The element at `index` of a value, and then each element upstream that moving operators took it from, up to a
         change of type."""
@@ -258,8 +305,12 @@ class Positions:
 
     def _given(self, value: ir.Value, index: Index) -> BooleanTensor | None:
         """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None."""
+        return self._whole(value, index) if self.info.dtype(value) == ir.DataType.BOOL else None
+
+    def _whole(self, value: ir.Value, index: Index) -> BooleanTensor | None:
+        """A tensor read as "is not 0", under the condition of `_given`."""
         shape = self.shape(value)
-        if self.info.dtype(value) != ir.DataType.BOOL or shape is None or len(shape) != len(index):
+        if shape is None or len(shape) != len(index):
             return None
         axes: list[int | None] = []
         for place, size in zip(index, shape, strict=True):
@@ -435,7 +486,30 @@ class Positions:
 
     def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The input and the index in it of the element that a moving operator puts at `index`; None when unknown."""
-        return moved(node, index, self)
+        return self._overwritten(node, index) if is_op(node, "ScatterND") else moved(node, index, self)
+
+    def _overwritten(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
+        """The update that a ScatterND puts at `index`, where it writes every place once, each with the update of that
+        place. What is not such an assignment gives None."""
+        data, indices, updates = node.inputs
+        shapes = [None if each is None else self.info.shape(each) for each in (data, indices, updates)]
+        whole, places, written = shapes
+        depth = None if not places else places[-1].const
+        if not overwrites(node) or indices is None or updates is None or whole is None or not places or depth is None:
+            return None
+        if not 0 < depth <= len(whole) or places[:-1] != whole[:depth] or written != whole or len(index) != len(whole):
+            return None
+        line = Positions(self.info, whole[:depth])
+        own = line.identity_index
+        same = all(line.number(indices, (*own, Affine.number(k, depth))) == own[k] for k in range(depth))
+        return (updates, index) if same else None
+
+
+def _is_zero_or_beyond_integers(number: Number) -> bool:
+    """Is the number 0, or of a magnitude that no integer of 64 bits has?"""
+    if isinstance(number, Case):
+        return _is_zero_or_beyond_integers(number.chosen) and _is_zero_or_beyond_integers(number.other)
+    return number.const == 0 if isinstance(number, Affine) else number == 0 or abs(number) > 2.0**64
 
 
 TRUTHS: Mapping[str, Callable[[Positions, ir.Node, Index], Formula | None]] = {
