@@ -1,4 +1,5 @@
-"""README's tables say what the code does: every reason code, and every spelling that the tests compose."""
+"""The tables of docs/recognised.md say what the code does: every reason code, and every spelling that the tests
+compose."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.passes.accepted import ACCEPTED, ANY
 from tests.passes.strategies import FIELDS, MASK
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "recognised.md").read_text()
 HINTS = {
     Code.MASK_VALUE: "`--assume masks-dominate`, if no score comes near the number",
     Code.EMPTY_ROWS: "`--assume no-empty-rows`, if no row is masked everywhere",
@@ -22,7 +23,7 @@ HINTS = {
 
 def table(heading: str) -> dict[str, list[str]]:
     """The rows of the table that begins with a heading, by their first cell."""
-    lines = README[README.index(f"| {heading} |") :].split("\n\n")[0].splitlines()[2:]
+    lines = PAGE[PAGE.index(f"| {heading} |") :].split("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return {row[0]: row[1:] for row in rows}
 

@@ -1,7 +1,7 @@
 """How large the number of a mask has to be, and how small a number has to be to get lost: the limits for all modules.
 
-Scores of attended keys are taken to be smaller than the numbers of masks (README). In float32 a score is lost in a
-number that is 2^25 times as large, and exp(v - max) is 0 where v is at least 104 below the maximum.
+Scores of attended keys are taken to be smaller than the numbers of masks (recognised.md). In float32 a score is lost in
+a number that is 2^25 times as large, and exp(v - max) is 0 where v is at least 104 below the maximum.
 """
 
 from __future__ import annotations

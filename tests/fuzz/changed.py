@@ -112,7 +112,7 @@ def multiplied(terms: Callable[[Feed, str], float], words: Sequence[str]) -> Cal
 
 
 def are_open(words: Sequence[str]) -> bool:
-    """Do these changes leave sizes open that need not agree? Then a refusal is right (README)."""
+    """Do these changes leave sizes open that need not agree? Then a refusal is right (recognised.md)."""
     return any(word.startswith((APART, SPREAD, JOINED)) for word in words)
 
 

@@ -8,18 +8,19 @@ in float32, and so do the kernels: there the half of the last bit is float16's, 
 infinity is as near to a number as the largest number of its type.
 
 What excuses a difference, 2, 6 and 7 everywhere and the others where inputs or results hold NaN or infinities:
-1. Values at masked keys are not read (README). A key that was given NaN or an infinity is masked for an element where
-   other numbers in their place do not change the original's result: there the fused result may be the one without them.
+1. Values at masked keys are not read (recognised.md). A key that was given NaN or an infinity is masked for an element
+   where other numbers in their place do not change the original's result: there the fused result may be the one without
+   them.
 2. ONNX Runtime's kernels do not always compute what ONNX says: its Softmax turns NaN into numbers in some lanes of a
    vector, its Sigmoid loses small results. What onnx's reference evaluation of the original gives is as good, also
    where 1 puts other numbers at masked keys.
 3. An infinity in place of NaN, and the reverse: infinity times 0, or times next to nothing; 0 in place of either,
    where the result is next to nothing with any number in place of the infinity.
-4. Scores of attended keys are taken to be finite (README): infinite keys are looked at in rows where NaN in their
-   place has no effect. A key that a bias lowers is attended, so NaN or an infinity there may be seen. A bias of +inf
-   may give what NaN in its place gives.
+4. Scores of attended keys are taken to be finite (recognised.md): infinite keys are looked at in rows where NaN in
+   their place has no effect. A key that a bias lowers is attended, so NaN or an infinity there may be seen. A bias of
+   +inf may give what NaN in its place gives.
 5. ONNX Runtime's own attention kernels hide NaN: with `hides_nan` it counts only where a masked key has it.
-6. An attention over no keys is 0, also where the original divides 0 by 0 (README).
+6. An attention over no keys is 0, also where the original divides 0 by 0 (recognised.md).
 7. In 16 bits ONNX Runtime rounds between two nodes or not, as its optimisations leave the graph: what it gives with the
    basic ones is as good as without any, and so is an infinity where onnx's reference evaluation overflows. Of the
    bodies of fused nodes what onnx's reference evaluation gives counts there.

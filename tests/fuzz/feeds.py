@@ -78,7 +78,7 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         sizes[sorted(case.open - {"M"})[int(rng.integers(len(case.open - {"M"})))]] = 0
         sizes["M"] = sizes.get("B", 1)
     elif style == "one batch":
-        # A mask whose batch stays what it was enlarges the result, and is refused (README).
+        # A mask whose batch stays what it was enlarges the result, and is refused (recognised.md).
         sizes.update(dict.fromkeys([each for each in case.open if each == "B" or "batch" in each], 1))
         lenient = sizes.get("M", 1) > sizes.get("B", 1)
     arrays = {each.name: _array(case, each, _shape(each, sizes), style, rng) for each in case.inputs}
@@ -90,7 +90,7 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
             elif each.role == "value":
                 halves = rng.integers(-80, 80, arrays[each.name].shape) + 0.5
                 arrays[each.name] = (halves * rng.choice([0.03, 0.1, 2.0**-5])).astype(each.dtype)
-    # Heads of key and value have to agree (README).
+    # Heads of key and value have to agree (recognised.md).
     lenient |= "V" in case.open and sizes["K"] != sizes["V"]
     lenient |= case.loose and style in ("sizes", "empty", "one batch", "one size")
     return Feed(style, arrays, lenient, spoiled)

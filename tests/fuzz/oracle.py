@@ -4,15 +4,16 @@ A finding is
 - a difference beyond the tolerance, or NaN or an infinity at another place, where all inputs are finite;
 - where inputs hold NaN or infinities: one in the fused model's result that the original's lacks, another finite
   number, or a finite number in place of the original's NaN or infinity, unless it belongs to a masked key: values at
-  masked keys are not read (README), so the original's result without the NaN must not depend on what stands there;
+  masked keys are not read (recognised.md), so the original's result without the NaN must not depend on what stands
+  there;
 - a run that only the original ends;
 - either of these where ONNX Runtime runs the bodies of the fused nodes, without the library of kernels;
 - an exception of the fusion, an invalid result, a report that misses a softmax or a decline that does not say why;
 - another result for the same model, and a fusion that takes seconds.
 
 `difference.py` says when two results agree. Scores of attended keys are taken to be finite, and in float32 smaller than
-the numbers of masks (README): a difference does not count where the scores of a plain feed may be anything else, nor
-where a rounding of the scores decides.
+the numbers of masks (recognised.md): a difference does not count where the scores of a plain feed may be anything else,
+nor where a rounding of the scores decides.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Judge:
     """How large scores may be that results are compared of."""
     loose: bool = False
     """Does it leave sizes open that need not agree: without names, or in a model that was changed? Then a refusal of
-    shapes is right (README)."""
+    shapes is right (recognised.md)."""
     ran: int = field(default=0, init=False)
     shown: Feed | None = field(default=None, init=False)
     """The feed that shows the fault."""

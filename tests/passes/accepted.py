@@ -1,4 +1,4 @@
-"""What README's table of accepted spellings says, and what tests each word of it.
+"""What the table of accepted spellings in docs/recognised.md says, and what tests each word of it.
 
 Every choice that the random composer has stands under the words that announce it to users; what it does not compose is
 tested by the file that is named.
