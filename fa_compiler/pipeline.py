@@ -1,6 +1,7 @@
 """load -> fuse -> check -> write: the pipeline of the command line, of `optimize` and of `InferenceSession`.
 
-`run` is the part in the middle, fuse and check.
+`run` is the part in the middle, fuse and check. The command line has the same steps (command_line/models.py), with
+--verify before the files get their names.
 """
 
 from __future__ import annotations

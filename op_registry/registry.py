@@ -20,8 +20,8 @@ DOMAIN = "ascend"
 FILE_DOMAIN = "fa_compiler"
 FILE_OP = "FlashAttention"
 FILE_FOR = "FlashAttentionScore"
-"""The operator that FILE_FOR becomes in files for ONNX Runtime, and its domain: it has attention_out as its
-only output. The name is another one, because onnx.reference does not take two domains with one name."""
+"""In a file for ONNX Runtime, a FILE_FOR that only gives attention_out is FILE_DOMAIN::FILE_OP, with that one output.
+The name differs, because onnx.reference does not take one name in two domains."""
 
 FILE_OPS = (FILE_OP, *(f"{FILE_OP}Body{number}" for number in range(2, 9)))
 """The names of that operator. They mean the same; in a file the nodes of one name have one body."""

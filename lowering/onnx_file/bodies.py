@@ -19,7 +19,7 @@ and later the result has the type of query (CastLike), so that a tool may conver
 
 Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. A row reads the
 keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
-place of such values, and what the read ones among them give is added in a branch that runs only if there are any.
+place of such values, and a branch adds the effect of those that are read; it runs only if there are any.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from fa_compiler.passes.values.symbolic import Dim
 
 UNLIMITED = 2**31 - 1
-"""The operator's default for pre_tockens and next_tockens: no limit."""
+"""The operator's default for pre_tockens and next_tockens (CANN's spelling): no limit."""
 
 
 @dataclass(frozen=True)

@@ -103,10 +103,11 @@ class MaskPlan:
     `masked` are the excluded positions, and `bias` the operations that make the bias. `empty_rows` and `nan_rows` are
     the attributes cpu_empty_rows and cpu_nan_rows. `masked_score` is the score of masked keys, where they have one. If
     `adds_bias_to_masked`, the bias is added to that score. If `drops_masked_values`, masked keys count in the softmax
-    but add nothing to the output. `mode` is the band of a structural mask; `masked` then excludes further keys, the
-    same ones for every row. `packed` holds the labels of packed sequences: a token attends only to its own sequence,
-    within the band. `fallback` is the same plan with a mask in place of the labels, for attentions that cannot be
-    packed after all. `note` is for the report.
+    but add nothing to the output. `mode` is the sparse_mode of a structural mask (band.py); `masked` then excludes
+    further keys, the same ones for every row. rewrite/rewriter.py writes the mode's attributes, rewrite/mask_builder.py
+    its mask. `packed` holds the labels of packed sequences: a token attends only to its own sequence, within the band.
+    `fallback` is the same plan with a mask in place of the labels, for attentions that cannot be packed after all.
+    `note` is for the report.
     """
 
     masked: tuple[ExcludedPositions, ...] = ()
@@ -196,10 +197,10 @@ class MaskPlanner:
             live = shown
         adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
-        if not adds and not selects:
+        if not adds and not selects:  # 1
             _check_unmasked(terms, guard)
             return MaskPlan(nan_rows=guard.nan_rows)
-        if all(self.values.outweighs(live, index) for index in selects):
+        if all(self.values.outweighs(live, index) for index in selects):  # 2 to 5
             # These two guards zero what one selection masks, so no addend may become a second selection.
             one_selection = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
             selected = live if one_selection else self._infinite_masks_selected(live)
@@ -210,10 +211,11 @@ class MaskPlanner:
             apart = live if one_selection else self._apart(live)
             if apart != live and (plan := self._boolean(apart, guard, added=True)) is not None:
                 return plan
+        # 6 to 9
         plan = self._with_masked_score(live, adds, selects, guard) or self._with_masked_bias(live, adds, selects, guard)
         if plan is not None:
             return plan
-        for index in selects:
+        for index in selects:  # 10
             check_outweighs(live, index, self.values)
         for index in selects:
             check_adds_up(live, index, self.values)

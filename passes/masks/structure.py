@@ -1,6 +1,7 @@
 """Structural masks: the part of a mask that is a band of diagonals or packed sequences, and the rest, which is padding.
 
-    mask := the positions at which every term leaves the score as it is: an Add holds 0, a Select keeps
+    kept := the positions at which every term leaves the score as it is: an Add holds 0, a Select keeps. The mask
+            excludes all others
 
     accepted    a conjunction of these conditions, however the graph computes them (positions.py):
                 1 comparisons that bound j - i, the distance from row to key, from above also as one of two

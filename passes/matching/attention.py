@@ -12,6 +12,7 @@ A match goes through these stages; each is a record of its own, and what a later
     4. ScoresWithSink   sinks.py             the sink, wherever it is written
     5. Masking          masking.py           what terms and guards come to
     6. Roles            roles.py             batch, heads, q_seq and kv_seq
+    7. AttentionMatch   match.py             the record; the `_check_*` functions here stand between the stages
 
 What the steps on the way do to the scores is in score_walk.py, what a guard after the softmax means in guards.py,
 who else may read the inner values in interior.py.

@@ -42,8 +42,10 @@ class AttentionPaths:
     """What is known of an attention after the first stage: the paths from the softmax to both products, and the scores
     carried out term by term.
 
-    `qk` is the first product. `shape_readers` are readers of a mere shape or type, each with what it reads. `dims` has
-    the arrangement of the scores and of every value that is made of them before the softmax, and of the probabilities.
+    `before` leads from the first product to the softmax, `after` from the softmax to the second product, and `gate` is
+    a sink's gate behind it. `qk` is the first product, and `scores` is what `before` makes of it. `shape_readers` are
+    readers of a mere shape or type, each with what it reads. `dims` has the arrangement of the scores and of every
+    value that is made of them before the softmax, and of the probabilities.
     """
 
     anchor: SoftmaxAnchor

@@ -3,10 +3,11 @@
     accepted    e / sum(e), e the exponentials of scores from which no maximum was subtracted, in float32; with a finite
                 number in masked places also `--assume no-empty-rows`
                 probabilities that are masked and divided by what is left of them (renormalised.py), in float32
-    refused     a total that something keeps from being 0, of which the operator has none; factors not proven 0 or 1
+    refused     a total with a lower bound, which the operator does not have; factors not proven 0 or 1
 
 Sound because with scores between -40 and 40 no exponential in float32 overflows, and none is lost beside another: the
-softmax is what the operator computes with the maximum subtracted, and its masked rest that of masked scores.
+softmax is what the operator computes with the maximum subtracted, and what is left after the mask is the softmax of
+masked scores.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     1   dropped := Mul(probabilities, m)        m = c * layout(Cast(keep)), keep boolean, c one number that is known
                                                 before the run
 
-m has any number of factors and operators that move elements, in any order, so that a walk reads it and no pattern.
+m has any number of factors and operators that move elements, in any order, so a loop reads them; a pattern could not.
 
-The operator multiplies a kept probability by 1 / keep_prob, so that keep_prob is 1 / c, other numbers on the
-probabilities taken into it. It takes one bit for each score, in the order batch, head, row, key, the first in the
+The operator multiplies a kept probability by 1 / keep_prob, so keep_prob is 1 / c; c includes the other
+numbers on the probabilities. It takes one bit for each score, in the order batch, head, row, key, the first in the
 lowest bit of its byte.
 
 An active Dropout operator is refused: it draws its mask where it stands. Drawn beside the probabilities, by another

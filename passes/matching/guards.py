@@ -4,8 +4,9 @@ Grammar of a guarded value, p the probabilities, read by nothing else; the code 
 
     guarded :=
       1     Where(IsNaN(p), 0, p)                          the NaN guard
-      2   | Where(keep, p, 0) | Where(drop, 0, p)          the score guard: has a row any score but -inf? As torch's
-                                                           decomposition of a safe softmax writes it
+      2   | Where(keep, p, 0) | Where(drop, 0, p)          the score guard: tests whether a row has a score
+                                                           other than -inf; torch's decomposition of a safe
+                                                           softmax writes it
       3   | Where(ReduceMax(t, last axis, keepdims=1) == -inf, 0, p)      the bias guard: t the one bias on the scores
       4   | Where(c, p, 0) | Where(c, 0, p)                the selection guard: c keeps a probability exactly where the
                                                            one mask leaves a score
@@ -21,11 +22,11 @@ Grammar of a guarded value, p the probabilities, read by nothing else; the code 
                                                            its own maximum was subtracted
 
 Casts (7) and negations (6) may also lie between the reduction and the test. They come in any number and at any place,
-so that a walk with a state reads them, and no pattern.
+so a loop reads them; a pattern could not.
 
 A guard turns rows without a defined softmax into zeros: the NaN guard all of them, the bias guard those in which the
-bias is -inf throughout, the score guard those in which the scores are. The selection guard does so to rows that are
-masked everywhere, for elsewhere a masked probability is 0 already. So does a factor on the probabilities that is 0 and
+bias is -inf throughout, the score guard those in which the scores are. The selection guard zeroes rows that are
+masked everywhere; in other rows a masked probability is 0 already. So does a factor on the probabilities that is 0 and
 1 like the one mask (`product_guard`). The one mask is a selection or addend, the only selection among the terms, or the
 only term of both kinds; the guard's condition is the mask's own, or one that positions.py reads as the same formula,
 of the same shape and along the same axes.

@@ -12,7 +12,7 @@ torch.nan_to_num is exported as a NaN guard and two of these tests. Grammar; the
 
 p is any value on the path from the softmax. A probability is NaN or between 0 and 1, and stays so after a NaN guard.
 
-The tests are found from p downwards, for all that reads p has to be known: a pattern is read upwards.
+The tests are found from p downwards, because every reader of p must be known; a pattern only reads upwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who reads what the nodes of an attention make: nobody else may, except for a shape or a type.
 
-Refused: scores or probabilities that something else reads, or that are a model output; nodes of another graph; scores
-or probabilities that are the values, too, for then the product reads them as such.
+Refused: scores or probabilities that something else reads, or that are a model output; nodes of another graph; an
+attention whose values are its own scores or probabilities, for then the product reads them as such.
 """
 
 from __future__ import annotations

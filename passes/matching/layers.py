@@ -21,7 +21,7 @@ from fa_compiler.passes.report import Code
 
 @contextmanager
 def layers_apart(before: ScorePath, viewer: Viewer) -> Iterator[None]:
-    """Declines for an axis become those of a linear layer, where an operand of the first product is a weight."""
+    """Turns a decline about an axis into one about a linear layer, if an operand of the first product is a weight."""
     try:
         yield
     except Decline as decline:

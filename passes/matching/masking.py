@@ -41,8 +41,8 @@ from fa_compiler.passes.score_ops import Add, Term
 class Masking:
     """The plan and its planner.
 
-    `row` is the label of the query dimension that counts its rows (None if it has none), `tested` what the guard after
-    the softmax tests, `factors` the factors on the probabilities that are no mask.
+    `row` is the label of the query dimension that counts its rows (None if it has none), `tested` is the meaning
+    of the guard's nodes alone, `factors` the factors on the probabilities that are no mask.
     """
 
     plan: MaskPlan
@@ -99,7 +99,7 @@ def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | No
 
 
 def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
-    """Decline terms that may make a score +inf; what a caller gives is taken for one that does not."""
+    """Decline terms that may make a score +inf; inputs of the model are assumed not to hold +inf."""
     for index, term in enumerate(terms):
         numbers = values.numbers_before_softmax(terms, index)
         added = numbers is None and isinstance(term, Add) and not _is_given(term.operand.value, values.viewer)

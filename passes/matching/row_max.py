@@ -1,4 +1,4 @@
-"""The maximum of a row as it is subtracted before exponentials: kept from being infinite, in TensorFlow's logarithms.
+"""The maximum that is subtracted from a row before exponentials; TensorFlow replaces it by 0 where it is infinite.
 
     row_max :=
       1     x

@@ -1,4 +1,4 @@
-"""A product that is added to the scores, as a part of them: what is written of query and key with a part for positions.
+"""A product that is added to the scores and counts as a part of them: query and key may have a part for positions.
 
     second := product | layout(second) | second times or over one number known before the run
 

@@ -10,8 +10,8 @@ Grammar, after the product with the values, which nothing else reads:
 Sound because sigmoid(log(sum) - t) = sum / (sum + exp(t)), so that the product of softmax and gate is exp(x) over
 sum + exp(t): the softmax beside one more score t (sinks.py). It differs in rows whose scores are all -inf: here they
 are NaN, beside a sink they are 0. So no term may make such a row, unless a guard makes it 0 here, too. A row with a
-NaN is NaN in both, guarded or not, for the gate is; one with +inf is NaN in both without a guard, and 0 here with one,
-so that no term may be +inf after a guard. A guard that selects leaves a row NaN that another term than its mask makes
+NaN is NaN in both, because the gate is NaN, too. A row with +inf is NaN in both without a guard; with a guard it is 0
+here. So beside a guard no term may be +inf. A guard that selects leaves a row NaN that another term than its mask makes
 -inf, and a factor of 0 leaves NaN in any case. A row of a mask's finite number is 0 in both, for its logarithm is that
 number. A sink of +inf gives 0 here and NaN there, so it has to be proven less.
 """

@@ -145,8 +145,8 @@ class SoftmaxAnchor:
 def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     """All anchors of one graph in its order, those of subgraphs not included.
 
-    Exponentials that are divided by their total both after the product and before it, as where the probabilities are
-    an output, too, are one softmax: that of the late division.
+    If exponentials are divided by their total before the product and also after it, as where the probabilities are an
+    output, both are one softmax: that of the late division.
     """
     found = list(_every_anchor(graph, info))
     late = {each.output for each in found if each.late is not None and not is_dead(each.late.dividing[-1])}

@@ -8,7 +8,7 @@
 namespace fa {
 
 using E = ort::Element;
-#include "descriptors.inc"
+#include "descriptors.inc"  // gives attr::, rule::, input_* and output_* of each operator
 
 namespace flash_attention_score {
 namespace {

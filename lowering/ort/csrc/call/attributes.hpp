@@ -23,7 +23,8 @@ struct Attributes {
   bool masked_values = true;
   NanRows nan_rows = NanRows::nan;
 
-  // Rows of the compressed mask [rows,2048] of sparse_mode. 0 if the mode takes a mask of the scores.
+  // Rows of the compressed mask [rows,2048] of sparse_mode; modes 2 to 4 may have a mask of the keys in its place. 0 if the
+  // mode takes a mask of the scores only.
   int64_t compressed_mask_rows() const {
     if (sparse_mode == 6) return 3072;
     return sparse_mode < 2 || sparse_mode == 5 ? 0 : 2048;

@@ -10,8 +10,8 @@
 //     3      d <= off                               compressed, or of the keys
 //     4      off - pre <= d <= off + next           compressed, or of the keys
 //     6      d <= off or j < prefix                 compressed
-//     7      as 3; the last sequence with queries as 4     compressed (TND)
-//     8      as 2; the first sequence with queries as 4    compressed (TND)
+//     7      as mode 3, but the last sequence with queries as mode 4     compressed (TND)
+//     8      as mode 2, but the first sequence with queries as mode 4    compressed (TND)
 //
 // A mask of the scores is [B,N1,S1,S2] or [S1,S2], and any dimension may be 1 (EXT-MASK-BROADCAST). In TND it is
 // [maxS1,maxS2] or [T1,T2]. A mask of the keys is [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). Row i then
@@ -82,7 +82,7 @@ void Call::read_mask() {
     return;
   }
   problem_.mask = static_cast<const uint8_t*>(mask.data);
-  if (a_.compressed_mask_rows() != 0) {
+  if (a_.compressed_mask_rows() != 0) {  // such a mode takes a mask of the keys, too (EXT-BAND-MASK)
     read_key_mask();
   } else if (packed()) {
     read_packed_mask();
@@ -96,8 +96,8 @@ void Call::read_band() {
   const int64_t mode = a_.sparse_mode;
   const int64_t pre = std::clamp(a_.pre_tokens, -kNoLimit / 2, kNoLimit / 2);
   const int64_t next = std::clamp(a_.next_tokens, -kNoLimit / 2, kNoLimit / 2);
-  // The band of mode 7 is that of the last batch with queries, the band of mode 8 that of the first one. This batch may
-  // have no keys and therefore no sequence.
+  // The band of mode 7 is that of the last batch entry with queries, the band of mode 8 that of the first one. This entry
+  // may have no keys and therefore no sequence. Modes 1 and 5 have no band: the defaults of Sequence set no limit.
   size_t band_batch = lengths_.size();
   for (size_t b = 0; b < lengths_.size(); ++b) {
     if (lengths_[b].query > 0 && (mode == 7 || band_batch == lengths_.size())) band_batch = b;

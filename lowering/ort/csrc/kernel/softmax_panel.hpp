@@ -22,7 +22,7 @@ struct PanelView {
   int64_t first_row;
   int64_t rows;
   Window window;  // keys that some row sees
-  Window common;  // keys that the bands of all rows contain
+  Window common;  // keys that lie between begin and end of every row's view
   bool masked;    // whether the mask hides some key of the window from some row
 };
 
@@ -98,7 +98,7 @@ struct VisibleLanes {
   }
 };
 
-// Calls body(c, partial) for every key of the window. `partial` tells whether some row's band does not contain the key.
+// Calls body(c, partial) for every key of the window. `partial`: the key lies outside begin and end of some row's view.
 template <class Body>
 FA_INLINE void each_key(const PanelView& view, Body body) {
   for (int64_t c = view.window.begin; c < view.common.begin; ++c) body(c, true);
