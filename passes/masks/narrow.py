@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.nodes import constant, is_op
+from fa_compiler.passes.values.constant_patterns import bits
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_bounds
 
@@ -98,7 +99,7 @@ def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
     array = constant(value)
     if array is not None:
         first = array.take([0], axis) if array.size else None
-        return first if first is not None and bool((array == first).all()) else None
+        return first if first is not None and bool((bits(array) == bits(first)).all()) else None
     large = info.large.of(value)
     single = None if large is None else large.repeated
     return single if single is not None and single.shape[axis] == 1 else None

@@ -34,6 +34,13 @@ def even_steps(array: np.ndarray) -> list[int] | None:
     return steps if np.array_equal(expected, array.astype(np.int64)) else None
 
 
+def bits(array: np.ndarray) -> np.ndarray:
+    """The elements as unsigned integers where their size allows: 0.0 and -0.0 are equal numbers, but x / 0.0 is not
+    x / -0.0."""
+    size = array.dtype.itemsize
+    return np.ascontiguousarray(array).view(f"u{size}") if size in (1, 2, 4, 8) else array
+
+
 @dataclass(frozen=True)
 class TwoNumbers:
     """A matrix that holds two numbers, row by row: it starts with `numbers[0]`, and goes from one number to the other

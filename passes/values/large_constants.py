@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import FOLD_LIMIT, constant_tensor
-from fa_compiler.passes.values.constant_patterns import CHANGES_PER_ROW, Diagonals, TwoNumbers, diagonals
+from fa_compiler.passes.values.constant_patterns import CHANGES_PER_ROW, Diagonals, TwoNumbers, bits, diagonals
 
 MAX_NUMBERS = 6
 """More different numbers than this are not remembered."""
@@ -203,7 +203,7 @@ class _Reading:
         """Remember the row that a matrix repeats. False when these rows are not the same as those before."""
         if self._taken % (self.rows * self.columns) == 0:
             self._rows.append(rows[0].copy())
-        return bool((rows == self._rows[-1]).all())
+        return bool((bits(rows) == bits(self._rows[-1])).all())
 
     @property
     def same_rows(self) -> np.ndarray | None:

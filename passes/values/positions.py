@@ -40,8 +40,10 @@ import onnx_ir as ir
 
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.values.cases import (
+    EXACT_FLOATS,
     INTEGERS,
     MAX_CASES,
+    SHORT_FLOATS,
     Case,
     Number,
     arithmetic,
@@ -287,9 +289,11 @@ class Positions:
     def _integer_entry(self, value: ir.Value | None, index: Index | None) -> BooleanTensor | None:
         """The tensor of integers or booleans from which a Cast made this element, read as "is not 0"; None without one.
 
-        No Cast to a float makes 0 of another integer.
+        No Cast to a float makes 0 of another integer. One to another integer may: 65536 is 0 in uint16.
         """
         while value is not None and index is not None and self.info.dtype(value) not in INTEGERS:
+            if self.info.dtype(value) not in (*EXACT_FLOATS, *SHORT_FLOATS):
+                return None
             node = value.producer()
             value, index = (None if node is None else self.moved(node, index)) or (None, None)
         return None if value is None or index is None else self._whole(value, index)

@@ -270,6 +270,34 @@ def test_other_assignments_stay_tensors(old: str, new: str) -> None:
             assert_same(got, wanted, 1e-5)
 
 
+@pytest.mark.parametrize(("kind", "wraps"), [(4, 1 << 16), (12, 1 << 32)], ids=["uint16", "uint32"])
+def test_a_cast_that_wraps_makes_another_number_of_the_padding(kind: int, wraps: int) -> None:
+    """65536 is padding as an int64, and none as the 0 that a uint16 makes of it."""
+    cast = "padf = Cast<to=1>(pad4)"
+    assert ASSIGNED.count(cast) == 1
+    wrapped = f"padu = Cast<to={kind}>(pad4) padf = Cast<to=1>(padu)"
+    proto = model(ASSIGNED.replace(cast, wrapped), "x = Add(s, f) ", more="int64[B,S] pad")
+    result, _ = fused(proto)
+    feeds = _feeds(proto, {"B": 1, "S": 3}) | {"pad": np.array([[1, 1, wraps]], np.int64)}
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def test_rows_of_zeros_with_another_sign_are_not_the_same_row() -> None:
+    """Dividing by the constant tells 0.0 from -0.0, although they are equal."""
+    zeros = np.zeros((1, 1, 6, 6), np.float32)
+    zeros[:, :, 3:] = -0.0
+    inputs = "float[B,4,6,8] q, float[B,4,6,8] k, float[B,4,6,8] v, float[1,1,1,6] w"
+    more = "float[1,1,6,6] c, float w0"
+    proto = model("r = Div(w, c) m = Greater(r, w0) ", "x = Where(m, s, low) ", inputs, more)
+    proto.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 6
+    del proto.graph.input[-2:]
+    for name, array in (("c", zeros), ("w0", np.array(0, np.float32))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    result, _ = fused(proto)
+    feeds = _feeds(proto, {"B": 1, "S": 6}) | {"w": np.array([[[[1, -1, 1, -1, 1, -1]]]], np.float32)}
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
 @pytest.mark.parametrize(
     ("fill", "between", "label"),
     [
