@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,16 @@ class Timing:
         return Timing(1e3 * statistics.median(seconds), 1e3 * float(low), 1e3 * float(high), memory)
 
 
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""The shape of each input, by name."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """One length: the shapes of the inputs, and what both models took. `fault` is the reason why they did not run."""
 
     length: int
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shapes: Shapes = ()
     runs: int = 0
     original: Timing | None = None
     fused: Timing | None = None
@@ -146,9 +150,8 @@ def bench(
         for count, length in enumerate(wanted):
             if progress is not None:
                 progress(f"{length} tokens", count, len(wanted))
-            measure = pair.measure(length, batch, seconds)
-            if not any(measure.shapes and measure.shapes == each.shapes for each in measures):
-                measures.append(measure)
+            measure = pair.measure(length, batch, seconds, {each.shapes for each in measures})
+            measures.extend([] if measure is None else [measure])
         return Benchmark(result.report, tuple(measures), batch, threads or os.cpu_count() or 1)
 
 
@@ -163,11 +166,13 @@ class _Pair:
         except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
             raise InputError(f"ONNX Runtime cannot load {paths[0]}: {one_line(error)}") from None
 
-    def measure(self, length: int, batch: int, seconds: float) -> Measure:
-        """Run both at one length."""
+    def measure(self, length: int, batch: int, seconds: float, known: Collection[Shapes]) -> Measure | None:
+        """Run both at one length; None if its inputs have shapes that were measured already."""
         try:
             feeds = random_inputs(self._proto, str(self._paths[0]), batch=batch, length=length)
             shapes = tuple((name, array.shape) for name, array in feeds.items())
+            if shapes in known:
+                return None
             calls = [self._call(runner, feeds) for runner in self._runners]
             for call in calls:  # the first run allocates
                 call()

@@ -30,8 +30,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
-from fa_compiler.op_registry.soc import SocVersion
-from fa_compiler.op_registry.soc import soc_version as find_soc_version
+from fa_compiler.op_registry.soc import SocVersion, soc_version
 from fa_compiler.passes import Report
 from fa_compiler.passes.report import Progress
 from fa_compiler.pipeline import copy_of, make_options
@@ -87,22 +86,33 @@ def compile_for_atc(
         input_shape = ";".join(f"{name}:{','.join(map(str, sizes))}" for name, sizes in input_shape.items())
     if dynamic_dims is not None and not isinstance(dynamic_dims, str):
         dynamic_dims = ";".join(",".join(map(str, group)) for group in dynamic_dims)
+    words = [assume] if isinstance(assume, str) else [*assume]
     try:
-        soc = find_soc_version(soc_version)
+        request = request_of(soc_version, route, cann, precision, input_shape, dynamic_dims, single_op, words)
     except UnknownProduct as error:
         raise InputError(str(error)) from None
-    request = Request(
-        soc,
-        route,
-        cann,
-        precision,
-        parse_shapes(input_shape),
-        parse_gears(dynamic_dims) if dynamic_dims is not None else (),
-        single_op,
-        [assume] if isinstance(assume, str) else [*assume],
-    )
     report, _ = run(model, Path(output), request)
     return report
+
+
+def request_of(
+    soc: str,
+    route: str,
+    cann: str | None,
+    precision: str,
+    input_shape: str,
+    dynamic_dims: str | None,
+    single_op: bool,
+    assume: Sequence[str],
+) -> Request:
+    """The request from the user's texts.
+
+    Raises:
+        UnknownProduct: the SoC version is unknown.
+        InputError: a text does not have the form of its option.
+    """
+    gears = parse_gears(dynamic_dims) if dynamic_dims is not None else ()
+    return Request(soc_version(soc), route, cann, precision, parse_shapes(input_shape), gears, single_op, assume)
 
 
 def run(

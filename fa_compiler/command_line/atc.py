@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
-from fa_compiler.command_line.models import progress_bar
+from fa_compiler.command_line.models import assumed, progress_bar
 from fa_compiler.command_line.render import print_report, print_table
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Severity
@@ -20,18 +20,17 @@ from fa_compiler.passes.report import printable
 
 def atc(args: argparse.Namespace) -> int:
     """Write a folder that ATC can compile."""
-    from fa_compiler.atc import run, shapes
-    from fa_compiler.atc.job import Request
+    from fa_compiler.atc import run
 
-    request = Request(
-        soc_version(args.soc_version),
+    request = run.request_of(
+        args.soc_version,
         args.route,
         args.cann,
         args.precision,
-        shapes.parse_shapes(args.input_shape),
-        shapes.parse_gears(args.dynamic_dims) if args.dynamic_dims is not None else (),
+        args.input_shape,
+        args.dynamic_dims,
         args.single_op,
-        [word.strip() for group in args.assume for word in group.split(",") if word.strip()],
+        assumed(args),
     )
     with progress_bar(args.quiet) as progress:
         report, built = run.run(args.model, args.output, request, progress)

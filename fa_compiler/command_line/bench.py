@@ -7,7 +7,7 @@ import json
 
 from fa_compiler.benchmark import Benchmark, Timing, bench
 from fa_compiler.command_line.exit_codes import OK
-from fa_compiler.command_line.models import progress_bar
+from fa_compiler.command_line.models import assumed, progress_bar
 from fa_compiler.command_line.render import print_table
 from fa_compiler.errors import InputError
 from fa_compiler.passes.report import printable
@@ -17,14 +17,13 @@ MIB = 1 << 20
 
 def run(args: argparse.Namespace) -> int:
     """Measure a model and its fused form, and print the table."""
-    words = [word.strip() for group in args.assume for word in group.split(",") if word.strip()]
     with progress_bar(args.quiet or args.json) as progress:
         measured = bench(
             args.model,
             _lengths(args.lengths),
             batch=args.batch,
             threads=args.threads,
-            assume=words,
+            assume=assumed(args),
             seconds=args.seconds,
             progress=progress,
         )

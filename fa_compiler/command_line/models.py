@@ -130,7 +130,7 @@ def verify(args: argparse.Namespace) -> int:
     from fa_compiler.command_line.render import print_comparison
     from fa_compiler.comparison.compare import CannotRunError, compare_models
 
-    assume = make_options("ort", None, None, _words(args)).assume
+    assume = make_options("ort", None, None, assumed(args)).assume
     try:
         comparison = compare_models(
             args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches, assume=assume
@@ -148,7 +148,7 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
 
     shared = any(SHARED_CACHES in block.assumed for block in report.blocks)
     try:
-        comparison = compare_models(args.model, staged, name="the optimised model", shared=shared, assume=_words(args))
+        comparison = compare_models(args.model, staged, name="the optimised model", shared=shared, assume=assumed(args))
     except CannotRunError as error:
         _differs(error)
         return False
@@ -165,10 +165,10 @@ def _differs(error: Exception) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    return make_options(args.target, args.soc_version, args.cann, _words(args), args.in_place_caches)
+    return make_options(args.target, args.soc_version, args.cann, assumed(args), args.in_place_caches)
 
 
-def _words(args: argparse.Namespace) -> list[str]:
+def assumed(args: argparse.Namespace) -> list[str]:
     """The assumptions that the user vouches for."""
     words = [word.strip() for group in args.assume for word in group.split(",")]
     return [word for word in words if word]

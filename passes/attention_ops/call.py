@@ -111,13 +111,8 @@ class OpConverter:
         """The attribute softcap, c of c * tanh(scores / c); 0 where the scores are not capped. Raises Decline."""
         cap = self.number("softcap", 0.0)
         if cap != 0.0 and not SMALLEST_SCALE <= cap <= LARGEST_SCALE:
-            what = (
-                "a negative number"
-                if cap < 0.0
-                else "not a number"
-                if math.isnan(cap)
-                else "which overflows or vanishes"
-            )
+            what = "not a number" if math.isnan(cap) else "which overflows or vanishes"
+            what = "a negative number" if cap < 0.0 else what
             hint = "give softcap a positive number, or 0 for none"
             raise self.decline(Code.SOFTCAP, f"softcap is {cap:g}, {what}", hint)
         if cap > 0.0 and self.options.target != "ort":

@@ -41,8 +41,8 @@ from fa_compiler.passes.score_ops import Add, Term
 class Masking:
     """The plan and its planner.
 
-    `row` is the label of the query dimension that counts its rows (None if it has none), `tested` is the meaning
-    of the guard's nodes alone, `factors` the factors on the probabilities that are no mask.
+    `row` is the label of the query dimension that counts its rows, None if it has none. `tested` is the meaning of the
+    guard's nodes alone, and `factors` are the factors on the probabilities that are no mask.
     """
 
     plan: MaskPlan
