@@ -114,10 +114,10 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
     key = (value, axis)
     if key not in done:
         node, first = value.producer(), _first_of(value, axis, builder.info)
-        wide = _made_from(value, axis, builder.info)
         if first is not None:
             done[key] = builder.constant(first, "row")
             return done[key]
+        wide = _made_from(value, axis, builder.info)
         assert node is not None and wide is not None
         if is_op(node, "Expand"):
             assert node.inputs[0] is not None
