@@ -16,12 +16,15 @@ def softcap(call: CheckedNode, bias: str | None = None) -> Iterator[Diagnostic]:
     """cpu_softcap is 0 or in the range in which the kernels compute it exactly enough. Beside it, the input `bias` is
     added after the scale, because it is added after the cap.
 
-    The kernels multiply by scale_value / cpu_softcap, which has to be a normal float32, or 0.
+    Attributes are float32: a number too small for it is 0. The kernels multiply by scale_value / cpu_softcap, which has
+    to be a normal float32, or 0.
     """
-    cap, scale = float(call.attrs.get("cpu_softcap", 0.0)), float(call.attr("scale_value"))
+    with np.errstate(over="ignore"):
+        cap = float(np.float32(call.attrs.get("cpu_softcap", 0.0)))
+        scale = float(np.float32(call.attr("scale_value")))
     if cap == 0.0:
         return
-    if not np.float32(SMALLEST_SOFTCAP) <= np.float32(cap) <= np.float32(LARGEST_SOFTCAP):
+    if not np.float32(SMALLEST_SOFTCAP) <= cap <= np.float32(LARGEST_SOFTCAP):
         message = f"cpu_softcap is {cap:g}, expected 0 or a number from {SMALLEST_SOFTCAP:g} to {LARGEST_SOFTCAP:g}"
         yield Diagnostic("cpu_softcap", message)
         return

@@ -165,6 +165,7 @@ def test_masks_of_a_mode(mode: int, inputs: dict[str, Any], text: str) -> None:
         ({"pse_type": 4}, "pse_type is 4, expected 0 to 3"),
         ({"keep_prob": 0.0}, "keep_prob is 0.000000, expected more than 0 and at most 1"),
         ({"softmax_out_layout": "TND"}, 'softmax_out_layout is "TND", expected one of "", "same_as_input"'),
+        ({"out_dtype": -1}, "out_dtype is -1, expected 0 (float16) or 1 (bfloat16) (FA.22)"),
         ({"cpu_empty_rows": "one"}, 'cpu_empty_rows is "one", expected one of "", "zero", "mean", "unmasked"'),
         ({"cpu_nan_rows": "one"}, 'cpu_nan_rows is "one", expected one of "", "zero", "infinite"'),
     ],

@@ -200,6 +200,14 @@ def test_limits_of_310p(constraint: str, node: NodeView, culprit: str) -> None:
     assert (constraint, culprit) in [(entry.constraint, entry.tensor) for entry in verify(node, "310P")]
 
 
+def test_a_soft_cap_is_read_as_float32() -> None:
+    def broken(cap: float) -> list[str]:
+        found = verify(decode(attrs={"cpu_softcap": cap}), "ort")
+        return [each.constraint for each in found if each.extension != "EXT-SOFTCAP"]
+
+    assert (broken(-1e-45), broken(-1e-46)) == (["IFA.15"], [])
+
+
 def test_extensions_of_the_cpu_kernel() -> None:
     assert extensions_used(decode(dtype="DT_FLOAT")) == ("EXT-DECODE-FLOAT",)
     assert extensions_used(decode(attrs={"cpu_softcap": 30.0})) == ("EXT-SOFTCAP",)

@@ -265,6 +265,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     # 24: soft caps, which have a diagnostic of G0 besides: they are an extension
     ("FA.24", forward(attrs={"cpu_softcap": -1.0}), "cpu_softcap"),
     ("FA.24", forward(attrs={"cpu_softcap": 1e-7}), "cpu_softcap"),
+    ("FA.24", forward(attrs={"cpu_softcap": -1e-45}), "cpu_softcap"),
     ("FA.24", forward(attrs={"cpu_softcap": 1e5, "scale_value": 1e-34}), "scale_value"),
     ("FA.24", forward(attrs={"cpu_softcap": 1e-5, "scale_value": 1e34}), "scale_value"),
     ("FA.24", forward({"real_shift": tensor((B, N1, S1, S2))}, {"cpu_softcap": 5.0}), "pse_type"),

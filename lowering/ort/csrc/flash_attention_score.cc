@@ -75,6 +75,10 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, 
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_p_scale}) {
     if (node.has_input(input)) diagnostics.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
   }
+  // Only FP8 inputs make the type of the result a choice: the attribute has no effect here.
+  if (const int64_t type = node.get(attr::out_dtype); type != 0 && type != 1) {
+    refuse(node_, rule::out_dtype, "out_dtype is " + std::to_string(type) + ", expected 0 (float16) or 1 (bfloat16)");
+  }
   const Tensor mask = node.constant_input(input_atten_mask);
   if (mask.present() && is_compressed_mask(attributes_, mask.dims)) {
     check_compressed_mask(diagnostics, attributes_, mask, false);
