@@ -23,9 +23,10 @@ import onnx_ir as ir
 from fa_compiler import op_registry
 from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
-from fa_compiler.checks.runtime import expand_flex, may_hold_flex, remarks
+from fa_compiler.checks.runtime import remarks
 from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.lowering.onnx_file import finish, mark
+from fa_compiler.model_files.flex_attention import expand_flex, may_hold_flex
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load

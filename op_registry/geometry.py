@@ -29,6 +29,9 @@ BATCH_AXIS = {"BSH": 0, "SBH": 1, "BSND": 0, "BNSD": 0}
 SEQUENCE_AXIS = {"BSH": 1, "SBH": 0, "BSND": 1, "BNSD": 2}
 """The axis of the tokens in query, key and value. In TND the tokens of all sequences are packed."""
 
+UNLIMITED = 2**31 - 1
+"""The default of pre_tockens and next_tockens (CANN's spelling), or pre_tokens and next_tokens: no limit."""
+
 STATISTICS = 8
 """The number of columns of softmax_max and softmax_sum. All columns are equal."""
 

@@ -19,8 +19,8 @@ DOMAIN = "ascend"
 
 FILE_DOMAIN = "fa_compiler"
 FILE_OP = "FlashAttention"
-FILE_FOR = "FlashAttentionScore"
-"""In a file for ONNX Runtime, a FILE_FOR that only gives attention_out is FILE_DOMAIN::FILE_OP, with that one output.
+GRAPH_OP = "FlashAttentionScore"
+"""In a file for ONNX Runtime, a GRAPH_OP that only gives attention_out is FILE_DOMAIN::FILE_OP, with that one output.
 The name differs, because onnx.reference does not take one name in two domains."""
 
 FILE_OPS = (FILE_OP, *(f"{FILE_OP}Body{number}" for number in range(2, 9)))

@@ -19,7 +19,7 @@ from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import infer
 from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs
-from fa_compiler.op_registry.registry import DOMAIN, FILE_DOMAIN, FILE_FOR, FILE_OPS, VERSION, get, names, takes_float
+from fa_compiler.op_registry.registry import DOMAIN, FILE_DOMAIN, FILE_OPS, GRAPH_OP, VERSION, get, names, takes_float
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec, OutputSpec
 
 _ATTR_TYPES = {
@@ -41,8 +41,8 @@ def register() -> None:
     Raises RegistryError if another package has registered one of the operators under this domain differently.
     """
     every = [(name, build_schema(get(name))) for name in names()]
-    in_files = build_schema(get(FILE_FOR), FILE_DOMAIN)
-    every += [(FILE_FOR, _renamed(in_files, name)) for name in FILE_OPS]
+    in_files = build_schema(get(GRAPH_OP), FILE_DOMAIN)
+    every += [(GRAPH_OP, _renamed(in_files, name)) for name in FILE_OPS]
     for op, schema in every:
         name, domain = schema.name, schema.domain
         if onnx.defs.has(name, domain):

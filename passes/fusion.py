@@ -110,7 +110,7 @@ class _Run:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
             return [self._declined_block(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
-        ranks = any(is_op(node, "TopK") for node in graph)
+        has_top_k = any(is_op(node, "TopK") for node in graph)
         sharing = Sharing(list(found.values()))
         done: dict[ir.Node, Block] = {}
         blocks: list[Block] = []
@@ -120,9 +120,9 @@ class _Run:
             if node in done:
                 blocks.append(done[node])
             elif anchor is not None:
-                alone = self._fuse_anchor(anchor, rewriter, ranks)
+                alone = self._fuse_anchor(anchor, rewriter, has_top_k)
                 if alone[0].code in SHARED:
-                    done.update(self._fuse_shared(sharing.group(anchor, self.matcher), rewriter, ranks))
+                    done.update(self._fuse_shared(sharing.group(anchor, self.matcher), rewriter, has_top_k))
                 blocks.extend([done[node]] if node in done else alone)
             elif is_attention_op(node):
                 blocks.append(self._convert(node, rewriter))
@@ -133,20 +133,20 @@ class _Run:
         rewriter.finish()
         return blocks
 
-    def _fuse_anchor(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool) -> list[Block]:
+    def _fuse_anchor(self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
         name = label(anchor.node) or ""
         try:
-            return [self._fuse_one(name, anchor, rewriter, ranks)]
+            return [self._fuse_one(name, anchor, rewriter, has_top_k)]
         except Decline as decline:
-            return self._fuse_pair(anchor, rewriter, ranks, decline) or [self._declined_block(name, decline)]
+            return self._fuse_pair(anchor, rewriter, has_top_k, decline) or [self._declined_block(name, decline)]
 
-    def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, ranks: bool) -> dict[ir.Node, Block]:
+    def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool) -> dict[ir.Node, Block]:
         """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
         blocks: dict[ir.Node, Block] = {}
         for each in group:
             name = label(each.anchor.node) or ""
             try:
-                block = self._fuse_one(name, each.anchor, rewriter, ranks, each.route)
+                block = self._fuse_one(name, each.anchor, rewriter, has_top_k, each.route)
             except Decline as decline:
                 block = self._declined_block(name, decline)
             first = blocks.setdefault(each.anchor.node, block)
@@ -157,7 +157,7 @@ class _Run:
         return blocks
 
     def _fuse_one(
-        self, name: str, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, route: Route = ONLY
+        self, name: str, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, route: Route = ONLY
     ) -> Block:
         """Fuse an attention and return its block. Raises Decline.
 
@@ -165,7 +165,7 @@ class _Run:
         can. On Ascend it can only with lists of keys, which come from a graph that ranks keys. Otherwise the second
         product is a bias.
         """
-        if self.facts.options.target == "ort" or ranks:
+        if self.facts.options.target == "ort" or has_top_k:
             with_second = replace(self.matcher, second_products=True)
             paths = with_second.begin(anchor, route)
             try:
@@ -196,7 +196,9 @@ class _Run:
         self.notes.append(f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends")
         return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
-    def _fuse_pair(self, anchor: SoftmaxAnchor, rewriter: Rewriter, ranks: bool, first_reason: Decline) -> list[Block]:
+    def _fuse_pair(
+        self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, first_reason: Decline
+    ) -> list[Block]:
         """Fuse an attention together with its gradient, after the attention alone was declined for `first_reason`.
 
         Returns both blocks; one declined block where the attempt gives a better reason than `first_reason`; else an
@@ -206,7 +208,7 @@ class _Run:
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
         try:
-            pair = fuse_pair(anchor, self.matcher, rewriter, ranks)
+            pair = fuse_pair(anchor, self.matcher, rewriter, has_top_k)
         except PairDecline as decline:
             reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
             forward = self._declined_block(name, Decline(decline.code, reason, decline.culprit, decline.hint))

@@ -33,8 +33,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from fa_compiler.op_registry import FILE_DOMAIN, FILE_FOR, FILE_OP, NodeView, TensorInfo, get
-from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS
+from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, get
+from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, UNLIMITED
 
 OLDEST_OPSET = 13
 """ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
@@ -93,28 +93,28 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Nodes with equal keys have equal bodies."""
+class BodyKey:
+    """What decides the body of a node: nodes with equal keys have equal bodies."""
 
-    key: str
+    text: str
     call: _Call = field(compare=False, repr=False)
 
 
-def problem_of(view: NodeView, opset: int) -> Problem | None:
+def body_key(view: NodeView, opset: int) -> BodyKey | None:
     """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body.
 
     `opset` is that of the model.
     """
     call = _call_of(view, opset)
-    return None if call is None else Problem(repr(call), call)
+    return None if call is None else BodyKey(repr(call), call)
 
 
-def body_of(problem: Problem, name: str = FILE_OP) -> onnx.FunctionProto:
+def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
     """The body, as a function of this name. It has the inputs of the prototype up to the last one of the node."""
-    call = problem.call
+    call = key.call
     writer = _Writer(call)
     writer.write()
-    spec = get(FILE_FOR)
+    spec = get(GRAPH_OP)
     last = max(spec.input_names.index(name) for name in call.inputs)
     return helper.make_function(
         FILE_DOMAIN,
@@ -129,7 +129,7 @@ def body_of(problem: Problem, name: str = FILE_OP) -> onnx.FunctionProto:
 
 def _call_of(view: NodeView, opset: int) -> _Call | None:
     tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
-    attrs = {entry.name: entry.value_if_absent for entry in get(FILE_FOR).attrs} | dict(view.attrs)
+    attrs = {entry.name: entry.value_if_absent for entry in get(GRAPH_OP).attrs} | dict(view.attrs)
     attrs = {name: value.decode() if isinstance(value, bytes) else value for name, value in attrs.items()}
     layout, dtype = str(attrs["input_layout"]), _TYPES.get(tensors["query"].dtype)
     if opset < OLDEST_OPSET or dtype is None or layout not in BATCH_AXIS or not _INPUTS.issuperset(view.inputs):
@@ -154,7 +154,7 @@ def _call_of(view: NodeView, opset: int) -> _Call | None:
             return None
     heads, widths = sizes
     read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
-    inputs = tuple(name for name in get(FILE_FOR).input_names if name in tensors)
+    inputs = tuple(name for name in get(GRAPH_OP).input_names if name in tensors)
     return _Call(layout, opset, dtype, heads, widths, inputs, read, tuple(sorted(view.attrs)), excludes)
 
 
@@ -352,9 +352,8 @@ class _Writer:
     def _band(self, scores: str, mode: int) -> list[str]:
         """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom right (3, 4)."""
         before, after = (int(self.call.attrs[name]) for name in ("pre_tockens", "next_tockens"))
-        unlimited = 2**31 - 1
-        lower = None if mode in (2, 3) or before >= unlimited else -before
-        upper = 0 if mode in (2, 3) else None if after >= unlimited else after
+        lower = None if mode in (2, 3) or before >= UNLIMITED else -before
+        upper = 0 if mode in (2, 3) else None if after >= UNLIMITED else after
         if lower is None and upper is None:
             return []
         shape = self.op("Shape", scores)

@@ -27,14 +27,14 @@ from collections.abc import Iterator, Sequence
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.lowering.onnx_file.bodies import Problem, body_of, problem_of
+from fa_compiler.lowering.onnx_file.bodies import BodyKey, body_key, body_of
 from fa_compiler.op_registry import (
     DOMAIN,
     DOMAINS,
     FILE_DOMAIN,
-    FILE_FOR,
     FILE_OP,
     FILE_OPS,
+    GRAPH_OP,
     VERSION,
     RegistryError,
     get,
@@ -54,7 +54,7 @@ _LIBRARY = (
 _COMPLETE = "Without it, the functions of this model compute the same, slower."
 _INCOMPLETE = "This model cannot run without it."
 
-_LEFT_OUT = get(FILE_FOR).output_names.index("attention_out")
+_LEFT_OUT = get(GRAPH_OP).output_names.index("attention_out")
 """The number of outputs before attention_out."""
 
 
@@ -66,10 +66,10 @@ def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
     chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
     if not chosen:
         return []
-    problems = None if info is None else _problems(model, chosen, info)
+    keys = None if info is None else _body_keys(model, chosen, info)
     for node in chosen:
         node.domain, node.op_type = FILE_DOMAIN, FILE_OP
-    found = [] if problems is None else _name_by_body(chosen, problems)
+    found = [] if keys is None else _name_by_body(chosen, keys)
     imports = model.graph.opset_imports
     imports[FILE_DOMAIN] = VERSION
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
@@ -101,7 +101,7 @@ def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(proto)
     for node in _nodes(result.graph):
         if _is_of_file(node.domain, node.op_type) and len(node.output) == 1:
-            node.domain, node.op_type = DOMAIN, FILE_FOR
+            node.domain, node.op_type = DOMAIN, GRAPH_OP
             (output,) = node.output
             node.output[:] = [*[""] * _LEFT_OUT, output]
     kept = [function for function in result.functions if not _is_of_file(function.domain, function.name)]
@@ -122,7 +122,7 @@ def _describe(proto: onnx.ModelProto, complete: bool) -> None:
 
 
 def _gives_only_attention_out(node: ir.Node) -> bool:
-    if (node.domain, node.op_type) != (DOMAIN, FILE_FOR) or len(node.outputs) != _LEFT_OUT + 1:
+    if (node.domain, node.op_type) != (DOMAIN, GRAPH_OP) or len(node.outputs) != _LEFT_OUT + 1:
         return False
     return not any(output.name or output.uses() for output in node.outputs[:_LEFT_OUT])
 
@@ -131,27 +131,27 @@ def _is_of_file(domain: str, name: str) -> bool:
     return domain == FILE_DOMAIN and name in FILE_OPS
 
 
-def _problems(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> list[Problem] | None:
+def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> list[BodyKey] | None:
     """What the body of each of these nodes depends on; None if one of them has no body, or if they have too many."""
     opset = graph_opset(model.graph)
-    problems: list[Problem] = []
+    keys: list[BodyKey] = []
     for node in nodes:
         try:
-            problem = problem_of(node_view(node, info), opset)
+            key = body_key(node_view(node, info), opset)
         except RegistryError:  # a node that the model had before
             return None
-        if problem is None:
+        if key is None:
             return None
-        problems.append(problem)
-    return problems if len(set(problems)) <= len(FILE_OPS) else None
+        keys.append(key)
+    return keys if len(set(keys)) <= len(FILE_OPS) else None
 
 
-def _name_by_body(nodes: Sequence[ir.Node], problems: Sequence[Problem]) -> list[onnx.FunctionProto]:
+def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onnx.FunctionProto]:
     """Name the nodes so that those with one body have one name, and return the bodies."""
-    names = dict(zip(dict.fromkeys(problems), FILE_OPS, strict=False))
-    for node, problem in zip(nodes, problems, strict=True):
-        node.op_type = names[problem]
-    return [body_of(problem, name) for problem, name in names.items()]
+    names = dict(zip(dict.fromkeys(keys), FILE_OPS, strict=False))
+    for node, key in zip(nodes, keys, strict=True):
+        node.op_type = names[key]
+    return [body_of(key, name) for key, name in names.items()]
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

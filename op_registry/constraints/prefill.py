@@ -23,7 +23,6 @@ from fa_compiler.op_registry.geometry import Geometry, Shape, differ, divide, sh
 from fa_compiler.op_registry.node import Dim, TensorInfo
 
 RANKS: Mapping[str, int] = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
-UNLIMITED = 2147483647
 MASK_TYPES = ("DT_BOOL", "DT_INT8", "DT_UINT8")
 HALFS = ("DT_FLOAT16", "DT_BF16")
 COMPRESSED_MASK_SIZE = 2048

@@ -286,7 +286,7 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]
         size = MASK_SIZE[mode]
         if any(map(differ, shape[-2:], size)):
             message = f"atten_mask has the shape {text(shape)}, expected {text(size)} for sparse_mode {mode}"
-            beside_band = broadcast is not None and _excludes_keys(call, shape)
+            beside_band = broadcast is not None and _is_key_mask(call, shape)
             yield Diagnostic("atten_mask", message, extension="EXT-BAND-MASK" if beside_band else None)
         elif mask.value is not None and not _is_compressed(mask.value, mode):
             what = "ones above the diagonal" if mode != 6 else "the upper triangle over the prefix block"
@@ -314,7 +314,7 @@ def _is_compressed(value: np.ndarray[Any, Any], mode: int) -> bool:
     return value is wanted or bool(((value != 0) == wanted).all())
 
 
-def _excludes_keys(call: CheckedNode, shape: Shape) -> bool:
+def _is_key_mask(call: CheckedNode, shape: Shape) -> bool:
     """Whether a mask may be used in addition to a band: it is the same for every query row, [B|1,N1|1,1,S2|1]."""
     g = call.geometry
     if call.attr("sparse_mode") not in (2, 3, 4) or g.tnd or len(shape) != 4 or shape[2] != 1:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
-from fa_compiler.op_registry.constraints.prefill import UNLIMITED
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, OF_QUERY, CpuKernel, TypeRow, type_row
 from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
 from fa_compiler.op_registry.shapes import prompt_outputs

@@ -188,9 +188,9 @@ def _heads(call: OpConverter) -> tuple[int, int]:
 def _check(call: OpConverter) -> None:
     node = call.node
     if call.used_output(3) is not None:
-        late = int_attr(node, "qk_output", 0) == 2
-        code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
-        raise call.decline(code, f"output_qk, the {'probabilities' if late else 'scores'}, is read")
+        after_softmax = int_attr(node, "qk_output", 0) == 2
+        code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
+        raise call.decline(code, f"output_qk, the {'probabilities' if after_softmax else 'scores'}, is read")
     call.softcap()
     past = any(call.input(index) is not None for index in PAST)
     if any(call.input(index) is not None for index in NORMS):

@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
+from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import ContiguousLabels
@@ -109,7 +109,7 @@ class KeyMaskBuilder:
         if window is not None:
             own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
             plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
-            mode = sparse_mode(window.band, rows, columns) if plain else None
+            mode = mode_of(window.band, rows, columns) if plain else None
             if mode is None:
                 self._check_computable(window)
                 excluded = self.mask_outside_band(window.low, window.high)

@@ -35,8 +35,8 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions, Scale
 from fa_compiler.passes.values.symbolic import Dim
 
-UNLIMITED = 1 << 20
-"""No sequence is longer, so that a pre or next of this size or more is no limit."""
+LONGEST = 1 << 20
+"""No sequence is longer: pre_tokens or next_tokens of this size or more are no limit."""
 COMPRESSED_ROWS = 1024
 MASKS = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8)
 INCREMENTAL_FILL = -1e12
@@ -56,8 +56,8 @@ class NpuCall:
     mask: ir.Value | None
     lengths: ir.Value | None
     mode: int = 1
-    before: int = UNLIMITED
-    after: int = UNLIMITED
+    before: int = LONGEST
+    after: int = LONGEST
 
 
 def flash(call: OpConverter) -> ConvertedOp:
@@ -173,10 +173,10 @@ def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list
     assert given.mask is not None
     if given.mode in (0, 1):
         masked.append(ExcludedPositions(call.aligned(_by_row(call, given.mask, (1,)), scores)))
-        if given.mode == 1 or min(given.before, given.after) >= UNLIMITED:
+        if given.mode == 1 or min(given.before, given.after) >= LONGEST:
             return None
-        low = None if given.before >= UNLIMITED else -given.before
-        high = None if given.after >= UNLIMITED else given.after
+        low = None if given.before >= LONGEST else -given.before
+        high = None if given.after >= LONGEST else given.after
         return Window(Band(*(None if bound is None else Dim(bound) for bound in (low, high))), low, high)
     content = constant(given.mask)
     if given.mode > 4 or given.mode < 0:
@@ -191,8 +191,8 @@ def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list
     corner = space.size(scores[3]) - space.size(scores[2])
     if given.mode == 3:
         return Window(Band(None, corner), None, corner.const)
-    lower = None if given.before >= UNLIMITED else corner - given.before
-    upper = None if given.after >= UNLIMITED else corner + given.after
+    lower = None if given.before >= LONGEST else corner - given.before
+    upper = None if given.after >= LONGEST else corner + given.after
     return Window(Band(lower, upper), None if lower is None else lower.const, None if upper is None else upper.const)
 
 

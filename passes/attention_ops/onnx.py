@@ -80,9 +80,9 @@ def _check(call: OpConverter) -> None:
         reason = f"the model is of opset {call.builder.opset}, and ONNX has the operator from opset {FIRST} on"
         raise call.decline(Code.READY_MADE, reason)
     if call.used_output(3) is not None:
-        late = int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
-        code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
-        raise call.decline(code, f"qk_matmul_output, the {'probabilities' if late else 'scores'}, is read")
+        after_softmax = int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
+        code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
+        raise call.decline(code, f"qk_matmul_output, the {'probabilities' if after_softmax else 'scores'}, is read")
     call.softcap()
     wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
     if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:

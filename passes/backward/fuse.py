@@ -30,16 +30,16 @@ class FusedPair:
     losses: tuple[ir.Node, ...] = ()
 
 
-def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, ranks: bool) -> FusedPair | None:
+def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, has_top_k: bool) -> FusedPair | None:
     """Fuse an attention together with its gradient; None when there is no gradient.
 
-    For ONNX Runtime, or if the graph ranks keys (`ranks`), a product that is added to the scores is first tried as a
-    part of them, as in fusion.py.
+    For ONNX Runtime, or if the graph has a TopK (`has_top_k`), which may rank keys, a product that is added to the
+    scores is first tried as a part of them, as in fusion.py.
 
     Raises PairDecline, before any use is changed, when there is one that cannot be fused.
     """
     failure: Decline | None = None
-    if matcher.facts.options.target == "ort" or ranks:
+    if matcher.facts.options.target == "ort" or has_top_k:
         with_second = replace(matcher, second_products=True)
         try:
             found = match_pair(anchor, with_second)

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.passes.values.symbolic import Dim
-
-UNLIMITED = 2**31 - 1
-"""The operator's default for pre_tockens and next_tockens (CANN's spelling): no limit."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class SparseMode:
         return {4: "band", 6: "prefix"}.get(self.sparse_mode, "causal")
 
 
-def sparse_mode(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
+def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
     """The mode of a band over scores of these sizes. None when the band does not limit, or when no mode expresses it in
     every run."""
     corner = columns - rows

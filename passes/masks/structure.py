@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
+from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.score_ops import Add, MaskTerm
@@ -109,11 +109,11 @@ def structure(
     packings = {part for part in parts if isinstance(part, Packing)}
     if packings:
         attends_itself = band is not None and band.has_diagonal
-        mode = None if band is None else sparse_mode(band, *grid.sizes)
+        mode = None if band is None else mode_of(band, *grid.sizes)
         if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
             return None
         return Structure(mode, (), True, packings.pop())
-    mode = None if band is None else sparse_mode(band, *grid.sizes)
+    mode = None if band is None else mode_of(band, *grid.sizes)
     if band is None or (mode is None and band != Band(None, None)) or (band.prefix and padding):
         return None
     return Structure(mode, padding, not padding and band.never_empty(*grid.sizes))

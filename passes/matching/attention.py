@@ -9,7 +9,7 @@ A match goes through these stages; each is a record of its own, and what a later
     1. AttentionPaths   attention_paths.py   the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py             which operand is the key
     3. Probabilities    probabilities.py     what the nodes after the softmax do
-    4. ScoresWithSink   sinks.py             the sink, wherever it is written
+    4. FoundSink   sinks.py             the sink, wherever it is written
     5. Masking          masking.py           what terms and guards come to
     6. Roles            roles.py             batch, heads, q_seq and kv_seq
     7. AttentionMatch   match.py             the record; the `_check_*` functions here stand between the stages
@@ -50,7 +50,7 @@ from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.matching.roles import KeySide, Roles
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
-from fa_compiler.passes.matching.sinks import ScoresWithSink, summed
+from fa_compiler.passes.matching.sinks import FoundSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import reads_shape
 from fa_compiler.passes.report import Code
@@ -89,13 +89,13 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
     rope = None if scores.second is None else scores.second.rope(key.kv_seq, paths.viewer)
     _check_shifts(paths, key.kv_seq)
     probabilities = Probabilities.of(paths)
-    sink_scores = _scores_with_sink(paths, key.kv_seq, probabilities)
-    masking = Masking.of(paths, key, probabilities, sink_scores)
+    found_sink = _found_sink(paths, key.kv_seq, probabilities)
+    masking = Masking.of(paths, key, probabilities, found_sink)
     pv = probabilities.product(paths)
     _check_sums_columns(paths, pv, key.kv_seq)
     _check_values(paths)
     _check_late(paths, pv.out, key.kv_seq)
-    roles = Roles.of(paths, key, masking.row, pv, sink_scores)
+    roles = Roles.of(paths, key, masking.row, pv, found_sink)
     views, dtype = _operands(paths, key.side, pv)
     roles.check_sizes(paths)
     factors = masking.factors
@@ -117,7 +117,7 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
         dtype,
         outputs[0] if outputs else after.product.output,
         pv.out,
-        sink=None if sink_scores is None else sink_scores.sink,
+        sink=None if found_sink is None else found_sink.sink,
         dropout=probabilities.dropout,
         query_factors=scores.factors,
         output_factors=factors,
@@ -163,24 +163,24 @@ def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
             raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
 
 
-def _scores_with_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
+def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilities) -> FoundSink | None:
     """The sink: a column of the scores, a gate after the product, or a part of the total of exponentials."""
     anchor, gate, scores, viewer = paths.anchor, paths.gate, paths.scores, paths.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):
         reason = "a maximum is subtracted from the scores, and not from the sink beside them"
         raise Decline(Code.SCORE_TERM, reason, scores.shifted[0][0])
-    sink_scores = scores.sink_scores
+    found_sink = scores.found_sink
     if gate is not None:
         pv = probabilities.product(paths)
-        if sink_scores is not None:
+        if found_sink is not None:
             reason = "a sink beside the scores, and another behind the product"
             raise Decline(Code.PROBABILITY_TERM, reason, gate.nodes[-1])
-        sink_scores = gated(gate, scores.dims, pv.out, kv_seq, viewer)
+        found_sink = gated(gate, scores.dims, pv.out, kv_seq, viewer)
     if anchor.sink is not None:
-        if scores.sink_scores is not None:
+        if scores.found_sink is not None:
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
-        sink_scores = summed(anchor, anchor.sink, scores.dims, kv_seq, viewer)
-    return sink_scores
+        found_sink = summed(anchor, anchor.sink, scores.dims, kv_seq, viewer)
+    return found_sink
 
 
 def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:

@@ -20,7 +20,7 @@ from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.final_scores import FinalScores
-from fa_compiler.passes.matching.interior import feeds_backward, readers_of_shapes
+from fa_compiler.passes.matching.interior import check_private, feeds_backward
 from fa_compiler.passes.matching.layers import layers_apart
 from fa_compiler.passes.matching.probability_path import (
     RENORMALISED_ADVICE,
@@ -88,7 +88,7 @@ class AttentionPaths:
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
         with layers_apart(before, viewer):
-            shape_readers = readers_of_shapes(anchor, before, after, _answers(anchor, before, after, route))
+            shape_readers = check_private(anchor, before, after, _answers(anchor, before, after, route))
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
@@ -126,7 +126,7 @@ def _cap(before: ScorePath) -> ir.Value | None:
 def _answers(
     anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath, route: Route
 ) -> Callable[[ir.Value, ir.Node], bool]:
-    """The predicate for `readers_of_shapes`: is this reader of an inner value accounted for by the attention's
+    """The predicate for `check_private`: is this reader of an inner value accounted for by the attention's
     gradient, or by another attention that is fused as well?"""
     late = (*_late_values(anchor, after), _cap(before)) if route.gradient else ()
 

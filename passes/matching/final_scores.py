@@ -18,7 +18,7 @@ from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.score_walk import ScoreWalk
 from fa_compiler.passes.matching.scores import Multiply, ScorePath
 from fa_compiler.passes.matching.second_product import SecondProduct, second_product
-from fa_compiler.passes.matching.sinks import ScoresWithSink
+from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Term
 
@@ -36,7 +36,7 @@ class FinalScores:
     terms: tuple[Term, ...]
     factors: tuple[Factor, ...]
     shifted: tuple[tuple[ir.Node, Axes], ...]
-    sink_scores: ScoresWithSink | None
+    found_sink: FoundSink | None
     second: SecondProduct | None = None
     softcap: float = 0.0
 
@@ -71,7 +71,7 @@ class FinalScores:
             tuple(walk.terms),
             tuple(walk.factors),
             tuple(walk.shifted),
-            walk.sink_scores,
+            walk.found_sink,
             second[0] if second else None,
             walk.softcap,
         )

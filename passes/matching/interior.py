@@ -20,7 +20,7 @@ from fa_compiler.passes.report import Code
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
 
 
-def readers_of_shapes(
+def check_private(
     anchor: SoftmaxAnchor,
     before: ScorePath,
     after: ProbabilityPath,
@@ -57,9 +57,9 @@ def readers_of_shapes(
             harmless.extend((each, output) for each in shape_readers)
             if not strangers and not output.is_graph_output():
                 continue
-            late = output is anchor.output or any(node is other for other in after.nodes)
-            code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
-            what = "probabilities" if late else "scores"
+            after_softmax = output is anchor.output or any(node is other for other in after.nodes)
+            code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
+            what = "probabilities" if after_softmax else "scores"
             who = f"{label(strangers[0])} reads them" if strangers else "they are a model output"
             raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
     return harmless

@@ -30,7 +30,7 @@ from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_guard
 from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
-from fa_compiler.passes.matching.sinks import ScoresWithSink, sink_above
+from fa_compiler.passes.matching.sinks import FoundSink, sink_above
 from fa_compiler.passes.nodes import producer
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
@@ -52,9 +52,7 @@ class Masking:
     factors: tuple[Factor, ...]
 
     @staticmethod
-    def of(
-        paths: AttentionPaths, key: KeySide, probabilities: Probabilities, sink_scores: ScoresWithSink | None
-    ) -> Masking:
+    def of(paths: AttentionPaths, key: KeySide, probabilities: Probabilities, found_sink: FoundSink | None) -> Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
         anchor, after, viewer, terms = paths.anchor, paths.after, paths.viewer, paths.scores.terms
         factors, seen = probabilities.factors, probabilities.seen
@@ -68,10 +66,10 @@ class Masking:
             guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not mask)
         row = key.row(paths.qk, terms, viewer)
         q_seq = key.q_seq(paths.qk, row, viewer.space)
-        if sink_scores is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
+        if found_sink is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
-        values = TermValues(viewer, None if sink_scores is None else sink_above(sink_scores, viewer.facts, guarded))
+        values = TermValues(viewer, None if found_sink is None else sink_above(found_sink, viewer.facts, guarded))
         planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
         bare = anchor.sink is not None and anchor.sink.clamped_max is None
         if (paths.gate is not None or bare) and (guarded or guard is RowGuard.NONE):

@@ -68,7 +68,7 @@ def _walked(
     seen: dict[ir.Value, Arrangement],
 ) -> tuple[Arrangement, tuple[Factor, ...]]:
     """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""
-    dims, sink_scores, value = found.dims, found.sink_scores, start
+    dims, found_sink, value = found.dims, found.found_sink, start
     factors: list[Factor] = []
     again = () if path.divided is None else path.divided.nodes
     for node in path.nodes:
@@ -77,7 +77,7 @@ def _walked(
             seen[value] = dims
             continue
         if is_op(node, "Slice", "Split") and not keeps_everything(node, viewer.info):
-            dims = without_sink(node, dims, sink_scores, viewer)
+            dims = without_sink(node, dims, found_sink, viewer)
         elif (other := operand(node, value)) is not None:
             factors.append(moderate(node, *other, dims, viewer, Code.PROBABILITY_TERM))
         elif node.op_type not in ("IsNaN", "Where", "Add"):
@@ -87,6 +87,6 @@ def _walked(
             dims = moved
         value = value if node.op_type == "IsNaN" else carried_output(node)
         seen.update((output, dims) for output in node.outputs)
-    if sink_scores is not None and any(viewer.space.resolve(dim) == sink_scores.axes_with_sink for dim in dims):
-        raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sink_scores.step.node)
+    if found_sink is not None and any(viewer.space.resolve(dim) == found_sink.axes_with_sink for dim in dims):
+        raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", found_sink.step.node)
     return dims, tuple(factors)

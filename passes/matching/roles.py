@@ -16,7 +16,7 @@ from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.layers import holds_weights
-from fa_compiler.passes.matching.sinks import ScoresWithSink
+from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Select, Term
 from fa_compiler.passes.values.symbolic import product
@@ -40,20 +40,18 @@ class Roles:
     value_head_dim: Axes
 
     @staticmethod
-    def of(
-        paths: AttentionPaths, key: KeySide, row: str | None, pv: Operands, sink_scores: ScoresWithSink | None
-    ) -> Roles:
+    def of(paths: AttentionPaths, key: KeySide, row: str | None, pv: Operands, found_sink: FoundSink | None) -> Roles:
         """The roles in an attention whose second product is `pv`. Raises Decline."""
         space, qk, after = paths.viewer.space, paths.qk, paths.after
         resolve, product = space.resolve, qk.product
         own = {row, *qk.own_labels(key.side, key.kv_seq, space)}
         q_seq = key.q_seq(qk, row, space)
         shared = [label for label in product.out if label not in own]
-        view = None if sink_scores is None else sink_scores.sink.view
+        view = None if found_sink is None else found_sink.sink.view
         sink_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
         batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sink_heads)
-        if sink_scores is not None and not set(sink_heads) <= set(heads):
-            raise Decline(Code.SHAPE, "the sink is not one number for each head", sink_scores.step.node)
+        if found_sink is not None and not set(sink_heads) <= set(heads):
+            raise Decline(Code.SHAPE, "the sink is not one number for each head", found_sink.step.node)
         head_dim = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
         value_head_dim = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))
         expected = {*batch, *heads, *q_seq, *value_head_dim}
@@ -103,21 +101,21 @@ class KeySide:
     @staticmethod
     def of(paths: AttentionPaths) -> KeySide:
         """The key by the axes the softmax runs over. Raises Decline."""
-        anchor, qk, dims, sink_scores, viewer = (
+        anchor, qk, dims, found_sink, viewer = (
             paths.anchor,
             paths.qk,
             paths.scores.dims,
-            paths.scores.sink_scores,
+            paths.scores.found_sink,
             paths.viewer,
         )
         if not anchor.axes or max(anchor.axes) >= len(dims):
             raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
         kv_seq = viewer.space.resolve(axis for place in anchor.axes for axis in dims[place])
-        if sink_scores is not None:
-            if kv_seq != viewer.space.resolve(sink_scores.axes_with_sink):
+        if found_sink is not None:
+            if kv_seq != viewer.space.resolve(found_sink.axes_with_sink):
                 reason = "the scores are made longer along another axis than the softmax runs over"
-                raise Decline(Code.SCORE_TERM, reason, sink_scores.step.node)
-            kv_seq = viewer.space.resolve(sink_scores.kv_seq)
+                raise Decline(Code.SCORE_TERM, reason, found_sink.step.node)
+            kv_seq = viewer.space.resolve(found_sink.kv_seq)
         for side in (1, 0):
             # A key may have batch dimensions that the query lacks, but not beside a matrix of weights: that is a layer.
             layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1

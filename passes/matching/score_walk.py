@@ -18,7 +18,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor, moderate
-from fa_compiler.passes.matching.sinks import ScoresWithSink
+from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, Scale, ScoreOp, Select, Term
 
@@ -32,11 +32,11 @@ class Rearrange:
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step that only scores have; `walk` says what it does. With `answers` the next step's result is compared in size
-    with this step's result; without, with the scores before this step."""
+    """A step that only scores have; `walk` says what it does. With `sets_shape` the next step's result is compared in
+    size with this step's result; without, with the scores before this step."""
 
     node: ir.Node
-    answers: ClassVar[bool] = True
+    sets_shape: ClassVar[bool] = True
 
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -57,7 +57,7 @@ class ScoreWalk:
 
     `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `softcap`
     is the number c of a soft cap, c * tanh(scores / c), with the factors behind it; 0 if there is none. `shifted`
-    are the nodes that subtract a maximum, each with the axis it runs along; `sink_scores` is a sink beside the scores.
+    are the nodes that subtract a maximum, each with the axis it runs along; `found_sink` is a sink beside the scores.
     `joins` says whether what a step adds becomes a part of the scores, and no term.
     """
 
@@ -70,7 +70,7 @@ class ScoreWalk:
     terms: list[Term] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
-    sink_scores: ScoresWithSink | None = None
+    found_sink: FoundSink | None = None
     softcap: float = 0.0
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class ScoreWalk:
                 step.walk(self)
         output = step.node.outputs[0]
         self.seen[output] = self.dims
-        self.scores = output if not isinstance(step, OwnStep) or step.answers else self.scores
+        self.scores = output if not isinstance(step, OwnStep) or step.sets_shape else self.scores
 
     def multiply(self, step: Scale) -> None:
         """Multiply by a number. Raises Decline."""

@@ -1,8 +1,8 @@
 """From a softmax up to the product of query and key.
 
-Grammar, from the softmax's input, which is `sink_scores`, upwards. The code cites the numbers of the cases:
+Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The code cites the numbers of the cases:
 
-    sink_scores := scores
+    scores_with_sink := scores
       1     | a sink beside the scores, layout and casts after it     see sinks.py
       2 scores := product                                  see contraction.py
       3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
@@ -72,7 +72,7 @@ class PutBeside(OwnStep):
 
     def walk(self, walk: ScoreWalk) -> None:
         number = self.sink.number if self.sink.value is None else walk.viewer.facts.sets.only(self.sink.value)
-        walk.dims, walk.sink_scores = append_sink(self.sink, number, walk.dims, walk.viewer)
+        walk.dims, walk.found_sink = append_sink(self.sink, number, walk.dims, walk.viewer)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ZeroSelected(OwnStep):
     """Case 11: everything so far times `value`, which is 0 or 1. The Select that follows fills what this makes 0."""
 
     value: ir.Value
-    answers: ClassVar[bool] = False
+    sets_shape: ClassVar[bool] = False
 
     def walk(self, walk: ScoreWalk) -> None:
         if (endless := _infinite(walk)) is not None:

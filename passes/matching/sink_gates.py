@@ -27,7 +27,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.sinks import AddSink, ScoresWithSink, apart, sink_of
+from fa_compiler.passes.matching.sinks import AddSink, FoundSink, apart, sink_of
 from fa_compiler.passes.movers import RESHAPES
 from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
 from fa_compiler.passes.patterns import Bind, Op, Through, match
@@ -84,7 +84,7 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
     return SinkGate(found["sink"], sub, layout, found.nodes, bool(int_attr(reduction, "keepdims", 1)))
 
 
-def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
+def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, kv_seq: Axes, viewer: Viewer) -> FoundSink:
     """The scores of this arrangement with the gate's sink; `out` is the product's. Raises Decline."""
     interval = viewer.facts.bounds.of(gate.sink)
     if interval is None or interval[1] == math.inf:

@@ -3,7 +3,7 @@
 Grammar, directly after the last term of the scores, and again after the softmax; the code cites the numbers of the
 cases:
 
-    sink_scores :=
+    found_sink :=
       1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
                                                         or for all of them
       2   | Pad(scores, 1 in front or after, c)         along the keys; the number c
@@ -59,7 +59,7 @@ class Sink:
 
 
 @dataclass(frozen=True)
-class ScoresWithSink:
+class FoundSink:
     """Scores with a sink: `kv_seq` are the axes of the keys, `length` their size, `axes_with_sink` the axis of keys and
     sink together."""
 
@@ -111,7 +111,7 @@ def _padding(node: ir.Node, info: ShapeInfo) -> float | None:
 
 def append_sink(
     step: AddSink, number: float | None, dims: Arrangement, viewer: Viewer
-) -> tuple[Arrangement, ScoresWithSink]:
+) -> tuple[Arrangement, FoundSink]:
     """What a sink makes of the scores' arrangement; `number` is its value where that is known to be the same in every
     row."""
     shape = viewer.info.shape(step.node.outputs[0])
@@ -122,7 +122,7 @@ def append_sink(
         raise Decline(Code.SHAPE, "a sink without a key beside it", step.node)
     kv_seq = dims[step.axis]
     sink = _view(step, dims, viewer) if number is None else Sink(number=number)
-    return (*dims[: step.axis], axes_with_sink, *dims[step.axis + 1 :]), ScoresWithSink(
+    return (*dims[: step.axis], axes_with_sink, *dims[step.axis + 1 :]), FoundSink(
         step, sink, kv_seq, axes_with_sink, shape[step.axis] - 1
     )
 
@@ -138,7 +138,7 @@ def _view(step: AddSink, dims: Arrangement, viewer: Viewer) -> Sink:
     return Sink(view)
 
 
-def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None, viewer: Viewer) -> Arrangement:
+def without_sink(node: ir.Node, dims: Arrangement, found: FoundSink | None, viewer: Viewer) -> Arrangement:
     """Case 3: the arrangement without the sink's column; declines where the node leaves out anything else."""
     decline = Decline(
         Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
@@ -164,22 +164,22 @@ def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None,
     return (*dims[:axis], found.kv_seq, *dims[axis + 1 :])
 
 
-def sink_above(sink_scores: ScoresWithSink, facts: Facts, guarded: bool) -> float:
+def sink_above(found_sink: FoundSink, facts: Facts, guarded: bool) -> float:
     """A number that no sink is below. Raises Decline where a sink may be +inf.
 
     An unknown sink is declined only beside a guard by the mask: with a sink of +inf a row without a key would be NaN,
     and the guard makes it 0, which the operator cannot tell apart. Without a guard the answer is -inf.
     """
-    interval = facts.bounds.of(sink_scores.step.value)
-    if sink_scores.sink.view is None:
-        interval = sink_scores.sink.number, sink_scores.sink.number
+    interval = facts.bounds.of(found_sink.step.value)
+    if found_sink.sink.view is None:
+        interval = found_sink.sink.number, found_sink.sink.number
     if interval is None and guarded:
         reason = "a sink that may be +inf turns every row into NaN, but for those that the guard makes 0"
-        raise Decline(Code.PROBABILITY_TERM, reason, sink_scores.step.node, "make the sink a constant")
+        raise Decline(Code.PROBABILITY_TERM, reason, found_sink.step.node, "make the sink a constant")
     if interval is None:
         return -math.inf
     if interval[1] == math.inf:
-        raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", sink_scores.step.node)
+        raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", found_sink.step.node)
     return interval[0]
 
 
@@ -192,14 +192,14 @@ def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -
     return Sink(number=number)
 
 
-def apart(step: AddSink, sink: Sink, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
+def apart(step: AddSink, sink: Sink, kv_seq: Axes, viewer: Viewer) -> FoundSink:
     """A sink that never was a column of the scores. The axis of keys and sink together is one of its own, which nothing
     in the graph has."""
     length = viewer.space.size(kv_seq)
-    return ScoresWithSink(step, sink, kv_seq, viewer.space.new(Dim(2) * length), length)
+    return FoundSink(step, sink, kv_seq, viewer.space.new(Dim(2) * length), length)
 
 
-def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, kv_seq: Axes, viewer: Viewer) -> ScoresWithSink:
+def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, kv_seq: Axes, viewer: Viewer) -> FoundSink:
     """The sink in the total of exponentials of this arrangement. Raises Decline."""
     axis = anchor.axis
     if axis is None:

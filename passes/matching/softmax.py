@@ -214,7 +214,7 @@ def _decomposed(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
     """The softmax that a quotient is, if these are exponentials and their total."""
     total, dividing = quotient["total"], quotient.nodes
-    guarded, guards = _unguarded(total, quotient["e"], info)
+    guarded, floors = _unguarded(total, quotient["e"], info)
     for plain, more in ((guarded, None), *summands(guarded)):
         given, path = _exponentials_of(quotient["e"], plain, info)
         found = match(EXPONENTIALS, given, info)
@@ -223,14 +223,14 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
             continue
         scores, masked = found["x"], len(found.nodes) > 1
         sink = None if more is None else sink_total(guarded, more, _subtracted(scores, info), info)
-        summing = (*sums[1], *(() if sink is None else sink.nodes), *guards)
+        summing = (*sums[1], *(() if sink is None else sink.nodes), *floors)
         late = LateDivision(total, summing, dividing, path) if path else None
         nodes = found.nodes if late is not None else (*found.nodes, *summing, *dividing)
         output = given if late is not None else dividing[-1].outputs[0]
         shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
         if shift is None:  # 9
             return SoftmaxAnchor(
-                scores, output, sums[0], nodes, True, late=late, masked=masked, floored=bool(guards), sink=sink
+                scores, output, sums[0], nodes, True, late=late, masked=masked, floored=bool(floors), sink=sink
             )
         if shift[0] != sums[0]:
             return None
@@ -267,21 +267,21 @@ def _exponentials_of(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple
 
 
 def _unguarded(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """The total without its guards, and the nodes that keep it from being 0, in order. If there are any, an Expand that
+    """The total without its floors, and the nodes that keep it from being 0, in order. If there are any, an Expand that
     repeats the total to the exponentials' shape is one of them."""
     expand = total.producer()
     alike = info.shape(total) == info.shape(exponential) is not None
     repeated = expand.inputs[0] if expand is not None and is_op(expand, "Expand") and alike else None
     current = total if repeated is None else repeated
-    guards: list[ir.Node] = []
+    floors: list[ir.Node] = []
     while (floored := match(FLOORED, current, info)) is not None:
-        guards.insert(0, floored.nodes[0])
+        floors.insert(0, floored.nodes[0])
         current = floored["total"]
-    if not guards:
+    if not floors:
         return total, ()
     if repeated is not None and expand is not None:
-        guards.append(expand)
-    return current, tuple(guards)
+        floors.append(expand)
+    return current, tuple(floors)
 
 
 def shifted_by(

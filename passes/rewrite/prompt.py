@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import bind_inputs, full_attrs, get
+from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
@@ -34,7 +35,6 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 OP, TRAINING = "PromptFlashAttention", "FlashAttentionScore"
 LAYOUTS = ("BSH", "BSND", "BNSD")
-UNLIMITED = 2147483647
 SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _INPUTS = {"query": "query", "key": "key", "value": "value", "real_shift": "pse_shift", "atten_mask": "atten_mask"}
 

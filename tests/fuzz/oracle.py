@@ -32,7 +32,7 @@ import onnxruntime as ort
 import fa_compiler
 from fa_compiler.errors import FaCompilerError, InputError
 from fa_compiler.model_files.subgraphs import all_nodes
-from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_FOR, FILE_OPS, get
+from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_OPS, GRAPH_OP, get
 from fa_compiler.passes import Block, Report
 from tests.fuzz.difference import BASE, Array, Comparison, Feed, evaluated, run_original, session
 from tests.fuzz.kind import Finding, Outcome
@@ -301,7 +301,7 @@ def largest_score(fused: onnx.ModelProto, feed: Feed, steep: bool) -> float:
 
 def _products(node: onnx.NodeProto) -> list[tuple[str, str]]:
     """The operands of the products that a fused node's scores are sums of: query and key, and their parts with rope."""
-    operator = FILE_FOR if node.domain == FILE_DOMAIN and node.op_type in FILE_OPS else node.op_type
+    operator = GRAPH_OP if node.domain == FILE_DOMAIN and node.op_type in FILE_OPS else node.op_type
     given = dict(zip(get(operator).input_names, node.input, strict=False))
     named = [(given.get(f"query{part}", ""), given.get(f"key{part}", "")) for part in ("", "_rope")]
     return [(query, key) for query, key in named if query and key]

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from fa_compiler import ops, reference
-from fa_compiler.lowering.onnx_file.bodies import body_of, problem_of
+from fa_compiler.lowering.onnx_file.bodies import body_key, body_of
 from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, NodeView, TensorInfo, dtypes, full_attrs, get, place_inputs
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 
@@ -55,9 +55,9 @@ def model_of(inputs: Inputs, attrs: Mapping[str, Any], body: onnx.FunctionProto,
 
 def run_body(inputs: Inputs, attrs: Mapping[str, Any], opset: int) -> np.ndarray:
     """What ONNX Runtime without the library computes."""
-    problem = problem_of(view_of(inputs, attrs, width_only=True), opset)
-    assert problem is not None
-    model = model_of(inputs, attrs, body_of(problem), opset)
+    key = body_key(view_of(inputs, attrs, width_only=True), opset)
+    assert key is not None
+    model = model_of(inputs, attrs, body_of(key), opset)
     onnx.checker.check_model(model, full_check=True)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (result,) = session.run(None, inputs)
@@ -151,9 +151,9 @@ def test_a_mask_of_more_batches_or_rows_is_an_error(name: str, axis: int) -> Non
     inputs, attrs = form.inputs(rng), dict(form.all_attrs)
     shape = [1, 1, 1, 6]
     inputs[name] = mask(rng, tuple(shape)) if name == "atten_mask" else np.zeros(shape, np.float32)
-    problem = problem_of(view_of(inputs, attrs, width_only=True), 17)
-    assert problem is not None
-    model = model_of(inputs, attrs, body_of(problem), 17)
+    key = body_key(view_of(inputs, attrs, width_only=True), 17)
+    assert key is not None
+    model = model_of(inputs, attrs, body_of(key), 17)
     for each in model.graph.input[3].type.tensor_type.shape.dim:
         each.dim_param = ""
         each.ClearField("dim_value")

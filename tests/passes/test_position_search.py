@@ -12,7 +12,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from fa_compiler.passes.masks.band import UNLIMITED, Band, SparseMode, sparse_mode
+from fa_compiler.op_registry.geometry import UNLIMITED
+from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.structure import _intersection
 from fa_compiler.passes.values.formula import (
     Affine,
@@ -212,7 +213,7 @@ def test_bands_say_the_same_as_masks() -> None:
         both = _intersection(bands)
         if both is None:
             continue
-        mode = sparse_mode(both, *sides)
+        mode = mode_of(both, *sides)
         modes, full = modes + (mode is not None), full + both.never_empty(*sides)
         diagonals += both.has_diagonal
         for s, t in itertools.product(range(5), range(6)):

@@ -103,17 +103,17 @@ static void clear_uninitialised(const QueryTile& tile) {
   }
 }
 
-// Fills views and windows for keys [first, first + keys). Returns whether some row sees one of them. `masked` is false if
+// Fills views and windows for keys [first, first + keys). Returns whether some row sees one of them. `restricted` is false if
 // neither the mask nor the band counts.
-static bool find_views(const QueryTile& tile, int64_t first, int64_t keys, bool masked) {
+static bool find_views(const QueryTile& tile, int64_t first, int64_t keys, bool restricted) {
   const Scratch& s = tile.s;
   const Problem& problem = tile.problem;
   const Sequence& sequence = tile.sequence;
   const int64_t rows = tile.rows();
-  const bool shared_mask = !masked || rows_share_mask(problem, tile.range.head_count);
-  const bool band = masked && has_band(sequence);
+  const bool shared_mask = !restricted || rows_share_mask(problem, tile.range.head_count);
+  const bool band = restricted && has_band(sequence);
   View open{0, keys, nullptr};
-  if (masked && shared_mask && problem.mask != nullptr) {
+  if (restricted && shared_mask && problem.mask != nullptr) {
     open = without_masked(open, problem, sequence, tile.head_of(0), tile.index_of(0), first);
   }
   if (shared_mask && !band) {
@@ -351,13 +351,13 @@ static void transpose_accumulators(const QueryTile& tile) {
 }
 
 // One pass over blocks [begin, end): see attend_blocks.
-static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end, bool masked, bool guarded) {
+static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end, bool restricted, bool guarded) {
   bool cold = tile.prefetches.cached_head != &tile.plan;
   tile.prefetches.cached_head = &tile.plan;
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * tile.block_keys();
     const int64_t keys = smaller(tile.block_keys(), tile.sequence.key_length - first);
-    if (!find_views(tile, first, keys, masked)) continue;
+    if (!find_views(tile, first, keys, restricted)) continue;
     if (tile.skinny()) {
       with_stored_type(tile.problem, [&](auto stored) { attend_skinny<decltype(stored)>(tile, first, keys); });
       continue;
@@ -372,10 +372,10 @@ static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end
   }
 }
 
-// All rows over blocks [begin, end). With `masked` false neither the mask nor the band counts.
-static void attend_blocks(const QueryTile& tile, int64_t begin, int64_t end, bool masked, bool with_sink) {
+// All rows over blocks [begin, end). With `restricted` false neither the mask nor the band counts.
+static void attend_blocks(const QueryTile& tile, int64_t begin, int64_t end, bool restricted, bool with_sink) {
   initialise(tile, with_sink);
-  attend_blocks_once(tile, begin, end, masked, false);
+  attend_blocks_once(tile, begin, end, restricted, false);
   if (!tile.skinny()) clear_uninitialised(tile);
   // Only the sums show whether a value is inf or NaN, or whether they overflow. Then everything is computed again with
   // guards.
@@ -390,7 +390,7 @@ static void attend_blocks(const QueryTile& tile, int64_t begin, int64_t end, boo
   }
   if (finite) return;
   initialise(tile, with_sink, overflow_scale_for(tile.sequence.key_length));
-  attend_blocks_once(tile, begin, end, masked, true);
+  attend_blocks_once(tile, begin, end, restricted, true);
   clear_uninitialised(tile);
 }
 
