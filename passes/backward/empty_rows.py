@@ -5,6 +5,7 @@ The cases:
     forward part's row        the graph's dS in that row       what is emitted
     none, or 0                anything finite                  the plan as it is: the operator gives zeros
     mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
+    mean                      zeros times the row of P         the same
     a number as score         zeros (a selection), everywhere  cpu_mask_value at the gradient, too
     mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
 """
@@ -50,7 +51,8 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
         raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
     if plan.empty_rows in ("", "zero"):
         return match, plan.empty_rows
-    if scores <= {MaskedRows.ZERO} and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
+    zeros = {MaskedRows.ZERO, MaskedRows.SCALED} if plan.empty_rows == "mean" else {MaskedRows.ZERO}
+    if scores <= zeros and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
         return match, plan.empty_rows
     if states == {MaskedRows.SAME}:
         return _as_bias(pair), ""

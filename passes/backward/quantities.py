@@ -41,28 +41,31 @@ class MaskedRows(Enum):
 
     SAME    the polynomial of what the forward part computed in that row
     ZERO    zeros, because a selection put them there
+    SCALED  such zeros times what the forward part computed in that row: NaN where that is NaN, else zeros
     OTHER   finite where SAME is, but neither
     RAW     made from probabilities that a guard replaced afterwards, so possibly NaN where the forward part has 0
     """
 
     SAME = "same"
     ZERO = "zero"
+    SCALED = "scaled"
     OTHER = "other"
     RAW = "raw"
 
     def times(self, other: MaskedRows) -> MaskedRows:
-        """Of a product."""
+        """Of a product; the factors beside zeros are finite."""
         pair = {self, other}
-        if MaskedRows.RAW in pair:
-            return MaskedRows.RAW
-        if MaskedRows.ZERO in pair:
-            return MaskedRows.ZERO
+        for state in (MaskedRows.RAW, MaskedRows.SCALED, MaskedRows.ZERO):
+            if state in pair:
+                return state
         return MaskedRows.SAME if pair == {MaskedRows.SAME} else MaskedRows.OTHER
 
     def plus(self, other: MaskedRows) -> MaskedRows:
         """Of a sum."""
         if MaskedRows.RAW in (self, other):
             return MaskedRows.RAW
+        if {self, other} == {MaskedRows.ZERO, MaskedRows.SCALED}:
+            return MaskedRows.SCALED
         return self if self is other else MaskedRows.OTHER
 
 
@@ -71,8 +74,9 @@ class Quantity:
     """A polynomial in P, G, D, L, F and T, and what it is in rows that are masked everywhere.
 
     `raw` says whether probabilities before their guard have a part in it, in whatever rows; `zeroed` which of the
-    forward part's selections have put zeros into it, and `spoilt` whether it was computed from something with such
-    zeros: where P is not 0 at masked keys it is not the polynomial then.
+    forward part's selections have put zeros into it, and it is the polynomial at all other keys. `spoilt` says whether
+    it was computed from something with such zeros in another way: where P is not 0 at masked keys it is not the
+    polynomial then.
     """
 
     polynomial: Polynomial
@@ -91,11 +95,24 @@ class Quantity:
         found = self.polynomial.times(other.polynomial)
         if found is None or any(dropped > 1 for *_, dropped, _ in found.terms):
             return None
-        return _made(found, self.rows.times(other.rows), self, other)
+        rows = self.rows.times(other.rows)
+        if rows is MaskedRows.ZERO and not all(each.rows is rows or each.is_finite for each in (self, other)):
+            rows = MaskedRows.SCALED
+        # Zeros stay zeros beside a factor that is finite everywhere.
+        pairs = ((self, other), (other, self))
+        zeroed = frozenset[int]().union(*(one.zeroed for one, factor in pairs if factor.is_finite))
+        return _made(found, rows, self, other, zeroed=zeroed)
+
+    @property
+    def is_finite(self) -> bool:
+        """Is it finite in a row that is masked everywhere, even where P is NaN there? G, F and T are."""
+        return all(p == d == length == 0 for p, _, d, length, _, _ in self.polynomial.terms)
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
-        return _made(self.polynomial.plus(other.polynomial, sign), self.rows.plus(other.rows), self, other)
+        zeroed = self.zeroed if self.zeroed == other.zeroed else frozenset[int]()
+        rows = self.rows.plus(other.rows)
+        return _made(self.polynomial.plus(other.polynomial, sign), rows, self, other, zeroed=zeroed)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
@@ -143,8 +160,10 @@ class Quantity:
         return None if inner is None else self.polynomial.multiple_of(inner)
 
 
-def _made(found: Polynomial | None, rows: MaskedRows, *sources: Quantity) -> Quantity | None:
-    """The polynomial that was computed from these."""
+def _made(
+    found: Polynomial | None, rows: MaskedRows, *sources: Quantity, zeroed: frozenset[int] = frozenset()
+) -> Quantity | None:
+    """The polynomial that was computed from these; of their zeros it has those of the selections `zeroed`."""
     raw = any(source.raw for source in sources)
-    spoilt = any(source.spoilt or source.zeroed for source in sources)
-    return None if found is None else Quantity(found, rows, raw, spoilt=spoilt)
+    spoilt = any(source.spoilt or source.zeroed - zeroed for source in sources)
+    return None if found is None else Quantity(found, rows, raw, zeroed, spoilt)

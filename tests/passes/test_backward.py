@@ -103,6 +103,18 @@ def test_rows_without_a_key_keep_their_gradient(mask: str, fill: float, masked_g
     checked(case, model, report, composed, range(2))
 
 
+@pytest.mark.parametrize("mask", ["select", "select_twice"])
+@pytest.mark.parametrize("softcap", ["none", "1 - t*t", "(1 + t)*(1 - t)"])
+def test_masked_keys_with_a_share_keep_it_in_the_gradient(mask: str, softcap: str) -> None:
+    """Their score of -2 is none that outweighs the others. Behind a soft cap their zeros are multiplied by its
+    derivative."""
+    case = Training(mask=mask, fill=-2.0, softcap=softcap)
+    composed = compose(case)
+    model, report = fused_pair(composed.model)
+    assert all("EXT-MASK-VALUE" in block.extensions for block in report.blocks)
+    checked(case, model, report, composed, range(2))
+
+
 def test_the_same_model_gives_the_same_result() -> None:
     """Down to the order and the names of nodes, wherever the values lie in memory."""
     sizes = {"B": 3, "N": 4, "K": 4, "S": 5, "T": 6, "D": 8, "E": 3}

@@ -261,6 +261,30 @@ def test_a_mask_that_is_not_the_forward_parts_is_declined(changes: Mapping[str, 
     declined(model({**SELECTED, **changes}, f"{KEEP}, bool[B,1,1,6] other"), Code.TRAINING)
 
 
+ZEROS_TIMES_NAN = {
+    "of the probabilities' gradient": {"t": "dz = Where(keep, dp, zero) t = Mul(dz, p)"},
+    "of the difference": {"u": "d0 = Sub(dp, r) d1 = Where(keep, d0, zero)", "ds": "ds = Mul(d1, p)"},
+}
+
+
+@pytest.mark.parametrize("changes", ZEROS_TIMES_NAN.values(), ids=ZEROS_TIMES_NAN)
+@pytest.mark.parametrize("low", ["-inf", "-3.4028234663852886e38"])
+def test_zeros_that_are_multiplied_by_the_probabilities_of_an_empty_row(changes: Mapping[str, str], low: str) -> None:
+    """With -inf these are NaN, and so is the gradient; otherwise they are the mean, and the gradient is zero."""
+    lines = {"kt": f"low2 = Constant<value=float {{{low}}}>() {BODY['kt']}", "m": "m = Where(keep, x, low2)"}
+    original = model({**lines, **changes}, KEEP)
+    if low == "-inf":
+        declined(original, Code.EMPTY_ROWS)
+        return
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"]
+    feeds = random_feeds(original)
+    feeds["keep"][0] = False
+    wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
 FIRST = "kept = Constant<value=bool[1,1,1,6] {1,1,0,1,1,0}>()"
 TWICE = "again = Constant<value=bool[1,1,1,6] {1,1,0,1,1,0}>() dm = Where(again, ds, zero)"
 
