@@ -170,6 +170,20 @@ def test_verify_takes_both_branches(cached: bool, tmp_path: Path) -> None:
     assert main(["verify", str(original), str(changed), "--inputs", str(tmp_path / "feeds.npz"), "--quiet"]) == 0
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_fault_in_either_branch_is_found(place: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`verify` makes the inputs itself and runs both branches."""
+    original, changed, _ = optimised(merged(), tmp_path)
+    assert main(["verify", str(original), str(changed), "--quiet"]) == 0
+    model = onnx.load(changed)
+    nodes = next(node for node in model.graph.node if node.op_type == "If").attribute[place].g.node
+    next(node for node in nodes if node.op_type == "Add" and node.output[0].endswith("sum")).op_type = "Sub"
+    onnx.save(model, changed)
+    capfd.readouterr()
+    assert main(["verify", str(original), str(changed)]) == 1
+    assert "of 5 outputs differ" in capfd.readouterr().out
+
+
 REFUSED = {
     "the result is read": "what it grows to is not one output of the model that no node reads",
     "read outside of the If": "it is read within a subgraph",
