@@ -76,7 +76,7 @@ def buffer_feeds(
         if past.ndim != present.ndim or not 0 <= buffer.axis < past.ndim:
             raise InputError(f"the cache '{buffer.past}', '{buffer.present}' has no axis {buffer.axis} in the original")
         shape = list(present.shape)
-        shape[buffer.axis] += SPARE
+        shape[buffer.axis] = max(shape[buffer.axis], past.shape[buffer.axis]) + SPARE
         memory = np.full(shape, _garbage(past.dtype), past.dtype)
         count = past.shape[buffer.axis]
         buffer.rows(memory, count)[...] = past

@@ -30,7 +30,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from fa_compiler.model_files.tensors import is_external
-from fa_compiler.passes import ShapeInfo, analyse
+from fa_compiler.passes import ShapeInfo
 from fa_compiler.passes.nodes import constant, input_of, is_op
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -40,6 +40,8 @@ NONPAD = 6
 """The indices of inputs: of GroupQueryAttention above, of ai.onnx Attention here."""
 PREALLOCATED = {("com.microsoft", "MultiHeadAttention"): 6, ("com.microsoft", "DecoderMaskedMultiHeadAttention"): 5}
 """Operators that may have preallocated caches, and the index of the first cache. The mask and the bias precede it."""
+CACHED_OPERATORS = frozenset({GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention"), *PREALLOCATED})
+"""The operators of which `cached_attention` makes a CachedAttention."""
 
 MAX_NODES = 1000
 """Lengths that need more nodes than this are not computed; the run of the model will show whether they fit."""
@@ -95,11 +97,8 @@ def size_name(name: str, axis: int) -> str:
     return f"size {axis} of {name}"
 
 
-def cached_attention(model: onnx.ModelProto) -> list[CachedAttention]:
-    """The attention nodes of a model that take the lengths as an input."""
-    kinds = {(node.domain, node.op_type) for node in model.graph.node}
-    if not kinds & {GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention"), *PREALLOCATED}:
-        return []
+def named_sizes(model: onnx.ModelProto) -> ir.Model:
+    """The model, with a symbol for each size of an input that has no name in the original."""
     loaded = ir.from_proto(model)
     for value in loaded.graph.inputs:
         if value.shape is not None:
@@ -107,17 +106,24 @@ def cached_attention(model: onnx.ModelProto) -> list[CachedAttention]:
                 size_name(value.name or "", axis) if _is_unnamed(dim) else dim for axis, dim in enumerate(value.shape)
             ]
             value.shape = ir.Shape(named)
-    info = analyse(loaded)
-    found = (_call(node, info) for node in loaded.graph)
+    return loaded
+
+
+def cached_attention(graph: ir.Graph, info: ShapeInfo) -> list[CachedAttention]:
+    """The attention nodes of a graph (of `named_sizes`) that take the lengths as an input."""
+    found = (_call(node, info) for node in graph)
     return [call for call in found if call is not None]
 
 
-def attempts(calls: Sequence[CachedAttention], length: int, batch: int, shared: bool) -> Iterator[Requirements]:
-    """The requirements to try, the likeliest first. With `shared` all keys, new ones included, fit into the past."""
+def attempts(
+    calls: Sequence[CachedAttention], length: int, batch: int, shared: bool, demanded: Mapping[str, int]
+) -> Iterator[Requirements]:
+    """The requirements to try, the likeliest first. With `shared` all keys, new ones included, fit into the past.
+    `demanded` holds the sizes that are known (demanded_sizes.py)."""
     past = 2 * length if shared else length
     after = (Sizes(batch, 1, past), Sizes(1, length, past)) if any(call.past is not None for call in calls) else ()
     for sizes in (*after, *(Sizes(count, length, past, prompt=True) for count in (batch, 1))):
-        yield _given(calls, sizes, shared)
+        yield _given(calls, sizes, shared, demanded)
 
 
 def disagreement(
@@ -173,8 +179,8 @@ def _call(node: ir.Node, info: ShapeInfo) -> CachedAttention | None:
     return CachedAttention(node, size(0, 0), size(0, -2), None, size(1, -2), lengths, 0)
 
 
-def _given(calls: Sequence[CachedAttention], tried: Sizes, shared: bool) -> Requirements:
-    sizes: dict[str, int] = {}
+def _given(calls: Sequence[CachedAttention], tried: Sizes, shared: bool, demanded: Mapping[str, int]) -> Requirements:
+    sizes = dict(demanded)
     numbers: dict[str, np.ndarray] = {}
     masks: set[str] = set()
 

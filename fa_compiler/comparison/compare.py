@@ -6,6 +6,7 @@ value of the original. Integer, boolean and text outputs have to be equal. If th
 agrees if ONNX Runtime's own optimisations change the original's output by at least half as much.
 
 Random inputs come in rounds: first with ones and zeros in masks, then with the other masks that users feed (masks.py).
+An input of one boolean, such as use_cache_branch of a merged decoder, is true in some rounds and false in others.
 A round with which the original does not run is left out. The first round that shows a difference is the result. Dynamic
 sizes are tried in turn until the original runs.
 """
@@ -13,6 +14,7 @@ sizes are tried in turn until the original runs.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from fa_compiler import op_registry
 from fa_compiler.comparison.buffers import buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
 from fa_compiler.comparison.feeds import SIZES, graph_inputs, load_inputs, named_inputs, random_inputs
-from fa_compiler.comparison.masks import MaskKind, mask_kinds
+from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
@@ -195,14 +197,21 @@ def _rounds(
     else:
         hint = "; give inputs that fit the model with verify --inputs"
         raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
-    yield MaskKind("masks of ones and zeros"), feeds, first
-    for kind in mask_kinds(graph_inputs(proto), assume):
+    usual = MaskKind("masks of ones and zeros")
+    yield usual, feeds, first
+    others = [info.name for info in graph_inputs(proto) if not is_mask(info)]
+    switches = [name for name in others if feeds[name].dtype == np.bool_ and feeds[name].size == 1]
+    kinds = list(mask_kinds(graph_inputs(proto), assume))
+    for kind, turned in [(usual, True), *itertools.product(kinds, (False, True))]:
+        if turned and not switches:
+            continue
         try:
             other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
+            other |= {name: ~other[name] for name in switches if turned}
             first = runner.run(other, pairs)
         except Exception:  # inputs with which the original does not run say nothing about the other model
             continue
-        yield kind, other, first
+        yield replace(kind, name=f"{kind.name}, and {switches[0]} the other way") if turned else kind, other, first
 
 
 def _round_tolerance(tolerance: float, what: MaskKind) -> float:

@@ -14,9 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from fa_compiler.comparison.cache_lengths import Requirements, attempts, cached_attention, disagreement, size_name
-from fa_compiler.comparison.masks import Mask, is_mask, ones_and_zeros
+from fa_compiler.comparison.cache_lengths import (
+    CACHED_OPERATORS,
+    CachedAttention,
+    Requirements,
+    attempts,
+    cached_attention,
+    disagreement,
+    named_sizes,
+    size_name,
+)
+from fa_compiler.comparison.demanded_sizes import demanded_sizes
+from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.passes import analyse
 
 BATCH = 2
 LENGTH = 16
@@ -67,7 +78,8 @@ def random_inputs(
 ) -> dict[str, np.ndarray]:
     """Random inputs for a model.
 
-    Each symbolic dimension has one size in all inputs. Indices are valid for the indexed table, masks hold ones and
+    Each symbolic dimension has one size in all inputs, which is the size that the model's nodes demand, if they demand
+    one (demanded_sizes.py). Indices are valid for the indexed table, masks hold ones and
     some zeros, positions count up, and the lengths of caches are consistent (cache_lengths.py).
 
     Args:
@@ -81,12 +93,12 @@ def random_inputs(
     Raises:
         InputError: an input is not a tensor of numbers or is too large, or no consistent lengths were found.
     """
-    calls = cached_attention(model)
+    calls, demanded = _known_from_nodes(model)
     sums = _sums(graph_inputs(model), length)
     if not calls:
-        return _made(model, name, seed, _Sizes(sums, batch, length), None, masks)
+        return _made(model, name, seed, _Sizes({**sums, **demanded}, batch, length), None, masks)
     faults: list[str] = []
-    for given in attempts(calls, length, batch, shared):
+    for given in attempts(calls, length, batch, shared, demanded):
         sizes = _Sizes({**sums, **given.sizes}, given.batch, length)
         feeds = _made(model, name, seed, sizes, given, masks)
         fault = disagreement(model, calls, sizes.known, feeds)
@@ -94,6 +106,20 @@ def random_inputs(
             return feeds
         faults.append(fault)
     raise InputError(f"{name}: found no inputs with consistent lengths ({faults[0]}); give inputs with --inputs")
+
+
+def _known_from_nodes(model: onnx.ModelProto) -> tuple[list[CachedAttention], dict[str, int]]:
+    """The attention over caches, and the sizes that nodes demand; only models that may have some are analysed."""
+    open_width = any(
+        info.type.tensor_type.elem_type in FLOATS and dims and not dims[-1].dim_value > 0
+        for info in graph_inputs(model)
+        if (dims := info.type.tensor_type.shape.dim)
+    )
+    if not open_width and CACHED_OPERATORS.isdisjoint((node.domain, node.op_type) for node in model.graph.node):
+        return [], {}
+    loaded = named_sizes(model)
+    info = analyse(loaded)
+    return cached_attention(loaded.graph, info), demanded_sizes(loaded.graph, info)
 
 
 def _made(

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import extensions_used
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.in_place.buffers import BufferRewrite
+from fa_compiler.passes.in_place.buffers import CAPACITY, BufferRewrite
 from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache
 from fa_compiler.passes.in_place.plan import Plan, make_plan
 from fa_compiler.passes.nodes import graph_opset
@@ -47,22 +47,28 @@ def use_buffers(
             found.append(read_cache(past, info))
         except Decline as decline:
             lines[past] = replace(lines[past], reason=decline.reason, culprit=label(decline.culprit))
-    plan = make_plan(graph, found, names)
-    if plan is None:
-        reason = "no fused attention reads it as it is, so that its rows would be copied all the same"
-        lines |= {cache.past: replace(lines[cache.past], reason=reason) for cache in found}
-        return blocks, list(lines.values())
-    for cache in plan.caches:
-        name, length = cache.present.name, plan.lengths[cache.past]
-        lines[cache.past] = replace(lines[cache.past], present=name, axis=cache.axis, length=length)
-    rewrite = BufferRewrite(Builder(graph, names, info), plan)
-    rewrite.make()
-    for past, nodes in rewrite.copied.items():
-        lines[past] = replace(lines[past], copied=tuple(nodes))
+    sizes = {str(size) for value in graph.inputs for size in value.shape or ()}
+    capacity = Names(sizes).new(CAPACITY)
+    for home in dict.fromkeys(cache.graph for cache in found):
+        caches = [cache for cache in found if cache.graph is home]
+        plan = make_plan(home, caches, names)
+        if plan is None:
+            reason = "no fused attention reads it as it is, so that its rows would be copied all the same"
+            lines |= {cache.past: replace(lines[cache.past], reason=reason) for cache in caches}
+            continue
+        for cache in plan.caches:
+            name, length = cache.output.name, plan.lengths[cache.past]
+            lines[cache.past] = replace(lines[cache.past], present=name, axis=cache.axis, length=length)
+        rewrite = BufferRewrite(Builder(home, names, info), plan, graph, capacity)
+        rewrite.make()
+        for past, nodes in rewrite.copied.items():
+            lines[past] = replace(lines[past], copied=tuple(nodes))
+        blocks = _with_extensions(blocks, plan, info)
     buffers = [line for line in lines.values() if line.present is not None]
-    keys = ("past", "present", "axis", "length")
-    model.metadata_props[METADATA] = json.dumps([{key: getattr(line, key) for key in keys} for line in buffers])
-    return _with_extensions(blocks, plan, info), list(lines.values())
+    if buffers:
+        keys = ("past", "present", "axis", "length")
+        model.metadata_props[METADATA] = json.dumps([{key: getattr(line, key) for key in keys} for line in buffers])
+    return blocks, list(lines.values())
 
 
 def _with_extensions(blocks: list[Block], plan: Plan, info: ShapeInfo) -> list[Block]:

@@ -14,6 +14,14 @@ Where B and W are bound to the same memory, ONNX Runtime's ScatterND writes s ro
 
 Slice(B, 0, L) may be read before or after W is written, because it has no row in common with the new ones. The
 rows after L + s may hold anything, also NaN.
+
+Where the Concat lies in a branch of an If, all this happens in that branch. The other branch gives t rows, `first`:
+
+    first      = Slice(ScatterND(B, places 0 to t, first), 0, t)
+
+The ScatterND replaces this output of the branch. Nothing else reads B in a run of that branch, so nobody misses the
+rows that it overwrites, and L is not read. If the leading sizes of B and `first` differ, ScatterND refuses the run.
+ONNX Runtime lets a branch write where the output of the If is bound, so that a step copies nothing there, either.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Builder, Names
+from fa_compiler.passes.build import INT64, Builder
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.plan import Plan
@@ -42,10 +50,15 @@ Reader = tuple[ir.Node, int, ir.Value]
 
 @dataclass
 class BufferRewrite:
-    """Changes one graph according to a plan; `copied` names the nodes that read a copy of each cache."""
+    """Changes one graph according to a plan; `copied` names the nodes that read a copy of each cache.
+
+    `main` is the main graph, which gets the inputs for lengths, and `capacity` the symbol for the rows of buffers.
+    """
 
     builder: Builder
     plan: Plan
+    main: ir.Graph
+    capacity: str
     copied: dict[ir.Value, list[str]] = field(default_factory=dict)
     _inputs: dict[str, ir.Value] = field(default_factory=dict)
     _totals: dict[tuple[str, Dim], ir.Value] = field(default_factory=dict)
@@ -54,11 +67,10 @@ class BufferRewrite:
     def make(self) -> None:
         """Change the graph."""
         graph, caches = self.builder.graph, self.plan.caches
-        capacity = Names({str(size) for value in graph.inputs for size in value.shape or ()}).new(CAPACITY)
         readers = [(_readers(cache, cache.past_aliases), _readers(cache, cache.present_aliases)) for cache in caches]
         written: dict[ir.Value, ir.Value] = {}
         for cache in caches:
-            self._open(cache.past, cache, capacity)
+            self._open(cache.past, cache)
             written[cache.past] = self._scattered(cache)
         for each in self.plan.attention:
             buffers = {name: written[cache.past] for name, cache in each.inputs.items()}
@@ -69,17 +81,38 @@ class BufferRewrite:
             served += self._serve(cache, before, cache.past, self._length(cache))
             served += self._serve(cache, after, buffer, self._total(cache))
             replace_value(cache.present, buffer)
-            self._open(buffer, cache, capacity)
+            self._open(buffer, cache)
         sweep(graph, [*served, *(node for cache in caches for node in cache.aliases)])
         self.builder.drop_unused_constants()
         restore_order(graph)
+        self._write_first_rows()
 
-    def _open(self, value: ir.Value, cache: GrowingCache, capacity: str) -> None:
+    def _write_first_rows(self) -> None:
+        """Change the other branches of Ifs."""
+        builders: dict[ir.Graph, Builder] = {}
+        for cache in self.plan.caches:
+            if (choice := cache.choice) is None:
+                continue
+            if choice.other not in builders:
+                builders[choice.other] = Builder(choice.other, self.builder.names, self.builder.info)
+            builder, first, axis = builders[choice.other], choice.first, cache.axis
+            count = builder.dimension(first, axis)
+            leading = [builder.dimension(cache.past, each) for each in range(axis)]
+            rows = builder.units("Unsqueeze", builder.range(count), (*range(axis), axis + 1))
+            places = scatter_row_indices(builder, leading, rows, count)
+            written = builder.op("ScatterND", [cache.past, places, first], cache.past.dtype)
+            choice.other.outputs[choice.index] = written
+            self._open(written, cache)
+            self._open(choice.output, cache)
+        for graph in builders:
+            restore_order(graph)
+
+    def _open(self, value: ir.Value, cache: GrowingCache) -> None:
         """Declare the shape of a buffer, whose number of rows is open."""
         given = value.shape or cache.past.shape
         assert given is not None  # every candidate has one
-        value.shape = ir.Shape([capacity if axis == cache.axis else size for axis, size in enumerate(given)])
-        known = [Dim.symbol(capacity) if axis == cache.axis else size for axis, size in enumerate(cache.sizes)]
+        value.shape = ir.Shape([self.capacity if axis == cache.axis else size for axis, size in enumerate(given)])
+        known = [Dim.symbol(self.capacity) if axis == cache.axis else size for axis, size in enumerate(cache.sizes)]
         self.builder.info.set(value, known, value.dtype)
 
     def _length(self, cache: GrowingCache) -> ir.Value:
@@ -87,7 +120,7 @@ class BufferRewrite:
         name = self.plan.lengths[cache.past]
         if name not in self._inputs:
             value = ir.Value(name=name, shape=ir.Shape([1]), type=ir.TensorType(INT64))
-            self.builder.graph.inputs.append(value)
+            self.main.inputs.append(value)
             self._inputs[name] = value
         return self._inputs[name]
 

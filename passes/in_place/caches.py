@@ -8,27 +8,50 @@
               the Concat without rows, which add nothing (torch joins an empty first cache); other readers of past and
               present, of any kind: buffers.py serves them
     refused   a number of cached tokens that the model fixes, because constants in the model may depend on it; new rows
-              in front, or on both sides; a past that several Concats take, or that is read within a subgraph; a present
+              in front, or on both sides; a past that several Concats take, or that several graphs read; a present
               that is no output, or several outputs, which would need the buffer twice
+
+The Concat may lie in a branch of an If, as in the merged decoders of optimum:
+
+    present   := If(condition), an output of the model that no node reads; one branch gives Concat(alias(past), new),
+                 and the other gives `first`, rows of its own. Only nodes directly in the first branch read past
+
+    refused   a `first` with another rank or known size than past has besides the tokens, or without rows; an If within
+              another one; a Loop or a Scan
 
 The cache of a cross attention stays as it is, because nothing is appended to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.nodes import int_attr, is_op
+from fa_compiler.passes.nodes import int_attr, is_op, subgraphs
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
 NAMES = ("past", "cache")
 """An input whose name contains one of these is reported as a cache, whatever reads it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An If with a branch that appends to a cache. `output` is its result, which is `first`, the output of this index
+    of the graph `other`, in a run of the other branch."""
+
+    output: ir.Value
+    other: ir.Graph
+    index: int
+
+    @property
+    def first(self) -> ir.Value:
+        """What the other branch gives."""
+        return self.other.outputs[self.index]
 
 
 @dataclass(frozen=True)
@@ -47,6 +70,19 @@ class GrowingCache:
     sizes: tuple[Dim, ...]
     past_aliases: tuple[ir.Value, ...]
     present_aliases: tuple[ir.Value, ...]
+    choice: Choice | None = None
+    """The If in a branch of which the Concat lies; None for a Concat in the main graph."""
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph with the Concat."""
+        assert isinstance(self.concat.graph, ir.Graph)
+        return self.concat.graph
+
+    @property
+    def output(self) -> ir.Value:
+        """The output of the model."""
+        return self.present if self.choice is None else self.choice.output
 
     @property
     def tokens(self) -> Dim:
@@ -73,13 +109,41 @@ def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
 
 def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by a Concat."""
-    past_aliases, sizes = aliases_of(past, info), info.shape(past)
+    main = past.graph
+    assert isinstance(main, ir.Graph)
+    if past.is_initializer() or any(value.is_graph_output() for value in aliases_of(past, info)):
+        raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
+    readers = [node for value in aliases_of(past, info) for node in value.consumers()]
+    inner = next((node for node in readers if node.graph is not main), None)
+    if inner is None:
+        return _grown(past, main, info)
+    found = _if_of(inner, main)
+    if found is None or any(node.graph is not inner.graph for node in readers):
+        raise Decline(Code.SCOPE, "it is read within a subgraph", inner)
+    choice, branch, other = found
+    cache = _grown(past, branch, info)
+    places = [index for index, value in enumerate(branch.outputs) if value is cache.present]
+    output = choice.outputs[places[0]]
+    if len(places) != 1 or not output.is_graph_output() or output.uses():
+        reason = "what it grows to is not one output of the model that no node reads"
+        raise Decline(Code.SHAPE, reason, choice)
+    found_choice = Choice(output, other, places[0])
+    shape = info.shape(found_choice.first)
+    if shape is None or not _can_be_first(shape, cache):
+        reason = "the other branch of the If gives an output of other sizes"
+        raise Decline(Code.SHAPE, reason, choice)
+    return replace(cache, choice=found_choice)
+
+
+def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
+    """The cache whose `past` only the nodes of one graph read."""
+    past_aliases, sizes = aliases_of(past, info, graph), info.shape(past)
     assert sizes is not None  # every candidate has some
     readers = [node for value in past_aliases for node in value.consumers()]
-    if past.is_initializer() or any(value.is_graph_output() for value in past_aliases):
-        raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
-    if (inner := next((node for node in readers if node.graph is not past.graph), None)) is not None:
+    if (inner := next((node for node in readers if node.graph is not graph), None)) is not None:
         raise Decline(Code.SCOPE, "it is read within a subgraph", inner)
+    if any(value.is_graph_output() for value in past_aliases):
+        raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
     concats = [node for node in readers if is_op(node, "Concat") and len(_parts(node, info)) > 1]
     if len(concats) != 1:
         reason = "several Concats take it" if concats else "nothing is appended to it"
@@ -96,7 +160,7 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     if (fixed := sizes[axis].const) is not None:
         reason = f"the model fixes the number of cached tokens to {fixed}"
         raise Decline(Code.SHAPE, reason, concat, "export it with a dynamic axis")
-    present_aliases = aliases_of(concat.outputs[0], info)
+    present_aliases = aliases_of(concat.outputs[0], info, graph)
     presents = [value for value in present_aliases if value.is_graph_output()]
     if len(presents) != 1:
         reason = "what it grows to is several outputs" if presents else "what it grows to is no output of the model"
@@ -104,12 +168,32 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     return GrowingCache(past, presents[0], concat, others[0], axis, sizes, past_aliases, present_aliases)
 
 
-def aliases_of(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, ...]:
-    """The value, and the values that are equal to it because only such nodes lie between (see above)."""
-    found = [value]
+def _if_of(node: ir.Node, main: ir.Graph) -> tuple[ir.Node, ir.Graph, ir.Graph] | None:
+    """The If of the main graph in a branch of which a node lies, this branch, and the other one."""
+    ifs = (each for each in main if is_op(each, "If"))
+    choice = next((each for each in ifs if any(graph is node.graph for graph in subgraphs(each))), None)
+    if choice is None:
+        return None
+    branches = [choice.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+    branch, other = branches if branches[0] is node.graph else branches[::-1]
+    return choice, branch, other
+
+
+def _can_be_first(shape: Sequence[Dim], cache: GrowingCache) -> bool:
+    """May a tensor of this shape be the first rows of a buffer for the cache?"""
+    if len(shape) != len(cache.sizes) or any(size.const == 0 for size in shape):
+        return False
+    pairs = [pair for axis, pair in enumerate(zip(shape, cache.sizes, strict=True)) if axis != cache.axis]
+    return all(own == size or own.const is None or size.const is None for own, size in pairs)
+
+
+def aliases_of(value: ir.Value, info: ShapeInfo, graph: ir.Graph | None = None) -> tuple[ir.Value, ...]:
+    """The value, and the values of its own or the given graph that are equal to it because only such nodes lie between
+    (see above)."""
+    found, home = [value], value.graph if graph is None else graph
     for each in found:
         for node in each.consumers():
-            if node.graph is value.graph and _passes_on(node, each, info):
+            if node.graph is home and _passes_on(node, each, info):
                 found.append(node.outputs[0])
     return tuple(found)
 

@@ -1,0 +1,92 @@
+"""Sizes that the nodes of a model demand of its inputs, where the inputs declare only symbols.
+
+    node                                        demands
+    com.microsoft.GroupQueryAttention,          a past has as many heads as the new keys, and the size of a head is
+    MultiHeadAttention,                         the width of the new keys or values, divided by their heads
+    DecoderMaskedMultiHeadAttention,
+    ai.onnx.Attention
+    MatMul                                      the last axis of the left operand is as long as the second to last axis
+                                                of the right one
+
+onnxruntime-genai's builder names the last axis of each cache `kv_cache_dim`, although its nodes fix this size. A demand
+counts if shape inference knows one of the two sizes and the other is a symbol of the inputs. A GroupQueryAttention
+whose past has another type than its query has a compressed past, of which nothing is demanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from fa_compiler.passes import ShapeInfo
+from fa_compiler.passes.nodes import input_of, int_attr, is_op
+from fa_compiler.passes.values.symbolic import Dim
+
+Pair = tuple[Dim, Dim]
+"""Two sizes that have to be equal."""
+
+MICROSOFT = "com.microsoft"
+GROUP_QUERY_PASTS = (3, 4)
+PASTS = {
+    (MICROSOFT, "MultiHeadAttention"): (6, 7),
+    (MICROSOFT, "DecoderMaskedMultiHeadAttention"): (5, 6),
+    ("", "Attention"): (4, 5),
+}
+"""The inputs with the past keys and the past values, [B, heads, keys, head size]. The new ones are the inputs 1 and
+2."""
+
+
+def demanded_sizes(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
+    """The size that the nodes of the main graph demand for each symbol. Of several demands the first counts."""
+    sizes: dict[str, int] = {}
+    for node in graph:
+        for pair in _equal(node, info):
+            for symbol, other in (pair, pair[::-1]):
+                atom = symbol.single_atom
+                if atom is not None and atom.op == "symbol" and (number := other.evaluate(sizes)) is not None:
+                    sizes.setdefault(atom.name, number)
+    return sizes
+
+
+def _equal(node: ir.Node, info: ShapeInfo) -> Iterable[Pair]:
+    if is_op(node, "MatMul"):
+        left, right = _shape(node, 0, info), _shape(node, 1, info)
+        return [(left[-1], right[-2])] if left and len(right) > 1 else []
+    kind = (node.domain, node.op_type)
+    if kind == (MICROSOFT, "GroupQueryAttention"):
+        return _group_query(node, info)
+    return _plain(node, PASTS[kind], info) if kind in PASTS else []
+
+
+def _group_query(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:
+    heads, key_heads = int_attr(node, "num_heads", 0), int_attr(node, "kv_num_heads", 0)
+    in_a_row = heads if input_of(node, 1) is not None else heads + 2 * key_heads
+    query = input_of(node, 0)
+    for index in GROUP_QUERY_PASTS:
+        past = input_of(node, index)
+        if query is not None and past is not None and info.dtype(past) == info.dtype(query):
+            yield from _head(_shape(node, index, info), key_heads, _shape(node, 0, info), in_a_row)
+
+
+def _plain(node: ir.Node, pasts: tuple[int, int], info: ShapeInfo) -> Iterator[Pair]:
+    heads = int_attr(node, "kv_num_heads" if node.domain == "" else "num_heads", 0)
+    for new, past in zip((1, 2), pasts, strict=True):
+        shape = _shape(node, new, info)
+        if len(shape) == 4:
+            yield from zip(_shape(node, past, info)[1::2], shape[1::2], strict=False)
+        else:
+            yield from _head(_shape(node, past, info), heads, shape, heads)
+
+
+def _head(past: tuple[Dim, ...], heads: int, new: tuple[Dim, ...], in_a_row: int) -> Iterator[Pair]:
+    """The demands on a past with `heads` heads, if the 3-D tensor `new` holds `in_a_row` heads in each row."""
+    if len(past) == 4 and len(new) == 3 and heads > 0 and in_a_row > 0:
+        yield past[1], Dim(heads)
+        yield past[3], Dim.floordiv(new[2], in_a_row)
+
+
+def _shape(node: ir.Node, index: int, info: ShapeInfo) -> tuple[Dim, ...]:
+    """The sizes of an input; none if the input is absent or its rank is open."""
+    value = input_of(node, index)
+    return () if value is None else tuple(info.shape(value) or ())
