@@ -42,6 +42,7 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor, check_axes
+from fa_compiler.passes.matching.guards import ScoreGuard
 from fa_compiler.passes.matching.layers import holds_weights, layers_apart
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
@@ -54,7 +55,7 @@ from fa_compiler.passes.matching.sinks import FoundSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import reads_shape
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Scale
+from fa_compiler.passes.score_ops import Floor, Scale, Select
 
 LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
 
@@ -90,6 +91,7 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
     _check_shifts(paths, key.kv_seq)
     probabilities = Probabilities.of(paths)
     found_sink = _found_sink(paths, key.kv_seq, probabilities)
+    _check_unbounded(paths, found_sink)
     masking = Masking.of(paths, key, probabilities, found_sink)
     pv = probabilities.product(paths)
     _check_sums_columns(paths, pv, key.kv_seq)
@@ -181,6 +183,28 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
         found_sink = summed(anchor, anchor.sink, scores.dims, kv_seq, viewer)
     return found_sink
+
+
+def _check_unbounded(paths: AttentionPaths, found_sink: FoundSink | None) -> None:
+    """Decline a factor of unknown size beside what tells infinite scores from NaN (factors.py, case 2)."""
+    scores, guard = paths.scores, paths.after.guard
+    factor = next((each for each in scores.factors if each.unbounded), None)
+    if factor is None:
+        return
+    what = None
+    if scores.softcap != 0.0:
+        what = "the soft cap makes a number of an infinite score"
+    elif found_sink is not None:
+        what = "beside the sink a row whose scores are all -inf is 0, not NaN"
+    elif isinstance(guard, ScoreGuard):
+        what = "the guard makes a row 0 whose scores are all -inf, and not one with NaN"
+    elif any(isinstance(each, Floor) or (isinstance(each, Select) and each.fill != -math.inf) for each in scores.terms):
+        what = "the finite number of a mask outweighs scores of -inf, but not NaN"
+    if what is not None:
+        by = "divided by" if factor.divides else "multiplied by"
+        name = "" if factor.value is None else factor.value.name
+        reason = f"the scores are {by} {name!r}, which is not proven to leave them finite, and {what}"
+        raise Decline(Code.SCALE, reason, factor.node)
 
 
 def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:

@@ -1,13 +1,29 @@
 """Factors that are no single number: moved from the scores to the query, and from the probabilities to the result.
 
-    scores := Mul(scores, t) | Div(scores, t)                  t does not run along the keys: one number for each
-                                                               head, row or batch entry (Swin V2's logit scale)
-    probabilities := Mul(probabilities, t) | Div(probabilities, t)     t likewise, or one number
+Grammar; the code cites the numbers of the cases. t does not run along the keys: it is one number for each head, row or
+batch entry, or one in all.
+
+    scores :=
+      1     Mul(scores, t) | Div(scores, t)                t proven to be of moderate size, and not 0 as a divisor
+                                                           (Swin V2's logit scale)
+      2   | Mul(scores, t) | Div(scores, t)                t any value of the run, such as an input; ONNX Runtime only
+    probabilities :=
+      3     Mul(probabilities, t) | Div(probabilities, t)          t as in 1, or one number
 
 Both products are linear, and t is the same for all terms of their sums: (t q) k = t (q k), (t p) v = t (p v). Only
-rounding changes, as long as no product overflows or vanishes that did not before: t is proven to be of moderate size.
-16-bit operands are then computed in float32. A factor after a term on the scores would have to scale the term, too,
-and is refused.
+rounding changes, as long as no product overflows or vanishes that did not before. In cases 1 and 3 the size of t shows
+that. In case 2 the query is multiplied by t / 2^60, which overflows for no finite t and no query of common size, and
+the operator's scale, which the kernels apply to the finished products, by 2^60. So a finite t, 0 and negative ones
+included, changes rounding only. Where t is NaN, all scores of its rows are NaN in both orders. Where t is infinite, or
+a divisor 0, all scores of its rows are infinite or NaN in both orders, but not the same ones of them. Each such row is
+NaN all the same if nothing but -inf can take the place of a score and nothing else has a share in the softmax.
+
+16-bit operands are then computed in float32.
+
+Refused: a factor after a term on the scores, which would have to scale the term, too; in case 2 another factor after it
+that may make a product smaller, because t times the scores may have overflowed before, and everything that tells
+infinite scores from NaN: soft caps, sinks, floors, selections that put another number than -inf into the scores, and
+guards that test the scores.
 """
 
 from __future__ import annotations
@@ -27,17 +43,23 @@ from fa_compiler.passes.report import Code
 
 LARGEST = 1e15
 SMALLEST = 1e-15
+RESERVE = 2.0**60
+"""How much smaller the query becomes by a factor of unknown size, and the scale larger."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A tensor, `value` and its view, or one number where there is none, that multiplies or divides."""
+    """A tensor, `value` and its view, or one number where there is none, that multiplies or divides.
+
+    If `unbounded`, nothing is known of its numbers: the result is to be RESERVE times smaller.
+    """
 
     node: ir.Node
     view: View | None
     number: float = 1.0
     divides: bool = False
     value: ir.Value | None = None
+    unbounded: bool = False
 
 
 def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
@@ -48,21 +70,32 @@ def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
     return (left, False) if left is not None and right is value and node.op_type == "Mul" else None
 
 
-def moderate(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, code: Code) -> Factor:
-    """The factor `value` on something of the arrangement `dims`; declines with `code` what is not of moderate size."""
+def immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
+    """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
     interval = viewer.facts.bounds.of(value) if number is None else (number, number)
     if interval is None or not max(map(abs, interval)) <= LARGEST:
-        raise Decline(code, f"the factor {value.name!r} is not proven to be of moderate size", node)
+        return f"the factor {value.name!r} is not proven to be of moderate size"
     array = constant(value)
     apart = interval[0] >= SMALLEST or interval[1] <= -SMALLEST
     if array is not None:
         apart = bool((np.abs(array) >= SMALLEST).all())
-    if divides and not apart:
-        raise Decline(code, f"the divisor {value.name!r} is not proven to be other than 0", node)
-    if number is not None:
+    return f"the divisor {value.name!r} is not proven to be other than 0" if divides and not apart else None
+
+
+def moderate(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, code: Code) -> Factor:
+    """Cases 1 and 3: the factor `value` on something of the arrangement `dims`; declines with `code` what is not of
+    moderate size."""
+    if (reason := immoderate(value, divides, viewer)) is not None:
+        raise Decline(code, reason, node)
+    if (number := viewer.info.scalar(value)) is not None:
         return Factor(node, None, number, divides)
     return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value)
+
+
+def unbounded(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
+    """Case 2: the factor `value` on scores of the arrangement `dims`."""
+    return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value, unbounded=True)
 
 
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:
@@ -89,6 +122,8 @@ def multiplied(
             plan = plan_moves(each.view.base_dims, target)
             assert plan is not None
             other = emitter.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
+            if each.unbounded:
+                other = scaled(other, RESERVE if each.divides else 1 / RESERVE, builder)
         value = builder.op("Div" if each.divides else "Mul", [value, other], dtype)
     return value
 

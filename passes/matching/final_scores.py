@@ -14,7 +14,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
-from fa_compiler.passes.matching.factors import Factor
+from fa_compiler.passes.matching.factors import RESERVE, Factor
 from fa_compiler.passes.matching.score_walk import ScoreWalk
 from fa_compiler.passes.matching.scores import Multiply, ScorePath
 from fa_compiler.passes.matching.second_product import SecondProduct, second_product
@@ -61,13 +61,14 @@ class FinalScores:
         walk = ScoreWalk(viewer, seen, path.product.output, qk.out, path.product.factor * qk.scale, joins)
         for step in path.steps:
             walk.take(step)
-        if not SMALLEST_SCALE <= abs(walk.scale) <= LARGEST_SCALE:
+        scale = walk.scale * (RESERVE if walk.is_unbounded else 1.0)
+        if not (abs(walk.scale) >= SMALLEST_SCALE and abs(scale) <= LARGEST_SCALE):
             raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node)
         if walk.softcap != 0.0 and not SMALLEST_SCALE <= walk.softcap <= LARGEST_SCALE:
             raise Decline(Code.SOFTCAP, f"the soft cap {walk.softcap:g} overflows or vanishes", path.product.node)
         return FinalScores(
             walk.dims,
-            walk.scale,
+            scale,
             tuple(walk.terms),
             tuple(walk.factors),
             tuple(walk.shifted),

@@ -2,6 +2,7 @@
 
     terms     those of the scores; a mask by which probabilities are divided again (renormalised.py) is one more
     guard     what a guard after the softmax tests (guards.py), or a factor on the probabilities that is the mask
+    factors   if one on the scores is of unknown size (factors.py), a mask whose finite number is added stays a bias
     sink      beside the scores it makes a row without a key 0; as a gate, or in the total alone, it leaves that row NaN
 
 Refused with a sink:
@@ -71,6 +72,8 @@ class Masking:
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
         values = TermValues(viewer, None if found_sink is None else sink_above(found_sink, viewer.facts, guarded))
         planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
+        if any(each.unbounded for each in paths.scores.factors):
+            planner = replace(planner, as_bias=_has_finite_mask(values, terms))
         bare = anchor.sink is not None and anchor.sink.clamped_max is None
         if (paths.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
@@ -85,6 +88,13 @@ class Masking:
         if anchor.overflows and paths.finite is not None:
             plan = plan.assuming(NO_EMPTY_ROWS)
         return Masking(plan, planner, row, tested, factors)
+
+
+def _has_finite_mask(values: TermValues, terms: tuple[Term, ...]) -> bool:
+    """Is a finite number of a mask added to the scores? Scores of unknown size may outweigh it, or be NaN in a row that
+    is masked everywhere."""
+    numbers = (values.mask_value(terms, index) for index in range(len(terms)))
+    return any(number is not None and math.isfinite(number) for number in numbers)
 
 
 def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:

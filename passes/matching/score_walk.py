@@ -17,7 +17,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.factors import Factor, moderate
+from fa_compiler.passes.matching.factors import Factor, immoderate, moderate, unbounded
 from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, Scale, ScoreOp, Select, Term
@@ -91,7 +91,7 @@ class ScoreWalk:
             case Select(node, condition, keep, fill):
                 self.terms.append(Select(node, self._placed(condition, node), keep, fill))
             case Floor():
-                self.terms.extend([step] if self.terms else [])
+                self.terms.extend([step] if self.terms or self.is_unbounded else [])
             case OwnStep():
                 step.walk(self)
         output = step.node.outputs[0]
@@ -101,6 +101,8 @@ class ScoreWalk:
     def multiply(self, step: Scale) -> None:
         """Multiply by a number. Raises Decline."""
         self._check_sign(step.node, step.factor)
+        if abs(step.factor) < 1.0:
+            self._check_overflow(step.node)
         self.scale *= step.factor
         self.softcap *= abs(step.factor)
         self.terms.extend([step] if self.terms else [])
@@ -115,7 +117,12 @@ class ScoreWalk:
             raise Decline(Code.SCALE, reason, node)
         known = self.viewer.facts.bounds.of(value) if self.shifted else (0.0, 0.0)
         self._check_sign(node, -1.0 if known is None else known[0])
-        self.factors.append(moderate(node, value, divides, self.dims, self.viewer, Code.SCALE))
+        self._check_overflow(node)
+        any_size = self.viewer.facts.options.target == "ort" and self.viewer.info.scalar(value) is None
+        if any_size and immoderate(value, divides, self.viewer) is not None:
+            self.factors.append(unbounded(node, value, divides, self.dims, self.viewer))
+        else:
+            self.factors.append(moderate(node, value, divides, self.dims, self.viewer, Code.SCALE))
 
     def add(self, step: Add[ir.Value]) -> None:
         """Add a tensor. Raises Decline."""
@@ -139,6 +146,17 @@ class ScoreWalk:
             own = info.dtype(self.product) == ir.DataType.DOUBLE
             reason = "the scores are computed in float64, which rounds masks otherwise"
             raise Decline(Code.DTYPE if own else Code.CAST, reason, node)
+
+    @property
+    def is_unbounded(self) -> bool:
+        """May a factor of unknown size have made scores infinite?"""
+        return any(each.unbounded for each in self.factors)
+
+    def _check_overflow(self, node: ir.Node) -> None:
+        """Decline what may make scores smaller again that a factor of unknown size may have made infinite."""
+        if self.is_unbounded:
+            reason = "scores times a factor of unknown size, which may be infinite, are multiplied once more"
+            raise Decline(Code.SCALE, reason, node)
 
     def _check_sign(self, node: ir.Node, factor: float) -> None:
         if self.shifted and factor < 0:

@@ -10,7 +10,7 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
       5     | Slice(scores)                                as large as the scores, forwards: it leaves out nothing
       6     | Cast(scores)                                 to the same type or a wider one
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
-      8     | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
+      8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
       9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
             | Sub(scores, t) | Sub(t, scores)
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection

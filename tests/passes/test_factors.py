@@ -122,12 +122,87 @@ def test_in_the_product_with_the_values() -> None:
     assert same(parse(body)).status == "fused"
 
 
+ANY = "w = Mul(s, t) "
+TIMES = "float t"
+LEAST = "least = Constant<value=float {-3.4028234663852886e38}>() zero = Constant<value=float {0.0}>() "
+ANY_SIZE = {
+    "input": ("x = Mul(s, t) ", TIMES, "none"),
+    "inverse": ("x = Div(s, t) ", "float[1] t", "none"),
+    "exponential": ("e = Exp(t) x = Mul(e, s) ", "float[4,1,1] t", "none"),
+    "row": ("x = Mul(s, t) ", "float[B,1,5,1] t", "none"),
+    "made_larger": (ANY + "x = Mul(w, two) ", TIMES, "none"),
+    "behind_a_factor": (HEADS + "w = Mul(s, c) x = Div(w, t) ", TIMES, "none"),
+    "before_a_mask": (ANY + "x = Where(m, w, low) ", TIMES, "atten_mask"),
+    "before_a_guard": (ANY + "x = Where(m, w, low) ", TIMES, "atten_mask"),
+    "before_a_finite_mask": (ANY + LEAST + "n = Where(m, zero, least) x = Add(w, n) ", TIMES, "real_shift"),
+    "before_a_bias": (ANY + "x = Add(w, b) ", TIMES + ", float[B,1,1,T] b", "real_shift"),
+}
+SIZES_OF_FACTORS = [0.0, -0.0, 0.3, -0.7, 1e37, -1e-38, 1e-45, np.nan, np.inf, -np.inf]
+"""With 1e37 no score overflows, but the query times it would."""
+
+
+@pytest.mark.parametrize("name", ANY_SIZE)
+def test_a_factor_of_any_size(name: str) -> None:
+    """NaN and infinite numbers, and those that overflow in the query, give what they give in the scores. One row of
+    padding masks a whole row."""
+    body, more, mask = ANY_SIZE[name]
+    proto = on_scores(body, f"{MASK}, {more}", FIXED)
+    if name == "before_a_guard":
+        guard = (
+            body + "p0 = Softmax<axis=-1>(x) zero = Constant<value=float {0.0}>() i = IsNaN(p0) p = Where(i, zero, p0) "
+        )
+        proto = _model(PRODUCT_QK + NUMBERS + guard + PRODUCT_PV, f"{MASK}, {more}", FIXED)
+    result, report = fused(proto)
+    (block,) = report.blocks
+    assert (block.status, block.mask) == ("fused", mask), block
+    assert fused(proto, "ascend")[1].blocks[0].code == "scale"
+    feeds = random_feeds(proto, m=PADDING)
+    feeds["q"] *= 16
+    feeds["k"] /= 16
+    for number in SIZES_OF_FACTORS:
+        feeds["t"] = np.full_like(feeds["t"], number)
+        feeds["t"].flat[1:] = 0.5
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+INFINITE = {
+    "softcap": "y0 = Tanh(w) x = Mul(y0, two) ",
+    "floor": LEAST + "x = Max(w, least) ",
+    "finite_selection": LEAST + "x = Where(m, w, least) ",
+    "moderate_selection": "x = Where(m, w, two) ",
+}
+BESIDE = {
+    "score_guard": SOFTMAX.format("w").replace("p =", "p0 =")
+    + LEAST
+    + "i = Equal(w, low) j = Not(i) f = Cast<to=1>(j) "
+    "o = ReduceMax<axes=[-1]>(f) g = Cast<to=9>(o) p = Where(g, p0, zero) ",
+    "sink": "ends = Constant<value=int64[8] {0,0,0,0,0,0,0,1}>() c = Pad(w, ends) p0 = Softmax<axis=-1>(c) "
+    "n0 = Constant<value=int64[1] {0}>() n1 = Constant<value=int64[1] {-1}>() n3 = Constant<value=int64[1] {3}>() "
+    "p = Slice(p0, n0, n1, n3) ",
+}
+
+
+@pytest.mark.parametrize("name", [*INFINITE, *BESIDE])
+def test_a_factor_of_any_size_beside_what_tells_infinity_from_nan(name: str) -> None:
+    """Each is fused with a factor of moderate size. The culprit is the multiplication."""
+    after = BESIDE[name] if name in BESIDE else INFINITE[name] + SOFTMAX.format("x")
+    for scaling, code in ((ANY, "scale"), ("u = Tanh(t) w = Mul(s, u) ", None)):
+        proto = _model(PRODUCT_QK + NUMBERS + scaling + after + PRODUCT_PV, f"{MASK}, {TIMES}", "")
+        block = same(proto, m=PADDING)
+        assert (block.code, block.culprit) == (code, "w" if code else None), block
+
+
 KEYS = "c = Constant<value=float[6] {1.0,2.0,3.0,4.0,5.0,6.0}>() "
 SIX = "float[B,4,5,8] q, float[B,4,6,8] k, float[B,4,6,8] v"
 REFUSED = {
     "keys": ("scale", on_scores(KEYS + "x = Mul(s, c) ", inputs=SIX)),
-    "unbounded": ("scale", on_scores("e = Exp(l) x = Mul(s, e) ", "float[4,1,1] l")),
-    "divided_by_what_may_be_0": ("scale", on_scores("f = Cast<to=1>(b) x = Div(s, f) ", "bool[B,4,1,1] b")),
+    "infinite": ("scale", on_scores("c = Constant<value=float {inf}>() x = Mul(s, c) ")),
+    "any_size_behind_a_bias": ("scale", on_scores("w = Add(s, b) x = Mul(w, t) ", "float[B,1,1,T] b, float t")),
+    "any_size_made_smaller": (
+        "scale",
+        on_scores(ANY + "half = Constant<value=float {0.5}>() x = Mul(w, half) ", TIMES),
+    ),
+    "two_of_any_size": ("scale", on_scores(ANY + "x = Div(w, t) ", TIMES)),
     "behind_a_bias": ("scale", on_scores(HEADS + "w = Add(s, b) x = Mul(w, c) ", "float[B,1,1,T] b")),
     "scores_divide": ("scale", on_scores(HEADS + "x = Div(c, s) ")),
     "probabilities_of_keys": ("probability_term", on_probabilities(KEYS + "x = Mul(p, c) ", inputs=SIX)),

@@ -231,7 +231,7 @@ def test_a_fill_that_no_assumption_makes_a_mask(fill: str, word: str) -> None:
     [
         ("x0 = Unsqueeze(s, a) x = Squeeze(x0, a) ", "rank"),
         ("m = Squeeze(b, a) x = Add(s, m) ", "rank"),
-        ("x = Mul(s, c) ", "scale"),
+        ("u = Tanh(s) x = Mul(u, c) ", "scale"),
     ],
     ids=["a rank", "a rank further up", "a number"],
 )

@@ -273,10 +273,12 @@ def test_numbers_of_a_branch_that_nothing_needs_in_the_end() -> None:
 
 @pytest.mark.parametrize("given", [None, 0.75])
 def test_scale_that_can_be_replaced(given: float | None) -> None:
+    """It is a value of the run, whatever it holds by default."""
     model = parse(SCALED, "float c", initializers="<float c = {0.25}>")
     more = {} if given is None else {"c": np.array(given, np.float32)}
     report = same(model, **more)[1]
-    assert [(block.code, block.culprit) for block in report.blocks] == [("scale", "x")]
+    assert report.count("fused") == 1
+    assert [(block.code, block.culprit) for block in fused(model, "ascend")[1].blocks] == [("scale", "x")]
 
 
 def test_mask_that_can_be_replaced() -> None:
