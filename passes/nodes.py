@@ -268,7 +268,9 @@ def reduced_axes(node: ir.Node) -> list[int] | None:
     if attr is not None:
         return list(attr.as_ints())
     array = constant(input_of(node, 1), limit=8)
-    return None if array is None else [int(axis) for axis in array.reshape(-1)]
+    if array is None or array.dtype.kind != "i":
+        return None
+    return [int(axis) for axis in array.reshape(-1)]
 
 
 def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:

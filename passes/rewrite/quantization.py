@@ -95,7 +95,7 @@ def _multiplied(node: ir.Node, dims: Arrangement, dtype: ir.DataType, info: Shap
             continue
         if scale.ndim > len(shape) or scale.dtype != dtype.numpy() or not np.isfinite(scale.astype(np.float64)).all():
             continue
-        runs = scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape).shape
+        runs = (1,) * (len(shape) - scale.ndim) + scale.shape
         if any(count not in (1, size.const) for count, size in zip(runs, shape, strict=True)):
             continue
         channels = tuple(axis for dim, count in zip(dims, runs, strict=True) if count != 1 for axis in dim)

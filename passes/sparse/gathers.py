@@ -210,7 +210,7 @@ class _GatherReader:
         if node is None or shape is None or view.base is not node.outputs[1]:
             return None
         axis = int_attr(node, "axis", -1)
-        return (view, node) if shape[axis] == keys else None
+        return (view, node) if -len(shape) <= axis < len(shape) and shape[axis] == keys else None
 
     def _unchanged(self, node: ir.Node, keys: Dim) -> ir.Value | None:
         """The operand that a node does not change if it is at least 0 and less than `keys`; None for other nodes."""
