@@ -1,10 +1,13 @@
 """The operators of the Ascend attention family as data, and the functions that read this data.
 
 Each operator is one file in `ops/`, which makes one record (`operator`, `Operator`). All else is derived from the
-records: prototypes with their history and sources (`get`, `names`, `OpSpec`), the node form (`place_inputs`,
-`bind_inputs`, `full_attrs`), shape inference (`infer`), checks (`verify`, `Diagnostic`), calls with arrays
-(`as_arrays`, `refusal`), the extensions of the CPU kernels (`EXTENSIONS`, `extensions_of`), REG_OP text (`reg_op`) and
-its comparison with an installed CANN (`diff`).
+records:
+
+- prototypes with their history and sources (`get`, `names`, `OpSpec`);
+- the node form (`place_inputs`, `bind_inputs`, `full_attrs`) and shape inference (`infer`);
+- checks (`verify`, `Diagnostic`) and calls with arrays (`as_arrays`, `refusal`);
+- the extensions of the CPU kernels (`EXTENSIONS`, `extensions_of`);
+- REG_OP text (`reg_op`) and its comparison with an installed CANN (`diff`).
 """
 
 from fa_compiler.op_registry import dtypes

@@ -262,12 +262,13 @@ def permutation(node: ir.Node, rank: int) -> list[int] | None:
     return perm if sorted(perm) == list(range(rank)) else None
 
 
-def reduced_axes(node: ir.Node) -> list[int] | None:
-    """The axes that a reduction runs over, as written; None when they are unknown, or when it runs over all of them."""
+def axes_of(node: ir.Node, limit: int = 8) -> list[int] | None:
+    """The axes that a reduction, Squeeze or Unsqueeze names, as written; None when it names none, or when they are
+    unknown, no integers or more than `limit`."""
     attr = node.attributes.get("axes")
     if attr is not None:
         return list(attr.as_ints())
-    array = constant(input_of(node, 1), limit=8)
+    array = constant(input_of(node, 1), limit=limit)
     if array is None or array.dtype.kind != "i":
         return None
     return [int(axis) for axis in array.reshape(-1)]

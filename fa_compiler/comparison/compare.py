@@ -199,9 +199,10 @@ def _rounds(
         raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
     usual = MaskKind("masks of ones and zeros")
     yield usual, feeds, first
-    others = [info.name for info in graph_inputs(proto) if not is_mask(info)]
+    declared = graph_inputs(proto)
+    others = [info.name for info in declared if not is_mask(info)]
     switches = [name for name in others if feeds[name].dtype == np.bool_ and feeds[name].size == 1]
-    kinds = list(mask_kinds(graph_inputs(proto), assume))
+    kinds = list(mask_kinds(declared, assume))
     for kind, turned in [(usual, True), *itertools.product(kinds, (False, True))]:
         if turned and not switches:
             continue

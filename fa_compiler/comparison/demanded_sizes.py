@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
+from fa_compiler.comparison.cache_lengths import GROUP_QUERY, PASTS, PREALLOCATED
 from fa_compiler.passes import ShapeInfo
 from fa_compiler.passes.nodes import input_of, int_attr, is_op
 from fa_compiler.passes.values.symbolic import Dim
@@ -26,15 +27,9 @@ from fa_compiler.passes.values.symbolic import Dim
 Pair = tuple[Dim, Dim]
 """Two sizes that have to be equal."""
 
-MICROSOFT = "com.microsoft"
-GROUP_QUERY_PASTS = (3, 4)
-PASTS = {
-    (MICROSOFT, "MultiHeadAttention"): (6, 7),
-    (MICROSOFT, "DecoderMaskedMultiHeadAttention"): (5, 6),
-    ("", "Attention"): (4, 5),
-}
-"""The inputs with the past keys and the past values, [B, heads, keys, head size]. The new ones are the inputs 1 and
-2."""
+PAST_KEYS = {**PREALLOCATED, ("", "Attention"): 4}
+"""The input with the past keys, [B, heads, keys, head size]; the past values follow. Inputs 1 and 2 are the new keys
+and values."""
 
 
 def demanded_sizes(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
@@ -54,24 +49,24 @@ def _equal(node: ir.Node, info: ShapeInfo) -> Iterable[Pair]:
         left, right = _shape(node, 0, info), _shape(node, 1, info)
         return [(left[-1], right[-2])] if left and len(right) > 1 else []
     kind = (node.domain, node.op_type)
-    if kind == (MICROSOFT, "GroupQueryAttention"):
+    if kind == GROUP_QUERY:
         return _group_query(node, info)
-    return _plain(node, PASTS[kind], info) if kind in PASTS else []
+    return _plain(node, PAST_KEYS[kind], info) if kind in PAST_KEYS else []
 
 
 def _group_query(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:
     heads, key_heads = int_attr(node, "num_heads", 0), int_attr(node, "kv_num_heads", 0)
     in_a_row = heads if input_of(node, 1) is not None else heads + 2 * key_heads
     query = input_of(node, 0)
-    for index in GROUP_QUERY_PASTS:
+    for index in PASTS:
         past = input_of(node, index)
         if query is not None and past is not None and info.dtype(past) == info.dtype(query):
             yield from _head(_shape(node, index, info), key_heads, _shape(node, 0, info), in_a_row)
 
 
-def _plain(node: ir.Node, pasts: tuple[int, int], info: ShapeInfo) -> Iterator[Pair]:
+def _plain(node: ir.Node, past_key: int, info: ShapeInfo) -> Iterator[Pair]:
     heads = int_attr(node, "kv_num_heads" if node.domain == "" else "num_heads", 0)
-    for new, past in zip((1, 2), pasts, strict=True):
+    for new, past in ((1, past_key), (2, past_key + 1)):
         shape = _shape(node, new, info)
         if len(shape) == 4:
             yield from zip(_shape(node, past, info)[1::2], shape[1::2], strict=False)

@@ -79,8 +79,8 @@ def random_inputs(
     """Random inputs for a model.
 
     Each symbolic dimension has one size in all inputs, which is the size that the model's nodes demand, if they demand
-    one (demanded_sizes.py). Indices are valid for the indexed table, masks hold ones and
-    some zeros, positions count up, and the lengths of caches are consistent (cache_lengths.py).
+    one (demanded_sizes.py). Indices are valid for the indexed table, masks hold ones and some zeros, positions count
+    up, and the lengths of caches are consistent (cache_lengths.py).
 
     Args:
         model: the model.

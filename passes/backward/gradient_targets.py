@@ -17,7 +17,7 @@ import onnx_ir as ir
 from fa_compiler.passes.backward.tracing import Tracer, left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axis
 from fa_compiler.passes.layout.plan import COPY_COST
-from fa_compiler.passes.nodes import is_op, only_reader, reduced_axes
+from fa_compiler.passes.nodes import axes_of, is_op, only_reader
 
 MAX_TAIL = 32
 """More operators than this are not looked at for a better target."""
@@ -67,7 +67,7 @@ def _moved(
 
 def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:
     """What a sum over such axes leaves."""
-    axes = reduced_axes(node)
+    axes = axes_of(node)
     if not axes:
         return None
     space = tracer.viewer.space

@@ -50,7 +50,7 @@ from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.matching.guards import bare
-from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import axes_of, int_attr, is_op
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 
 Part = Tensor[Polynomial]
@@ -149,7 +149,7 @@ class IndexRegion:
 
     def _mean_of_heads(self, node: ir.Node) -> Part | None:
         """Case 1: the sum or mean over everything that attention's probabilities have besides batch, rows and keys."""
-        source, axes, space = node.inputs[0], reduced_axes(node), self.viewer.space
+        source, axes, space = node.inputs[0], axes_of(node), self.viewer.space
         tensor = None if source is None else self.region.reader.tensors.get(source)
         factor = None if tensor is None else tensor.quantity.probabilities(self.region.dropout)
         if tensor is None or factor is None or axes is None or len(axes) != 1 or len(tensor.dims) != 4:
@@ -166,7 +166,7 @@ class IndexRegion:
 
     def summed_dims(self, node: ir.Node, dims: Arrangement) -> tuple[Axes, Arrangement] | None:
         """The axes that a reduction of a tensor of this arrangement runs over, in order, and what it leaves."""
-        axes = reduced_axes(node)
+        axes = axes_of(node)
         if axes is None or not axes:
             # No axes are all axes, where the attribute does not say that they are none.
             known = len(node.inputs) < 2 or node.inputs[1] is None or axes == []

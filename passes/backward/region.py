@@ -45,7 +45,7 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.patterns import Bind, OneOf, Op, match
 from fa_compiler.passes.score_ops import Select
 
@@ -203,7 +203,7 @@ class Region:
 
     def _summed(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Cases 5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
-        tensor, axes = self.reader.tensor(node.inputs[0]), reduced_axes(node)
+        tensor, axes = self.reader.tensor(node.inputs[0]), axes_of(node)
         if tensor is None or axes is None or len(axes) != 1:
             return None
         axis = axes[0] % len(tensor.dims)
@@ -215,7 +215,7 @@ class Region:
 
     def _output_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 6: the sum over the keys, computed from the output."""
-        product, axes = producer(node.inputs[0]), reduced_axes(node)
+        product, axes = producer(node.inputs[0]), axes_of(node)
         if self.dy is None or product is None or not is_op(product, "Mul") or axes is None or len(axes) != 1:
             return None
         space = self.viewer.space

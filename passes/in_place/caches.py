@@ -111,9 +111,9 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by a Concat."""
     main = past.graph
     assert isinstance(main, ir.Graph)
-    if past.is_initializer() or any(value.is_graph_output() for value in aliases_of(past, info)):
-        raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
-    readers = [node for value in aliases_of(past, info) for node in value.consumers()]
+    aliases = aliases_of(past, info)
+    _check_given(past, aliases)
+    readers = [node for value in aliases for node in value.consumers()]
     inner = next((node for node in readers if node.graph is not main), None)
     if inner is None:
         return _grown(past, main, info)
@@ -142,8 +142,7 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
     readers = [node for value in past_aliases for node in value.consumers()]
     if (inner := next((node for node in readers if node.graph is not graph), None)) is not None:
         raise Decline(Code.SCOPE, "it is read within a subgraph", inner)
-    if any(value.is_graph_output() for value in past_aliases):
-        raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
+    _check_given(past, past_aliases)
     concats = [node for node in readers if is_op(node, "Concat") and len(_parts(node, info)) > 1]
     if len(concats) != 1:
         reason = "several Concats take it" if concats else "nothing is appended to it"
@@ -166,6 +165,12 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
         reason = "what it grows to is several outputs" if presents else "what it grows to is no output of the model"
         raise Decline(Code.SHAPE, reason, concat)
     return GrowingCache(past, presents[0], concat, others[0], axis, sizes, past_aliases, present_aliases)
+
+
+def _check_given(past: ir.Value, aliases: Sequence[ir.Value]) -> None:
+    """Decline a past that is a constant by default, or that leaves the graph unchanged."""
+    if past.is_initializer() or any(value.is_graph_output() for value in aliases):
+        raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
 
 
 def _if_of(node: ir.Node, main: ir.Graph) -> tuple[ir.Node, ir.Graph, ir.Graph] | None:

@@ -38,7 +38,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, is_op
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.cases import as_integer
@@ -143,7 +143,7 @@ class ContiguousLabels:
             along = constant(input_of(node, 1), limit=1)
             same = along is not None and along.size == 1 and int(along.reshape(-1)[0]) % len(shape) == axis
             return same and (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
-        axes = reduced_axes(node)
+        axes = axes_of(node)
         if not axes:
             return False
         summed = {each % len(shape) for each in axes}

@@ -9,7 +9,7 @@ A match goes through these stages; each is a record of its own, and what a later
     1. AttentionPaths   attention_paths.py   the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py             which operand is the key
     3. Probabilities    probabilities.py     what the nodes after the softmax do
-    4. FoundSink   sinks.py             the sink, wherever it is written
+    4. FoundSink        sinks.py             the sink, wherever it is written
     5. Masking          masking.py           what terms and guards come to
     6. Roles            roles.py             batch, heads, q_seq and kv_seq
     7. AttentionMatch   match.py             the record; the `_check_*` functions here stand between the stages

@@ -12,11 +12,12 @@ batch entry, or one in all.
 
 Both products are linear, and t is the same for all terms of their sums: (t q) k = t (q k), (t p) v = t (p v). Only
 rounding changes, as long as no product overflows or vanishes that did not before. In cases 1 and 3 the size of t shows
-that. In case 2 the query is multiplied by t / 2^60, which overflows for no finite t and no query of common size, and
-the operator's scale, which the kernels apply to the finished products, by 2^60. So a finite t, 0 and negative ones
-included, changes rounding only. Where t is NaN, all scores of its rows are NaN in both orders. Where t is infinite, or
-a divisor 0, all scores of its rows are infinite or NaN in both orders, but not the same ones of them. Each such row is
-NaN all the same if nothing but -inf can take the place of a score and nothing else has a share in the softmax.
+that. In case 2 the query is multiplied by t / 2^60, which overflows for no finite t and no query of common size. The
+operator's scale is multiplied by 2^60; the kernels apply it to the finished products. So a finite t, 0 and negative
+ones included, changes rounding only. Where t is NaN, all scores of its rows are NaN in both orders. Where t is
+infinite, or a divisor 0, all scores of its rows are infinite or NaN in both orders, but not the same ones of them. Each
+such row is NaN all the same if nothing but -inf can take the place of a score and nothing else has a share in the
+softmax.
 
 16-bit operands are then computed in float32.
 
@@ -28,7 +29,7 @@ guards that test the scores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -70,7 +71,7 @@ def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
     return (left, False) if left is not None and right is value and node.op_type == "Mul" else None
 
 
-def immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
+def _immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
     """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
     interval = viewer.facts.bounds.of(value) if number is None else (number, number)
@@ -83,19 +84,27 @@ def immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
     return f"the divisor {value.name!r} is not proven to be other than 0" if divides and not apart else None
 
 
-def moderate(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, code: Code) -> Factor:
-    """Cases 1 and 3: the factor `value` on something of the arrangement `dims`; declines with `code` what is not of
-    moderate size."""
-    if (reason := immoderate(value, divides, viewer)) is not None:
-        raise Decline(code, reason, node)
+def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
+    """The factor `value` on scores of the arrangement `dims`. Raises Decline."""
+    reason = _immoderate(value, divides, viewer)
+    if reason is None:  # 1
+        return _factor(node, value, divides, dims, viewer)
+    if viewer.facts.options.target != "ort" or viewer.info.scalar(value) is not None:
+        raise Decline(Code.SCALE, reason, node)
+    return replace(_factor(node, value, divides, dims, viewer), unbounded=True)  # 2
+
+
+def on_probabilities(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
+    """Case 3: the factor `value` on probabilities of the arrangement `dims`. Raises Decline."""
+    if (reason := _immoderate(value, divides, viewer)) is not None:
+        raise Decline(Code.PROBABILITY_TERM, reason, node)
+    return _factor(node, value, divides, dims, viewer)
+
+
+def _factor(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
     if (number := viewer.info.scalar(value)) is not None:
         return Factor(node, None, number, divides)
     return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value)
-
-
-def unbounded(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
-    """Case 2: the factor `value` on scores of the arrangement `dims`."""
-    return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value, unbounded=True)
 
 
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:

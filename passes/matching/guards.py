@@ -49,7 +49,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import kept
 from fa_compiler.passes.matching.factors import Factor
-from fa_compiler.passes.nodes import data_readers, int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import axes_of, data_readers, int_attr, is_op
 from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, MaskTerm, Select, Term
@@ -171,7 +171,7 @@ class BiasGuard(Guard):
             return None
         found = match(BIAS_TEST, chosen[0].outputs[0], asked.viewer.info, {P.name: asked.value})
         reduce = None if found is None else found["maximum"].producer()
-        if found is None or reduce is None or int_attr(reduce, "keepdims", 1) != 1 or reduced_axes(reduce) != [-1]:
+        if found is None or reduce is None or int_attr(reduce, "keepdims", 1) != 1 or axes_of(reduce) != [-1]:
             return None
         return BiasGuard(chosen[0], bias=found["bias"])
 
@@ -244,7 +244,7 @@ def score_tests(condition: ir.Value | None, keep: bool, softmax: ir.Value, info:
             wanted = not wanted
         elif is_op(node, "ReduceMax", "ReduceMin"):  # 5 and 8
             shape = info.shape(node.inputs[0]) if node.inputs[0] is not None else None
-            last = shape is not None and reduced_axes(node) in ([-1], [len(shape) - 1])
+            last = shape is not None and axes_of(node) in ([-1], [len(shape) - 1])
             # A maximum asks for any score that is kept, a minimum whether all are dropped.
             fits = wanted == (node.op_type == "ReduceMax")
             if reduced or not fits or not last or int_attr(node, "keepdims", 1) != 1:

@@ -18,7 +18,7 @@ from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.dropout import Dropout, drop_mask, dropped, kept_by
-from fa_compiler.passes.matching.factors import Factor, moderate, operand
+from fa_compiler.passes.matching.factors import Factor, on_probabilities, operand
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.probability_path import ProbabilityPath, carried_output
 from fa_compiler.passes.matching.sinks import without_sink
@@ -79,7 +79,7 @@ def _walked(
         if is_op(node, "Slice", "Split") and not keeps_everything(node, viewer.info):
             dims = without_sink(node, dims, found_sink, viewer)
         elif (other := operand(node, value)) is not None:
-            factors.append(moderate(node, *other, dims, viewer, Code.PROBABILITY_TERM))
+            factors.append(on_probabilities(node, *other, dims, viewer))
         elif node.op_type not in ("IsNaN", "Where", "Add"):
             moved = viewer.rearranged(node, dims)
             if moved is None:

@@ -39,7 +39,7 @@ from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
 from fa_compiler.passes.matching.scores import QUANTISED_ADVICE, QUANTISING
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import data_readers, distinct_consumers, int_attr, is_op, only_reader, reduced_axes
+from fa_compiler.passes.nodes import axes_of, data_readers, distinct_consumers, int_attr, is_op, only_reader
 from fa_compiler.passes.report import Code
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
@@ -242,7 +242,7 @@ def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
         return False
     if is_op(node, "Gather"):
         return int_attr(node, "axis", 0) > 0
-    axes = reduced_axes(node) if is_op(node, "ReduceMean", "ReduceSum") else None
+    axes = axes_of(node) if is_op(node, "ReduceMean", "ReduceSum") else None
     return axes == [1]
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import axes_of, distinct_consumers, int_attr, is_op
 from fa_compiler.passes.patterns import Bind, Number, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -63,7 +63,7 @@ def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalise
         if found is None or not is_closed(nodes := (node, *found.nodes)):
             continue
         total, shape = found["sum"].producer(), info.shape(x)
-        axes = None if total is None else reduced_axes(total)
+        axes = None if total is None else axes_of(total)
         if total is None or shape is None or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
             return None
         return Renormalised(*masked, axes[0] % len(shape), zeros, nodes)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.factors import Factor, immoderate, moderate, unbounded
+from fa_compiler.passes.matching.factors import Factor, on_scores
 from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, Scale, ScoreOp, Select, Term
@@ -118,11 +118,7 @@ class ScoreWalk:
         known = self.viewer.facts.bounds.of(value) if self.shifted else (0.0, 0.0)
         self._check_sign(node, -1.0 if known is None else known[0])
         self._check_overflow(node)
-        any_size = self.viewer.facts.options.target == "ort" and self.viewer.info.scalar(value) is None
-        if any_size and immoderate(value, divides, self.viewer) is not None:
-            self.factors.append(unbounded(node, value, divides, self.dims, self.viewer))
-        else:
-            self.factors.append(moderate(node, value, divides, self.dims, self.viewer, Code.SCALE))
+        self.factors.append(on_scores(node, value, divides, self.dims, self.viewer))
 
     def add(self, step: Add[ir.Value]) -> None:
         """Add a tensor. Raises Decline."""

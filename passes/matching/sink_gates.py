@@ -29,7 +29,7 @@ from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.sinks import AddSink, FoundSink, apart, sink_of
 from fa_compiler.passes.movers import RESHAPES
-from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import axes_of, distinct_consumers, int_attr, is_op
 from fa_compiler.passes.patterns import Bind, Op, Through, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -76,7 +76,7 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
         return None
     reduction, sub = found["total"].producer(), found["difference"].producer()
     assert reduction is not None and sub is not None
-    axes, shape = reduced_axes(reduction), info.shape(scores)
+    axes, shape = axes_of(reduction), info.shape(scores)
     rank = len(shape or ())
     if axes is None or not rank or [axis % rank for axis in axes] != [rank - 1]:
         return None

@@ -3,7 +3,7 @@
 Grammar, directly after the last term of the scores, and again after the softmax; the code cites the numbers of the
 cases:
 
-    found_sink :=
+    scores_with_sink :=
       1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
                                                         or for all of them
       2   | Pad(scores, 1 in front or after, c)         along the keys; the number c

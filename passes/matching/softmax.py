@@ -50,7 +50,7 @@ from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
 from fa_compiler.passes.movers import LAYOUT_OPS, RESHAPES
-from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, reduced_axes, source_through
+from fa_compiler.passes.nodes import axes_of, int_attr, is_dead, is_op, opset, source_through
 from fa_compiler.passes.patterns import Bind, Match, Number, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
@@ -314,7 +314,7 @@ def _reduced(
         current = inner
     if node is None or not is_op(node, *reductions) or node.inputs[0] is not source or shape is None or own is None:
         return None
-    listed = reduced_axes(node)
+    listed = axes_of(node)
     axes = tuple(sorted({axis % len(shape) for axis in listed or ()}))
     if not axes:
         return None

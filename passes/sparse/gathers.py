@@ -29,6 +29,7 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
+from fa_compiler.passes.values.shape_rules.context import axis_in
 from fa_compiler.passes.values.slices import cut_from
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -209,8 +210,8 @@ class _GatherReader:
         shape = None if ranked is None else self._shape(ranked)
         if node is None or shape is None or view.base is not node.outputs[1]:
             return None
-        axis = int_attr(node, "axis", -1)
-        return (view, node) if -len(shape) <= axis < len(shape) and shape[axis] == keys else None
+        axis = axis_in(int_attr(node, "axis", -1), len(shape))
+        return (view, node) if axis is not None and shape[axis] == keys else None
 
     def _unchanged(self, node: ir.Node, keys: Dim) -> ir.Value | None:
         """The operand that a node does not change if it is at least 0 and less than `keys`; None for other nodes."""

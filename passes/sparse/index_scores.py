@@ -29,7 +29,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
-from fa_compiler.passes.nodes import int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.nodes import axes_of, int_attr, is_op, producer
 from fa_compiler.passes.values.shape_rules.context import Shape
 
 
@@ -159,7 +159,7 @@ class _ScoreReader:
         multiply = producer(node.inputs[0]) if is_op(node, "ReduceSum") else None
         if not is_op(multiply, "Mul") or multiply is None:
             return
-        shape, axes = self.viewer.info.shape(multiply.outputs[0]), reduced_axes(node)
+        shape, axes = self.viewer.info.shape(multiply.outputs[0]), axes_of(node)
         if shape is None or axes is None or len(axes) != 1:
             return
         axis = axes[0] % len(shape)

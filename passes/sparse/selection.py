@@ -28,7 +28,7 @@ import onnx_ir as ir
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes, text_attr
+from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, is_op, producer, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
@@ -140,7 +140,7 @@ class _SelectionReader:
             return None
         assert node is not None
         shape = None if node.inputs[0] is None else self.info.shape(node.inputs[0])
-        if shape is None or len(shape) != 3 or reduced_axes(node) not in ([1], [-3]):
+        if shape is None or len(shape) != 3 or axes_of(node) not in ([1], [-3]):
             return None
         return node.inputs[0]
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from fa_compiler.passes.nodes import reduced_axes
+from fa_compiler.passes.nodes import axes_of
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from fa_compiler.passes.nodes import reduced_axes
 def test_axes_of_a_reduction_are_integers(axes: np.ndarray, read: list[int] | None) -> None:
     """A damaged model may hold any type; ONNX Runtime loads no other than int64."""
     given = ir.Value(name="axes", const_value=ir.tensor(axes))
-    assert reduced_axes(ir.node("ReduceMax", [ir.Value(name="x"), given])) == read
+    assert axes_of(ir.node("ReduceMax", [ir.Value(name="x"), given])) == read

@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
-from fa_compiler.passes.nodes import constant, int_attr, reduced_axes
+from fa_compiler.passes.nodes import axes_of, constant, int_attr
 
 NEWEST_SOURCE = 26
 """The newest opset whose operators are in this table."""
@@ -61,7 +61,7 @@ def axes_as_attribute(rewrite: Rewrite) -> None:
     node = rewrite.node
     noop = int_attr(node, "noop_with_empty_axes", 0)
     node.attributes.pop("noop_with_empty_axes", None)
-    axes = reduced_axes(node) if rewrite.given(1) is not None else []
+    axes = axes_of(node) if rewrite.given(1) is not None else []
     if axes is None:
         rewrite.fail("its axes are not constant")
     if axes:

@@ -103,8 +103,8 @@ static void clear_uninitialised(const QueryTile& tile) {
   }
 }
 
-// Fills views and windows for keys [first, first + keys). Returns whether some row sees one of them. `restricted` is false if
-// neither the mask nor the band counts.
+// Fills views and windows for keys [first, first + keys). Returns whether some row sees one of them. `restricted` is
+// false if neither the mask nor the band counts.
 static bool find_views(const QueryTile& tile, int64_t first, int64_t keys, bool restricted) {
   const Scratch& s = tile.s;
   const Problem& problem = tile.problem;
