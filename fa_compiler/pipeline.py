@@ -26,7 +26,7 @@ from fa_compiler.checks.operators import registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import remarks
 from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.lowering.onnx_file import finish, mark
-from fa_compiler.model_files.flex_attention import expand_flex, may_hold_flex
+from fa_compiler.model_files.flex_attention import expand_flex, may_hold_flex, with_definitions
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
@@ -300,12 +300,21 @@ def _checked(loaded: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
     problem = checker.fault(proto, full=True)
     if problem is not None and checker.fault(loaded.proto, full=True) is not None:
         problem = checker.fault(proto, full=False)
-    elif problem is not None and checker.fault(proto, full=True, declared=False) is None:
-        # The checker knows the sizes of an output in the result. In the original it could not infer them.
-        raise InputError(f"{loaded.name} declares other sizes than its nodes compute: {problem}")
-    if problem is not None and (cause := checker.contradiction(loaded.proto)) is not None:
-        # Beside an unknown operator, which the result need not hold any more, the checker accepts such a node.
-        raise InputError(f"{loaded.name}: {cause}")
     if problem is not None:
-        raise InternalError(f"{loaded.name}: the optimised model is not valid: {problem}")
+        raise invalid_result(loaded, proto, f"the optimised model is not valid: {problem}")
     return proto
+
+
+def invalid_result(loaded: LoadedModel, result: onnx.ModelProto, problem: str) -> InputError | InternalError:
+    """The error for an invalid result: of the model, if it is at fault itself, otherwise of the compiler."""
+    if checker.fault(result, full=True, declared=False) is None:
+        # The checker knows the type and sizes of an output in the result. In the original it could not infer them.
+        return InputError(f"{loaded.name} declares other types or sizes than its nodes compute: {problem}")
+    # Beside an unknown operator, which the result need not hold any more, the checker accepts such a node.
+    if (cause := checker.contradiction(loaded.proto)) is not None:
+        return InputError(f"{loaded.name}: {cause}")
+    # The checker does not look into the definition of an operator.
+    written_out = with_definitions(loaded.proto)
+    if written_out is not None and (cause := checker.fault(written_out, full=True)) is not None:
+        return InputError(f"{loaded.name}: a FlexAttention of it is not valid: {cause}")
+    return InternalError(f"{loaded.name}: {problem}")

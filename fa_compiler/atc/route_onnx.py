@@ -30,7 +30,7 @@ from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.nodes import all_nodes, remember_versions
 from fa_compiler.passes.options import EMPTY_BIAS
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.pipeline import make_options
+from fa_compiler.pipeline import invalid_result, make_options
 
 FILE, PLUGIN = "model.onnx", "plugin"
 
@@ -124,7 +124,7 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Ro
     only_known_entries(proto)
     problem = checker.fault(proto, full=True)
     if problem is not None:
-        raise InternalError(f"{job.loaded.name}: the model for ATC is not valid: {problem}")
+        raise invalid_result(job.loaded, proto, f"the model for ATC is not valid: {problem}")
     with staging() as stage:
         write_model(proto, job.loaded, job.folder / FILE, stage, job.report)
         stage.commit()

@@ -1,6 +1,6 @@
 """Faults of a model that the ONNX checker accepts and the passes cannot handle.
 
-    an output without a name
+    an output without a name, or one that nothing in the graph makes
     an opset version or a type number that does not exist
     a name whose bytes are not UTF-8
     a tensor whose data do not fit its shape
@@ -38,12 +38,26 @@ def unchecked_fault(model: onnx.ModelProto) -> str | None:
         for opset in owner.opset_import:
             if opset.domain in STANDARD and not 0 < opset.version < 1 << 31:
                 return f"there is no opset {opset.version} of domain '{opset.domain}'"
-    if any(not info.name for info in model.graph.output):
-        return "an output of its graph has no name"
+    if (found := _output_fault(model.graph)) is not None:
+        return found
     owners = (model, model.graph, *model.functions)
     if (found := next(filter(None, map(_metadata_fault, owners)), None)) is not None:
         return found
     return _node_fault(model) or _reference_fault(model) or _tensor_fault(model)
+
+
+def _output_fault(graph: onnx.GraphProto) -> str | None:
+    """The light copy of `checker` lacks the outputs without a type or rank, so that the checker does not see these."""
+    made = {info.name for info in graph.input}
+    made.update(tensor.name for tensor in graph.initializer)
+    made.update(tensor.values.name for tensor in graph.sparse_initializer)
+    made.update(name for node in graph.node for name in node.output)
+    for info in graph.output:
+        if not info.name:
+            return "an output of its graph has no name"
+        if info.name not in made:
+            return f"no node makes the output {_shown(info.name)} of its graph"
+    return None
 
 
 def _tensor_fault(model: onnx.ModelProto) -> str | None:

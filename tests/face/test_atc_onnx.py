@@ -217,3 +217,13 @@ def test_an_input_whose_name_atc_cannot_read(tmp_path: Path, capsys: pytest.Capt
     assert "the input 'in;put' holds ';'" in capsys.readouterr().err
     assert main([*words, "--route", "air"]) == 0
     assert "--input_shape=in_put:2,3" in (tmp_path / "out" / "atc.sh").read_text()
+
+
+def test_a_declared_type_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime does not load such a model either: a declared shape can be wrong, a declared type cannot."""
+    model = attention(batch=2, length=8)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    words = ["atc", str(saved(model, tmp_path / "model.onnx")), "-o", str(tmp_path / "out"), "--quiet"]
+    assert main([*words, "--soc-version", "Ascend910B2", "--route", "onnx"]) == 2
+    assert "model.onnx declares other types or sizes than its nodes compute" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -141,6 +141,12 @@ def _call(model: onnx.ModelProto, along: float, default: bytes | None = None) ->
     model.graph.node[3].CopyFrom(call)
 
 
+def _unmade(model: onnx.ModelProto) -> None:
+    """An output without a type: the ONNX checker does not get to see it."""
+    model.graph.output[0].name = "nowhere"
+    model.graph.output[0].ClearField("type")
+
+
 def _holding(dims: list[int], **fields: object) -> Make:
     """A constant whose data its type and shape do not go with."""
     tensor = TensorProto(name="odd", dims=dims, **{"data_type": TensorProto.FLOAT, **fields})  # type: ignore[arg-type]
@@ -224,6 +230,7 @@ CASES: dict[str, tuple[Make, str]] = {
         "node 'product' (MatMul) cannot take its inputs: [ShapeInferenceError] Incompatible dimensions",
     ),
     "output without a name": (_edited(lambda m: setattr(m.graph.output[0], "name", "")), "has no name"),
+    "output that nothing makes": (_edited(_unmade), "no node makes the output 'nowhere' of its graph"),
     "damaged producer": (_file(attention().SerializeToString() + b"\x12\x02\xff\xfe"), "which is not UTF-8"),
     "damaged metadata": (_file(attention().SerializeToString() + b"\x72\x04\x0a\x02\xff\xfe"), "metadata is not UTF-8"),
     "weights of no size": (_unsized_weights, "'w' is of type 0, which ONNX does not have"),

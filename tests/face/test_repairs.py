@@ -18,6 +18,7 @@ from onnx.backend.test.case.test_case import TestCase
 
 import fa_compiler
 from fa_compiler.command_line.main import main
+from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.model_files.repairs import NEWEST, repaired
 
@@ -347,3 +348,14 @@ def test_flex_attention_whose_definition_does_not_fit_its_inputs() -> None:
     result = fa_compiler.optimize(model)
     assert [block.status for block in result.report.blocks] == ["declined"]
     assert [node.op_type for node in result.model.graph.node] == ["FlexAttention"]
+
+
+def test_flex_attention_with_a_size_below_0_in_its_definition() -> None:
+    """The ONNX checker does not look into the graph that changes the scores; the node that is wrong stands there."""
+    model = onnx.ModelProto()
+    model.CopyFrom(next(case.model for case in FLEX if case.name.endswith("causal_mask")))
+    body = next(attr.g for attr in model.graph.node[0].attribute if attr.name == "score_mod")
+    shape = next(tensor for tensor in body.initializer if tensor.name == "k_shape")
+    shape.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 1, 1, -108]), shape.name))
+    with pytest.raises(InputError, match="model: a FlexAttention of it is not valid: .*Invalid dimension value: -108"):
+        fa_compiler.optimize(model)

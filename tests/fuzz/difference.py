@@ -16,9 +16,9 @@ What excuses a difference, 2, 6 and 7 everywhere and the others where inputs or 
    where 1 puts other numbers at masked keys.
 3. An infinity in place of NaN, and the reverse: infinity times 0, or times next to nothing; 0 in place of either,
    where the result is next to nothing with any number in place of the infinity.
-4. Scores of attended keys are taken to be finite (recognised.md): infinite keys are looked at in rows where NaN in
-   their place has no effect. A key that a bias lowers is attended, so NaN or an infinity there may be seen. A bias of
-   +inf may give what NaN in its place gives.
+4. Scores of attended keys are taken to be finite (recognised.md): infinite keys, and factors that make scores infinite,
+   are looked at in rows where NaN in their place has no effect. A key that a bias lowers is attended, so NaN or an
+   infinity there may be seen. A bias of +inf may give what NaN in its place gives.
 5. ONNX Runtime's own attention kernels hide NaN: with `hides_nan` it counts only where a masked key has it.
 6. An attention over no keys is 0, also where the original divides 0 by 0 (recognised.md).
 7. In 16 bits ONNX Runtime rounds between two nodes or not, as its optimisations leave the graph: what it gives with the
@@ -54,6 +54,8 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 SHAKES = (3, 24)
 """How often the inputs are moved; more often before a difference is called one: few moves round to another multiple."""
 VALUES = ("q", "k", "v")
+FACTOR_ROLE = "factor"
+"""How the names of inputs begin that scores are multiplied with, or divided by."""
 LATER_DEQUANTIZE = 19
 """From this opset on onnx's reference evaluation knows DequantizeLinear."""
 LAST_BIT = {"float32": 2.0**-24, "float64": 2.0**-24, "float16": 2.0**-11}
@@ -154,13 +156,13 @@ class Comparison:
                 near = [np.abs(each - right) <= base * _size(each) * 10 for each in clean]
                 excused |= np.logical_and.reduce(near)  # 1
                 excused |= (np.abs([*clean, right]) <= TINY).all(axis=0)  # 3
-                if any(np.isinf(self.feed.arrays[name]).any() for name in self.feed.spoiled if name == "k"):  # 4
+                if any(self._is_endless(name) for name in self.feed.spoiled):  # 4
                     undefined = self._without(lambda shape: np.full(shape, np.nan))[index].astype(np.float64)
                     moved = ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
                     excused |= self.biased | (moved.any(axis=-1, keepdims=True) if moved.ndim else moved)
                 if self.biased and any(name not in VALUES for name in self.feed.spoiled):  # 4
                     excused |= np.isnan(right) & np.isnan(self._without(lambda shape: np.full(shape, np.nan))[index])
-                if self.biased and ("k" in self.feed.spoiled or self.hides_nan):  # 4
+                if self.biased and (any(map(_on_scores, self.feed.spoiled)) or self.hides_nan):  # 4
                     excused |= np.isnan(right) | (right == 0.0)  # a guard's 0
                 if self.hides_nan:  # 5
                     excused |= np.isinf(self.feed.arrays.get("k", np.zeros(1))).any()
@@ -180,6 +182,11 @@ class Comparison:
                     near = [np.abs(each - right) <= base * _size(each) * 10 for each in clean]
                     excused |= np.logical_and.reduce(near)
         return excused
+
+    def _is_endless(self, name: str) -> bool:
+        """Can an input make scores infinite?"""
+        array = self.feed.arrays[name]
+        return name.startswith(FACTOR_ROLE) or (name == "k" and bool(np.isinf(array).any()))
 
     @property
     def is_short(self) -> bool:
@@ -206,6 +213,8 @@ class Comparison:
             array = arrays[name]
             # -inf in a mask is a number of masks.
             wrong = ~np.isfinite(array) if name in VALUES else np.isnan(array) | np.isposinf(array)
+            if name.startswith(FACTOR_ROLE):
+                wrong = ~np.isfinite(array) | (array == 0.0) | (np.abs(array) > 1e30)  # it may be a divisor
             arrays[name] = np.where(wrong, numbers(array.shape).astype(array.dtype), array)
         return arrays
 
@@ -285,6 +294,11 @@ def _title(left: float, right: float, finite: bool) -> str:
     if np.isinf(left) != np.isinf(right):
         return ("infinity is lost" if np.isinf(left) else "infinity is gained") + inputs
     return f"other numbers{inputs}"
+
+
+def _on_scores(name: str) -> bool:
+    """Does an input multiply scores?"""
+    return name == "k" or name.startswith(FACTOR_ROLE)
 
 
 def _size(array: Array) -> float:

@@ -9,6 +9,7 @@ An input's role says what its numbers mean:
     sink     one more score of a row                            window   a small whole number
     lengths  how many keys count, of each batch entry           int8     any int8: caches
     table    numbers of blocks, negative ones counted from the end
+    factor   a number that scores are multiplied with, or divided by
 
 A style changes what a run is fed. A user's word (--assume) leaves out what breaks it.
 """
@@ -31,6 +32,8 @@ STYLES = (
     "nan values", "infinite keys", "infinite values", "nan bias", "infinite bias", "sizes", "empty", "one batch",
     "overflow", "low bias", "one size",
 )  # fmt: skip
+FACTORS = (0.0, 0.0, -1.0, 1e-30, 1e37, np.inf, np.nan)
+"""Of a factor in the style "many": as a divisor, 0 makes infinite scores. In float16, 1e37 is infinite."""
 NUMBERS = (0.0, -1e4, -1e9, -LARGEST, -LARGEST / 2, -np.inf, -65504.0, 1e4, 1.0, -30.0, -1e30)
 TAME = ("plain", "ones", "sizes", "one batch", "one size")
 """Styles that break nobody's word: scores stay small, masks hold what they are for."""
@@ -49,7 +52,7 @@ def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
         styles = [style for style in styles if style != "overflow"]
     named = ["plain", *rng.choice(styles, count - 1, replace=False)] if count > 1 else ["plain"]
     roles = {each.role for each in case.inputs}
-    wanted = {"zeros": roles.intersection(MASKS), "many": "sink" in roles}
+    wanted = {"zeros": roles.intersection(MASKS), "many": bool(roles.intersection(("sink", "factor")))}
     named += [style for style, holds in wanted.items() if holds and style not in named and not case.assume]
     if case.open & OWN_HEADS and "one size" not in named:
         named.append("one size")
@@ -124,6 +127,10 @@ def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rn
                 made = rng.standard_normal(shape) * (50.0 if style in ("large", "huge") else 1.0)
                 if style == "many":
                     made = np.where(rng.random(shape) < 0.3, np.inf * rng.choice([1, -1], shape), made)
+            case "factor":
+                made = given.number * rng.uniform(0.5, 1.5, shape)
+                if style == "many":
+                    made = np.where(rng.random(shape) < 0.5, rng.choice(FACTORS, shape), made)
             case "labels":
                 made = _labels(case, shape, style, rng)
             case "window":
@@ -209,6 +216,8 @@ def _mask(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rng
 
 def _spoil(case: Case, arrays: dict[str, Array], style: str, rng: Rng) -> tuple[str, ...]:
     """Put NaN or an infinity into one key or value, or into float masks; returns the names of the inputs."""
+    if style == "many":
+        return tuple(each.name for each in case.inputs if each.role == "factor")
     kind, _, where = style.partition(" ")
     if kind not in ("nan", "infinite") or where not in ("keys", "values", "bias"):
         return ()

@@ -201,6 +201,11 @@ class _Composer(Rare):
 
     def _scaled(self, value: str, factor: float) -> str:
         rng, g, dtype = self.rng, self.g, self.dtype
+        if rng.random() < 0.05 and not self.assume:
+            g.words.append("scale of the run")
+            dims: Sequence[Size] = rng.choice([(), (1,), ("N", 1, 1), ("B", 1, 1, 1), ("S", 1)])
+            given = g.input("factor", dtype, dims, factor)
+            return g.op("Mul", value, given) if rng.random() < 0.6 else g.op("Div", value, given)
         match rng.choice(["mul", "mul", "div", "computed", "power", "odd"] if rng.random() < 0.6 else ["mul"]):
             case "mul":
                 number = g.number(factor, dtype)
@@ -324,7 +329,7 @@ class _Composer(Rare):
     # -- terms --------------------------------------------------------------------------------------
 
     def _fill(self) -> float:
-        odd = self.rng.random() < 0.08 and not self.assume
+        odd = self.rng.random() < 0.05 and not self.assume
         number = self.rng.choice(ODD) if odd else self.rng.choice(FILLS)
         if self.rng.random() < 0.5:  # one number for all masks of a model is the rule
             number = self.common
@@ -368,7 +373,7 @@ class _Composer(Rare):
                         drop = g.op("Not", condition)
                         scores = g.op("Where", drop, fill, scores)
                     else:
-                        swapped = rng.random() < 0.08 and not self.assume
+                        swapped = rng.random() < 0.05 and not self.assume
                         scores = g.op("Where", condition, *((fill, scores) if swapped else (scores, fill)))
                 case "blend":
                     scores = self._blend(scores)

@@ -17,6 +17,7 @@ from fa_compiler.op_registry import verify
 from fa_compiler.passes import Options, analyse, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.rewrite.node_view import node_view
+from fa_compiler.passes.rewrite.quantization import match_dequantize
 
 from . import running
 from .operators import Operator
@@ -138,6 +139,18 @@ def test_caches_widened_and_multiplied(form: str) -> None:
     after = fused(model, "ort", VOUCHED)
     assert operators(after) == ["Not", "IncreFlashAttention"]
     agree(model, after, feeds(), 4e-6)
+
+
+def test_a_cache_of_too_many_dimensions() -> None:
+    """NumPy has no array of 65 dimensions: the numbers of a damaged model's Mul do not broadcast to them."""
+    wide = ir.Value(name="k8", shape=ir.Shape([1] * 65), type=ir.TensorType(ir.DataType.INT8))
+    cast = ir.node("Cast", [wide], {"to": 1})
+    scale = ir.Value(name="ks", const_value=ir.tensor(np.float32([0.5])))
+    key = ir.node("Mul", [cast.outputs[0], scale]).outputs[0]
+    graph = ir.Graph([wide], [key], nodes=[cast, key.producer()], initializers=[scale], opset_imports={"": 17})
+    dims = ((),) * 65
+    found = match_dequantize(key, dims, ir.DataType.FLOAT, analyse(ir.Model(graph, ir_version=9)))
+    assert found is not None and found.channels is None
 
 
 NEAR_MISSES = {

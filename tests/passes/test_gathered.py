@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
+from fa_compiler.passes import Options, fuse
 from tests.pairs import pairwise
 from tests.passes.running import assert_same, fused, parse, run
 
@@ -231,6 +233,14 @@ LEFT = {
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_no_list_is_gathered(name: str) -> None:
     assert check(LEFT[name], seed=2) == "FlashAttentionScore"
+
+
+def test_a_list_along_an_axis_that_the_ranks_lack() -> None:
+    """No run of the model ends. The ONNX checker accepts it beside an operator that it does not know."""
+    damaged = model(Spelling().body)
+    next(node for node in damaged.graph.node if node.op_type == "TopK").attribute[0].i = 3
+    report = fuse(ir.from_proto(damaged), Options("ort"))
+    assert [block.op for block in report.blocks] == ["FlashAttentionScore"]
 
 
 def test_a_mean_of_slots_may_be_assumed_away() -> None:
