@@ -3,7 +3,9 @@
 Grammar of a guarded value, p the probabilities, read by nothing else; the code cites the numbers of the cases:
 
     guarded :=
-      1     Where(IsNaN(p), 0, p)                          the NaN guard
+      1     Where(IsNaN(p), 0, p)                          the NaN guard; either p may be Cast(p), to any float type,
+                                                           which ONNX Runtime writes into float16 models: a cast
+                                                           keeps NaN and makes none
       2   | Where(keep, p, 0) | Where(drop, 0, p)          the score guard: tests whether a row has a score
                                                            other than -inf; torch's decomposition of a safe
                                                            softmax writes it
@@ -57,9 +59,12 @@ from fa_compiler.passes.values.formula import negation
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MAX_STEPS = 12
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 P, OTHER, SCORES = Bind("probabilities"), Bind("other"), Bind("scores")
-NAN_TEST = Op("Where", Op("IsNaN", P, name="flag"), OTHER, P)  # 1
+TESTED = OneOf((P, Op("Cast", P, name="tested")))
+KEPT = OneOf((P, Op("Cast", P, name="kept")))
+NAN_TEST = Op("Where", Op("IsNaN", TESTED, name="flag"), OTHER, KEPT)  # 1
 BIAS_MAXIMUM = Op("ReduceMax", Bind("bias"), open_end=True, name="maximum")
 BIAS_TEST = Op("Where", Op("Equal", BIAS_MAXIMUM, Number(-math.inf)), OTHER, P)  # 3
 CHOICE = OneOf(tuple(Op("Where", Bind("condition"), *branches) for branches in ((P, OTHER), (OTHER, P))))  # 2 and 4
@@ -111,6 +116,11 @@ class Guard:
     where: ir.Node
     tests: tuple[ir.Node, ...] = ()
 
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes that the probabilities go through, the last of them the one that applies the guard."""
+        return (self.where,)
+
     def meaning(self, masked: MaskedScores) -> RowGuard:
         """What the guard means for the mask. Raises Decline."""
         raise NotImplementedError
@@ -120,17 +130,32 @@ class Guard:
 class NanGuard(Guard):
     """Case 1: a guard against NaN."""
 
+    passed: tuple[ir.Node, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        return self.passed
+
     @staticmethod
     def read(asked: GuardQuery) -> Guard | None:
-        """The guard, when exactly an IsNaN and a Where read the probabilities and make it up."""
-        where = next((node for node in asked.readers if is_op(node, "Where")), None)
-        found = None if where is None else match(NAN_TEST, where.outputs[0], asked.viewer.info, {P.name: asked.value})
-        if where is None or found is None or set(asked.readers) != set(found.nodes):
+        """The guard, when exactly its own nodes read the probabilities."""
+        info = asked.viewer.info
+        casts = [node for node in asked.readers if is_op(node, "Cast")]
+        readers = [*asked.readers, *(reader for node in casts for reader in data_readers(node.outputs[0]))]
+        where = next((node for node in readers if is_op(node, "Where")), None)
+        found = None if where is None else match(NAN_TEST, where.outputs[0], info, {P.name: asked.value})
+        if where is None or found is None or not set(asked.readers) <= set(found.nodes):
             return None
-        flag = found["flag"]
-        readers = [node for node in data_readers(flag) if asked.among is None or node in asked.among]
-        private = len(readers) == 1 and not flag.is_graph_output()
-        return NanGuard(where) if private and asked.is_zero(found["other"]) else None
+        if not all(info.dtype(each.outputs[0]) in FLOATS for each in found.nodes if is_op(each, "Cast")):
+            return None
+        inner = [output for node in found.nodes if node is not where for output in node.outputs]
+        reads = [node for value in inner for node in data_readers(value) if asked.among is None or node in asked.among]
+        if not set(reads) <= set(found.nodes) or any(value.is_graph_output() for value in inner):
+            return None
+        tested, kept = (None if found.get(name) is None else found[name].producer() for name in ("tested", "kept"))
+        tests = () if tested is None or tested is kept else (tested,)
+        passed = tuple(node for node in found.nodes if node not in tests)
+        return NanGuard(where, tests, passed) if asked.is_zero(found["other"]) else None
 
     def meaning(self, masked: MaskedScores) -> RowGuard:
         return RowGuard.NAN

@@ -37,7 +37,7 @@ from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.guards import Guard, GuardQuery, guard_after
 from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
-from fa_compiler.passes.matching.scores import QUANTISED_ADVICE, QUANTISING
+from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING, quantised_advice
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import axes_of, data_readers, distinct_consumers, int_attr, is_op, only_reader
 from fa_compiler.passes.report import Code
@@ -47,7 +47,10 @@ RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before
 NAN_GUARD_ADVICE = (
     "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
 )
-PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
+PRODUCTS = (
+    *("MatMul", "Gemm", "FusedMatMul", "Einsum"),
+    *("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul"),
+)
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -158,7 +161,7 @@ class _Walk:
         if self.guard is not None or self.divided is not None:
             raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
         self.guard = found
-        self.nodes.extend(node for node in consumers if node not in self.nodes)
+        self.nodes.extend(found.nodes)
         self.current = found.where.outputs[0]
         return True
 
@@ -173,7 +176,7 @@ class _Walk:
             raise Decline(Code.PROBABILITY_TERM, reason, node, DROPOUT_ADVICE)
         if not self.infinity.selects(node, self.current):
             reason = f"{node.op_type} on the probabilities has no counterpart in the operator"
-            raise Decline(Code.PROBABILITY_TERM, reason, node, QUANTISED_ADVICE if is_op(node, *QUANTISING) else None)
+            raise Decline(Code.PROBABILITY_TERM, reason, node, quantised_advice(node))
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
@@ -266,7 +269,8 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             if (
                 same
                 or _takes_heads(node, value)
-                or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", "Pad", *QUANTISING)
+                or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", "Pad")
+                or node.op_type in (*QUANTISING, *QUANTISED)
             ):
                 pending.extend(node.outputs)
     return False

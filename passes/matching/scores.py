@@ -59,6 +59,11 @@ from fa_compiler.passes.values.slices import keeps_everything
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+QUANTISED = (
+    *("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul"),
+    *("QLinearAdd", "QLinearMul", "QLinearWhere"),
+)
+"""Operators on integers that stand for numbers, of ONNX and of com.microsoft."""
 LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
 QUANTISED_ADVICE = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
@@ -279,7 +284,7 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
         return Decline(Code.NOT_ATTENTION, reason, node)
     if leading:
         reason = f"{node.op_type} on the scores has no counterpart in the operator"
-        return Decline(Code.SCORE_TERM, reason, node, QUANTISED_ADVICE if is_op(node, *QUANTISING) else None)
+        return Decline(Code.SCORE_TERM, reason, node, quantised_advice(node))
     if is_op(node, "Gemm"):
         return Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
     if is_op(node, "ReduceSum"):
@@ -289,6 +294,11 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     nearer = next((failure for failure in failures if failure.code != Code.NO_SCORES_MATMUL), None)
     reason = f"the scores come from {node.op_type}, not from a product"
     return nearer or Decline(Code.NO_SCORES_MATMUL, reason, node)
+
+
+def quantised_advice(node: ir.Node) -> str | None:
+    """What to do about a node that quantises, or computes with quantised numbers; None for other nodes."""
+    return QUANTISED_ADVICE if node.op_type in (*QUANTISING, *QUANTISED) else None
 
 
 def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:

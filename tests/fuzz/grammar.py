@@ -549,8 +549,10 @@ class _Composer(Rare):
         zero = g.const(0.0, dtype)
         match kind:
             case "nan":
-                swapped = rng.random() < 0.1
-                return g.op("Where", g.op("IsNaN", p), *((p, zero) if swapped else (zero, p)))
+                swapped, tested = rng.random() < 0.1, p
+                if rng.random() < 0.2:
+                    tested = g.cast(p, rng.choice(["float16", "float32", "float64"]))
+                return g.op("Where", g.op("IsNaN", tested), *((p, zero) if swapped else (zero, p)))
             case "condition" | "product" | "renormalised":
                 condition = rng.choice(self.conditions) if self.conditions and rng.random() < 0.8 else self._condition()
                 if kind == "condition":

@@ -120,7 +120,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "casts to float32": {"upcast": (False, True)},
     },
     "guards": {
-        "isnan(p)": {"guard": ("none", "nan")},
+        "isnan(p)": {"guard": ("none", "nan", "cast_nan")},
         "max(bias) == -inf": {"guard": ("bias",)},
         "any(scores != -inf)": {"guard": ("scores",)},
         "the mask's own condition": {"guard": ("selection", "product")},

@@ -367,6 +367,8 @@ class _Composer:
             return self.condition
         if self.spelling.guard == "nan":
             return writer.op("IsNaN", probabilities)
+        if self.spelling.guard == "cast_nan":
+            return writer.op("IsNaN", writer.op("Cast", probabilities, to=TensorProto.FLOAT16))
         if self.spelling.guard == "scores":
             infinite = writer.op("Equal", scores, writer.const(-math.inf, self.score_type))
             kept = writer.op("Cast", writer.op("Not", infinite), to=TensorProto.INT32)
@@ -433,7 +435,7 @@ class _Composer:
             sink = feeds["sink"].astype(np.float64)[:, None, None]
         probabilities = formula.probabilities(sink)
         match spelling.guard:
-            case "nan":
+            case "nan" | "cast_nan":
                 probabilities = np.where(np.isnan(probabilities), 0, probabilities)
             case "product":
                 probabilities = probabilities * formula.kept

@@ -25,6 +25,7 @@ TYPES = {
     np.dtype(np.bool_): TensorProto.BOOL,
     np.dtype(np.int64): TensorProto.INT64,
     np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int8): TensorProto.INT8,
     np.dtype(np.uint8): TensorProto.UINT8,
 }
 Given = str | tuple[str, Array]

@@ -94,8 +94,9 @@ class Spelling:
     factor: float = 0.5
     masks: tuple[Mask, ...] = ()
     guard: str = "none"
-    """none, scores (0 in a row of -inf), nan (Where(IsNaN(p), 0, p)), bias (Where(ReduceMax(bias) == -inf, 0, p), of a
-    single addend), selection (Where(keep, p, 0), of the one selection on the scores), product (p times its keep)."""
+    """none, scores (0 in a row of -inf), nan (Where(IsNaN(p), 0, p)), cast_nan (Where(IsNaN(Cast(p)), 0, p)), bias
+    (Where(ReduceMax(bias) == -inf, 0, p), of a single addend), selection (Where(keep, p, 0), of the one selection on
+    the scores), product (p times its keep)."""
     softmax: str = "op"
     """As softmaxes.py says."""
     sink: bool = False

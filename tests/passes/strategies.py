@@ -58,7 +58,7 @@ FIELDS: Choices = {
     "gqa_values": [*[""] * 5, *EXPLICIT],
     "scale": SCALES,
     "factor": [0.5, 1 / math.sqrt(8), 2.5],
-    "guard": ["none", "none", "nan", "bias", "scores", "selection", "product"],
+    "guard": ["none", "none", "nan", "cast_nan", "bias", "scores", "selection", "product"],
     "softmax": ["op", *SOFTMAXES],
     "sink": [*[False] * 7, True],
     "upcast": [False, False, False, False, False, True],

@@ -1,4 +1,4 @@
-"""com.microsoft's MultiHeadAttention and Attention give what ONNX Runtime gives, or are left with a true reason."""
+"""com.microsoft's MultiHeadAttention, Attention and QAttention give what ONNX Runtime gives, or have a true reason."""
 
 from __future__ import annotations
 
@@ -542,6 +542,53 @@ PACKED: dict[str, tuple[dict[str, Any], str | None]] = {
 def test_projected(name: str) -> None:
     features, mask = PACKED[name]
     check_same(attention(**features), mask, tolerance=4e-3 if "mask" in features else None)
+
+
+def quantised(per_column: bool = False, kind: type[np.generic] = np.int8, **given: Any) -> Operator:
+    """com.microsoft QAttention with two heads of size 8."""
+    rng, count = np.random.default_rng(3), 48 if per_column else 1
+    words = "48" if per_column else ""
+    low = 0 if kind is np.uint8 else -100
+    numbers: dict[str, tuple[str, Array]] = {
+        "x": ("B S 10", rng.integers(0, 256, (2, 4, 10)).astype(np.uint8)),
+        "weights": ("10 48", rng.integers(low, 100, (10, 48)).astype(kind)),
+        "bias": ("48", rng.standard_normal(48).astype(np.float32)),
+        "x_scale": ("", np.array(0.02, np.float32)),
+        "scale": (words, rng.uniform(0.01, 0.03, count).astype(np.float32).reshape((-1,) if per_column else ())),
+        "mask": given.get("mask", ("B S", kept(2, 4))),
+        "x_point": ("", np.array(120, np.uint8)),
+        "point": (words, rng.integers(0, 4, count).astype(kind).reshape((-1,) if per_column else ())),
+    }
+    inputs: dict[str, Any] = {**numbers, **({"past": given["past"]} if "past" in given else {})}
+    if "past" in given:
+        inputs["mask"] = None
+    attrs = {"num_heads": 2, **{name: given[name] for name in ("unidirectional", "do_rotary") if name in given}}
+    outputs = ("y", "present") if "past" in given else ("y",)
+    # Zero points have to be constants.
+    constants = ("weights", "x_point", "point")
+    return Operator("QAttention", inputs, outputs, attrs, "com.microsoft", 17, {}, "float32", constants, ranks=RANKS)
+
+
+QUANTISED: dict[str, dict[str, Any]] = {
+    "of int8": {},
+    "of uint8": {"kind": np.uint8},
+    "a scale for each column": {"per_column": True},
+    "causal": {"unidirectional": 1},
+    "past": {"past": "2 B 2 P 8", "unidirectional": 1},
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised(name: str) -> None:
+    """Only the projection is quantised: it gives the same bits, and everything else is in floats."""
+    check_same(quantised(**QUANTISED[name]), tolerance=4e-3)
+    check_shapes(quantised(**QUANTISED[name]))
+
+
+def test_quantised_refused() -> None:
+    assert declined(quantised(do_rotary=1))[0] == "ready_made"
+    _, report = fused(quantised().model(quantised().feeds()), "ascend")
+    assert "the projection inside QAttention is quantised" in str(report.blocks[0].reason)
 
 
 PACKED_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -26,11 +26,22 @@ def only(proto: onnx.ModelProto) -> Block:
     [
         (SOFTMAX.format("s") + (QUANTISE + THROUGH).format("p", "x") + "y = MatMul(x, v)", "probability_term"),
         ((QUANTISE + THROUGH).format("s", "x") + SOFTMAX.format("x") + PRODUCT_PV, "score_term"),
+        (
+            SOFTMAX.format("s") + "pq = QuantizeLinear(p, step, point) vq = QuantizeLinear(v, step, point) "
+            "m = com.microsoft.QLinearWhere(none, pq, step, point, pq, step, point, step, point) "
+            "yq = QLinearMatMul(m, step, point, vq, step, point, step, point) " + THROUGH.format("y", "y"),
+            "probability_term",
+        ),
+        (
+            SOFTMAX.format("s") + "wide = com.microsoft.DynamicQuantizeMatMul(p, weights, step, point) "
+            "y = Identity(wide)",
+            "probability_term",
+        ),
     ],
-    ids=["probabilities", "scores"],
+    ids=["probabilities", "scores", "selected", "dynamic"],
 )
 def test_quantised_attention(body: str, code: str) -> None:
-    block = only(parse(STEP + PRODUCT_QK + body))
+    block = only(parse(STEP + PRODUCT_QK + body, "bool[S,T] none, uint8[T,8] weights"))
     assert (block.code, block.hint) == (code, QUANTISED_ADVICE)
 
 

@@ -26,7 +26,8 @@ SIZES = ({"B": 2, "S": 5, "P": 3, "H": 4, "D": 8}, {"B": 1, "S": 1, "P": 1, "H":
 
 def parse(inputs: str, body: str, opset: int = 20, more: str = "", functions: str = "") -> onnx.ModelProto:
     """A model whose graph is named g and whose output `y` has no declared shape."""
-    text = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "f": 1]> g ({inputs}) => (y) {more}'
+    text = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "com.microsoft.nchwc": 1, "f": 1]> '
+    text += f"g ({inputs}) => (y) {more}"
     proto = onnx.parser.parse_model(f"{text} {{ {body} }} {functions}")
     assert proto is not None
     return proto
@@ -481,6 +482,54 @@ def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
             "y, m, v, z = com.microsoft.SkipLayerNormalization(x, r, g)",
             "",
             (B, S, 8),
+        ),
+        (20, "float[B,S] x, float[S,4] w", 'y = com.microsoft.FusedGemm<activation = "Relu">(x, w)', "", (B, 4)),
+        (
+            20,
+            "float[B,3,8,D] x, float[6,3,3,1] w, float[6] b",
+            'y = com.microsoft.FusedConv<activation = "Relu", pads = [1, 0, 1, 0]>(x, w, b)',
+            "",
+            (B, 6, 8, D),
+        ),
+        (20, "uint8[B,3,8,D] x, uint8[6,3,1,1] w", "y = ConvInteger<strides = [2, 1]>(x, w)", "", (B, 6, 4, D)),
+        (
+            20,
+            "uint8[B,3,8,D] x, uint8[6,3,1,1] w",
+            "y = QLinearConv<strides = [2, 1]>(x, c, z, w, c, z, c, z)",
+            "<float c = {0.5}, uint8 z = {3}>",
+            (B, 6, 4, D),
+        ),
+        (
+            20,
+            "uint8[S,B] x, uint8[S,4] w",
+            "y = com.microsoft.QGemm<transA = 1>(x, c, z, w, c, z)",
+            "<float c = {0.5}, uint8 z = {3}>",
+            (B, 4),
+        ),
+        (
+            20,
+            "uint8[B,S] x, uint8[S] w, bool[B,1] m",
+            "a = com.microsoft.QLinearAdd(x, c, z, w, c, z, c, z) b = com.microsoft.QLinearMul(w, c, z, a, c, z, c, z) "
+            "d = com.microsoft.QLinearSigmoid(b, c, z, c, z) "
+            "y = com.microsoft.QLinearWhere(m, d, c, z, w, c, z, c, z)",
+            "<float c = {0.5}, uint8 z = {3}>",
+            (B, S),
+        ),
+        (
+            20,
+            "uint8[6,16] x, int32[B,S] i, float[6,2] c",
+            "y = com.microsoft.GatherBlockQuantized<block_size = 16, quantize_axis = 1, bits = 4>(x, i, c)",
+            "",
+            (B, S, 32),
+        ),
+        (
+            20,
+            "float[B,8,8,D] x, float[16,8,1,1] w, float[16] b",
+            "r = com.microsoft.nchwc.ReorderInput(x) c = com.microsoft.nchwc.Conv<strides = [2, 1]>(r, w, b) "
+            "p = com.microsoft.nchwc.MaxPool<kernel_shape = [2, 1]>(c) "
+            "y = com.microsoft.nchwc.ReorderOutput<channels = 16>(p)",
+            "",
+            (B, 16, 3, D),
         ),
         (
             23,

@@ -47,9 +47,11 @@ def _widths(ctx: Context, query: Shape, heads: int) -> tuple[Dim, Dim, Dim] | No
     return (key[2], value[2], key[1]) if len(key) == 3 else None
 
 
-@rule("Attention", domain=_DOMAIN)
+@rule("Attention", "QAttention", domain=_DOMAIN)
 def _attention(ctx: Context) -> list[Fact]:
-    source, weights, heads, dtype = ctx.shape(0), ctx.shape(1), ctx.int_attr("num_heads", 0), ctx.dtype(0)
+    quantised = ctx.node.op_type == "QAttention"
+    dtype, past_index = ctx.dtype(2 if quantised else 0), 8 if quantised else 4
+    source, weights, heads = ctx.shape(0), ctx.shape(1), ctx.int_attr("num_heads", 0)
     sizes = ctx.ints_attr("qkv_hidden_sizes")
     if source is None or len(source) != 3 or heads <= 0:
         return [Fact(None, dtype)] * 2
@@ -58,9 +60,9 @@ def _attention(ctx: Context) -> list[Fact]:
         width = Dim.floordiv(weights[1], 3)
     if width is None:
         return [Fact(None, dtype)] * 2
-    past = ctx.shape(4)
+    past = ctx.shape(past_index)
     present: Shape | None = None
-    if not ctx.has(4) or (past is not None and len(past) == 5):
+    if not ctx.has(past_index) or (past is not None and len(past) == 5):
         length = source[1] if past is None else past[3] + source[1]
         present = (Dim(2), source[0], Dim(heads), length, Dim.floordiv(width, heads))
     shared = ctx.int_attr("past_present_share_buffer", 0)

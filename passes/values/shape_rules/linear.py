@@ -5,6 +5,11 @@ from __future__ import annotations
 from fa_compiler.passes.values.shape_rules.context import Context, Fact, Shape, broadcast, fresh, rule
 from fa_compiler.passes.values.symbolic import Dim
 
+CONTRIB = "com.microsoft"
+NCHWC = "com.microsoft.nchwc"
+"""ONNX Runtime's blocked layout, which it saves with all optimisations. A tensor in it keeps its dimensions; only the
+number of channels is rounded up."""
+
 
 def matmul_shape(left: Shape | None, right: Shape | None) -> Shape | None:
     """numpy.matmul's result: a 1-D operand is a row on the left and a column on the right."""
@@ -22,13 +27,17 @@ def _matmul(ctx: Context) -> Fact:
 
 
 @rule("Gemm")
+@rule("FusedGemm", domain=CONTRIB)
 def _gemm(ctx: Context) -> Fact:
-    left, right = ctx.shape(0), ctx.shape(1)
+    return Fact(gemm_shape(ctx, 0, 1), ctx.dtype(0) or ctx.dtype(1))
+
+
+def gemm_shape(ctx: Context, left_index: int, right_index: int) -> Shape:
+    """The shape of a product of two matrices, each of which may be transposed."""
+    left, right = ctx.shape(left_index), ctx.shape(right_index)
     left = left if left is not None and len(left) == 2 else fresh(2)
     right = right if right is not None and len(right) == 2 else fresh(2)
-    rows = left[1 if ctx.int_attr("transA", 0) else 0]
-    columns = right[0 if ctx.int_attr("transB", 0) else 1]
-    return Fact((rows, columns), ctx.dtype(0) or ctx.dtype(1))
+    return left[1 if ctx.int_attr("transA", 0) else 0], right[0 if ctx.int_attr("transB", 0) else 1]
 
 
 @rule("Einsum")
@@ -72,14 +81,25 @@ def _einsum(ctx: Context) -> Fact:
 
 
 @rule("Conv", "MaxPool", "AveragePool", "LpPool")
+@rule("Conv", "MaxPool", "AveragePool", domain=NCHWC)
 def _window(ctx: Context) -> list[Fact]:
-    shape, dtype = ctx.shape(0), ctx.dtype(0)
+    return [Fact(window_shape(ctx, 1 if ctx.node.op_type == "Conv" else None), ctx.dtype(0))]
+
+
+@rule("FusedConv", domain=CONTRIB)
+def _fused_conv(ctx: Context) -> Fact:
+    return Fact(window_shape(ctx, 1), ctx.dtype(0))
+
+
+def window_shape(ctx: Context, weights_index: int | None) -> Shape | None:
+    """The shape of a convolution with these weights, or of a pool, which has none."""
+    shape = ctx.shape(0)
     if shape is None or len(shape) < 3:
-        return [Fact(None, dtype)]
+        return None
     spatial = len(shape) - 2
-    weights = ctx.shape(1) if ctx.node.op_type == "Conv" else None
+    weights = None if weights_index is None else ctx.shape(weights_index)
     channels = shape[1]
-    if ctx.node.op_type == "Conv":
+    if weights_index is not None:
         channels = weights[0] if weights else Dim.fresh()
     listed = ctx.ints_attr("kernel_shape")
     if listed is not None:
@@ -87,7 +107,7 @@ def _window(ctx: Context) -> list[Fact]:
     elif weights is not None:
         kernel = list(weights[2:])
     else:
-        return [Fact((shape[0], channels, *fresh(spatial)), dtype)]
+        return (shape[0], channels, *fresh(spatial))
     strides = ctx.ints_attr("strides") or [1] * spatial
     dilations = ctx.ints_attr("dilations") or [1] * spatial
     pads = ctx.ints_attr("pads") or [0] * (2 * spatial)
@@ -96,7 +116,7 @@ def _window(ctx: Context) -> list[Fact]:
     # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX defines.
     padded_short = mode in ("SAME_UPPER", "SAME_LOWER") and set(dilations) != {1}
     if ctx.int_attr("ceil_mode", 0) or padded_short or not fitting:
-        return [Fact((shape[0], channels, *fresh(spatial)), dtype)]
+        return (shape[0], channels, *fresh(spatial))
     result = []
     for index, length in enumerate(shape[2:]):
         if mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -104,12 +124,12 @@ def _window(ctx: Context) -> list[Fact]:
             continue
         padding = pads[index] + pads[index + spatial] if mode == "NOTSET" else 0
         reach = length + padding - (kernel[index] - 1) * dilations[index] - 1
-        if ctx.node.op_type == "Conv" or reach.is_at_least(0):
+        if weights_index is not None or reach.is_at_least(0):
             result.append(Dim.floordiv(reach, strides[index]) + 1)
         else:
             # A window may be longer than its axis in a pool. ONNX Runtime rounds the negative rest toward zero.
             result.append(Dim.max(Dim.truncdiv(reach, strides[index]) + 1, 0))
-    return [Fact((shape[0], channels, *result), dtype)]
+    return (shape[0], channels, *result)
 
 
 @rule("ConvTranspose")
@@ -131,6 +151,24 @@ def _resize(ctx: Context) -> Fact:
     if sizes is not None and len(sizes) == len(shape) and plain:
         return Fact(tuple(sizes), ctx.dtype(0))
     return Fact(fresh(len(shape)), ctx.dtype(0))
+
+
+@rule("ReorderInput", domain=NCHWC)
+def _to_blocks(ctx: Context) -> Fact:
+    shape = ctx.shape(0)
+    if shape is None or len(shape) != 4:
+        return Fact(None, ctx.dtype(0))
+    height, width = shape[1:3] if ctx.int_attr("channels_last", 0) else shape[2:]
+    return Fact((shape[0], Dim.fresh(), height, width), ctx.dtype(0))
+
+
+@rule("ReorderOutput", domain=NCHWC)
+def _from_blocks(ctx: Context) -> Fact:
+    shape, channels = ctx.shape(0), ctx.int_attr("channels", 0)
+    if shape is None or len(shape) != 4 or channels < 1:
+        return Fact(None, ctx.dtype(0))
+    last = ctx.int_attr("channels_last", 0)
+    return Fact((shape[0], *shape[2:], Dim(channels)) if last else (shape[0], Dim(channels), *shape[2:]), ctx.dtype(0))
 
 
 @rule("GridSample")

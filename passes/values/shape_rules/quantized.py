@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import Context, Fact, rule
-from fa_compiler.passes.values.shape_rules.linear import matmul_shape
+from fa_compiler.passes.values.shape_rules.context import Context, Fact, axis_in, broadcast, rule
+from fa_compiler.passes.values.shape_rules.linear import CONTRIB, gemm_shape, matmul_shape, window_shape
 from fa_compiler.passes.values.symbolic import Dim
-
-_CONTRIB = "com.microsoft"
 
 
 @rule("DynamicQuantizeLinear")
@@ -17,7 +15,7 @@ def _dynamic(ctx: Context) -> list[Fact]:
 
 
 @rule("QuantizeLinear")
-@rule("QuantizeLinear", domain=_CONTRIB)
+@rule("QuantizeLinear", domain=CONTRIB)
 def _quantize(ctx: Context) -> Fact:
     chosen = ctx.dtype_attr("output_dtype")
     dtype = ctx.dtype(2) if ctx.has(2) else chosen or ir.DataType.UINT8
@@ -25,7 +23,7 @@ def _quantize(ctx: Context) -> Fact:
 
 
 @rule("DequantizeLinear")
-@rule("DequantizeLinear", domain=_CONTRIB)
+@rule("DequantizeLinear", domain=CONTRIB)
 def _dequantize(ctx: Context) -> Fact:
     return Fact(ctx.shape(0), ctx.dtype_attr("output_dtype") or ctx.dtype(1))
 
@@ -40,17 +38,67 @@ def _qlinear_matmul(ctx: Context) -> Fact:
     return Fact(matmul_shape(ctx.shape(0), ctx.shape(3)), ctx.dtype(7))
 
 
-@rule("MatMulIntegerToFloat", domain=_CONTRIB)
+@rule("MatMulIntegerToFloat", domain=CONTRIB)
 def _matmul_to_float(ctx: Context) -> Fact:
     return Fact(matmul_shape(ctx.shape(0), ctx.shape(1)), ctx.dtype(2))
 
 
-@rule("DynamicQuantizeMatMul", domain=_CONTRIB)
+@rule("DynamicQuantizeMatMul", domain=CONTRIB)
 def _dynamic_matmul(ctx: Context) -> Fact:
     return Fact(matmul_shape(ctx.shape(0), ctx.shape(1)), ctx.dtype(0))
 
 
-@rule("MatMulNBits", "MatMulBnb4", domain=_CONTRIB)
+@rule("QGemm", domain=CONTRIB)
+def _qgemm(ctx: Context) -> Fact:
+    return Fact(gemm_shape(ctx, 0, 3), ctx.dtype(8) if ctx.has(8) else ir.DataType.FLOAT)
+
+
+@rule("ConvInteger")
+def _conv_integer(ctx: Context) -> Fact:
+    return Fact(window_shape(ctx, 1), ir.DataType.INT32)
+
+
+@rule("QLinearConv")
+def _qlinear_conv(ctx: Context) -> Fact:
+    return Fact(window_shape(ctx, 3), ctx.dtype(7))
+
+
+@rule("QLinearAdd", "QLinearMul", domain=CONTRIB)
+def _qlinear_binary(ctx: Context) -> Fact:
+    return Fact(broadcast(ctx.shape(0), ctx.shape(3)), ctx.dtype(0))
+
+
+@rule("QLinearWhere", domain=CONTRIB)
+def _qlinear_where(ctx: Context) -> Fact:
+    return Fact(broadcast(ctx.shape(0), ctx.shape(1), ctx.shape(4)), ctx.dtype(1))
+
+
+@rule("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", domain=CONTRIB)
+def _qlinear_unary(ctx: Context) -> Fact:
+    return Fact(ctx.shape(0), ctx.dtype(0))
+
+
+@rule("QEmbedLayerNormalization", domain=CONTRIB)
+def _quantized_embeddings(ctx: Context) -> list[Fact]:
+    ids, words = ctx.shape(0), ctx.shape(2)
+    if ids is None or words is None or len(ids) != 2 or len(words) != 2:
+        return []
+    return [Fact((*ids, words[1]), ctx.dtype(8)), Fact((ids[0],), ir.DataType.INT32)]
+
+
+@rule("GatherBlockQuantized", domain=CONTRIB)
+def _gather_blocks(ctx: Context) -> Fact:
+    """Several elements that are narrower than a byte lie in one of uint8 along the last axis, or have an own type."""
+    data, indices, dtype = ctx.shape(0), ctx.shape(1), ctx.dtype(2)
+    axis = None if data is None else axis_in(ctx.int_attr("gather_axis", 0), len(data))
+    if data is None or indices is None or axis is None:
+        return Fact(None, dtype)
+    packed = 8 // ctx.int_attr("bits", 4) if ctx.dtype(0) == ir.DataType.UINT8 else 1
+    data = (*data[:-1], data[-1] * packed) if data else data
+    return Fact((*data[:axis], *indices, *data[axis + 1 :]), dtype)
+
+
+@rule("MatMulNBits", "MatMulBnb4", domain=CONTRIB)
 def _matmul_bits(ctx: Context) -> Fact:
     shape, columns = ctx.shape(0), ctx.int_attr("N", 0)
     return Fact(None if not shape or columns < 1 else (*shape[:-1], Dim(columns)), ctx.dtype(0))

@@ -15,6 +15,7 @@ from fa_compiler.passes.values.shape_rules.context import (
     rule,
 )
 from fa_compiler.passes.values.shape_rules.elementwise import does_not_overflow
+from fa_compiler.passes.values.shape_rules.linear import NCHWC
 from fa_compiler.passes.values.symbolic import Dim, product
 
 _AXES_AS_INPUT = {"ReduceSum": 13}
@@ -78,6 +79,7 @@ def _arg(ctx: Context) -> Fact:
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+@rule("GlobalAveragePool", "GlobalMaxPool", domain=NCHWC)
 def _global_pool(ctx: Context) -> Fact:
     shape = ctx.shape(0)
     return Fact(None if shape is None else (*shape[:2], *([Dim(1)] * (len(shape) - 2))), ctx.dtype(0))
