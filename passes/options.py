@@ -18,6 +18,7 @@ CLOSE_RANKS = "close-ranks"
 FINITE_SCORES = "finite-scores"
 NON_FINITE_SCORES = "non-finite-scores"
 HALF_ATTENTION = "half-attention"
+DROP_ROUNDINGS = "drop-activation-quantisation"
 LOSS_FLOOR = "loss-floor"
 EMPTY_BIAS = "empty-bias"
 DECODE = "decode"
@@ -31,6 +32,7 @@ ASSUMPTIONS = {
     BOUNDED_SCORES: "scores lie between -40 and 40, so that no exponential overflows or is lost beside another",
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",
+    DROP_ROUNDINGS: "scores and probabilities need not be rounded to the integers of a quantised model",
     LOSS_FLOOR: "in the loss of an indexer, probabilities below 1e-8 may count as 1e-8",
     EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",

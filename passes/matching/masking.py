@@ -25,6 +25,7 @@ from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid
+from fa_compiler.passes.matching.activation_rounding import rounding_starts
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor
@@ -33,7 +34,7 @@ from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import FoundSink, sink_above
 from fa_compiler.passes.nodes import producer
-from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
+from fa_compiler.passes.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Term
 
@@ -87,6 +88,8 @@ class Masking:
             plan = plan.assuming(BOUNDED_SCORES)
         if anchor.overflows and paths.finite is not None:
             plan = plan.assuming(NO_EMPTY_ROWS)
+        if any(rounding_starts(node) for node in (*paths.before.nodes, *after.nodes)):
+            plan = plan.assuming(DROP_ROUNDINGS)
         return Masking(plan, planner, row, tested, factors)
 
 

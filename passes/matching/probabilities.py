@@ -26,6 +26,9 @@ from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.slices import keeps_everything
 
+KEEPING = ("IsNaN", "Where", "Add", "QuantizeLinear", "DequantizeLinear")
+"""Operators of the path that move no element."""
+
 
 @dataclass(frozen=True)
 class Probabilities:
@@ -80,7 +83,7 @@ def _walked(
             dims = without_sink(node, dims, found_sink, viewer)
         elif (other := operand(node, value)) is not None:
             factors.append(on_probabilities(node, *other, dims, viewer))
-        elif node.op_type not in ("IsNaN", "Where", "Add"):
+        elif node.op_type not in KEEPING:
             moved = viewer.rearranged(node, dims)
             if moved is None:
                 raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)

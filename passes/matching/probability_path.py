@@ -15,7 +15,8 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                                                            tf2onnx writes as p * b + 0 * (1 - b)
       9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
      10     | Slice(probabilities)                         as large as they are, forwards: it leaves out nothing
-     11 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
+     11     | rounded(probabilities)                       see activation_rounding.py; only if the user says so
+     12 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
                over all the dimensions that this axis was taken apart into
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
@@ -33,6 +34,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
 from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
+from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.guards import Guard, GuardQuery, guard_after
 from fa_compiler.passes.matching.infinity_tests import InfinityTests
@@ -40,6 +42,7 @@ from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
 from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING, quantised_advice
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import axes_of, data_readers, distinct_consumers, int_attr, is_op, only_reader
+from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.report import Code
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
@@ -119,7 +122,7 @@ class _Walk:
         return None
 
     def path(self, product: Contraction) -> ProbabilityPath:
-        """Case 11: the path to this product. Raises Decline."""
+        """Case 12: the path to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
             raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
         made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
@@ -166,7 +169,7 @@ class _Walk:
         return True
 
     def _check_passes(self, node: ir.Node) -> None:
-        """Cases 2, 3, 5, 6 and 8 to 10: decline a node that is none of them."""
+        """Cases 2, 3, 5, 6 and 8 to 11: decline a node that is none of them."""
         if (unknown := unknown_rank(node, self.viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         if _passes_on(node, self.current, self.viewer) or operand(node, self.current) is not None:
@@ -180,11 +183,13 @@ class _Walk:
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """Cases 2, 3 and 8 to 10: does a node keep the probabilities apart from layout, type and size?"""
+    """Cases 2, 3 and 8 to 11: does a node keep the probabilities apart from layout, type and size?"""
     if adds_nothing(node, current, viewer):
         return True
     if node.inputs[0] is not current:
         return False
+    if DROP_ROUNDINGS in viewer.facts.options.assume and (rounding_starts(node) or rounding_ends(node)):
+        return True
     if is_op(node, "Cast", "CastLike"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
     return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))

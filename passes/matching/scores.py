@@ -20,6 +20,7 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
      13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
                                                            and addends of 0 before it; not on Ascend
+     15     | rounded(scores)                              see activation_rounding.py; only if the user says so
 
 A soft cap is c * tanh(scores / c), in any spelling: the operator's scale is the product of all factors (7) on both
 sides of Tanh, and c that of the factors behind it, so that scale / c is the product of those before it. The operator
@@ -44,12 +45,15 @@ from fa_compiler.passes.layout.contraction import Contraction, addend, any_contr
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX
 from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
+from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
 from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
+from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
@@ -132,6 +136,20 @@ class Cap(OwnStep):
             raise Decline(Code.SOFTCAP, reason, self.node, CAP_ADVICE)
         walk.terms.clear()
         walk.softcap = 1.0
+
+
+@dataclass(frozen=True)
+class Unround(OwnStep):
+    """Case 15: everything so far rounded by `start` and this node, which is left out."""
+
+    start: ir.Node
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        return self.start, self.node
+
+    def walk(self, walk: ScoreWalk) -> None:
+        """The arrangement stays what it is."""
 
 
 def _is_nothing(values: TermValues, terms: tuple[Term, ...], index: int) -> bool:
@@ -298,6 +316,8 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
 
 def quantised_advice(node: ir.Node) -> str | None:
     """What to do about a node that quantises, or computes with quantised numbers; None for other nodes."""
+    if rounding_ends(node) is not None or rounding_starts(node) is not None:
+        return ROUNDING_ADVICE
     return QUANTISED_ADVICE if node.op_type in (*QUANTISING, *QUANTISED) else None
 
 
@@ -306,6 +326,13 @@ def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
     source = node.inputs[0]
     return (Rearrange(node), source) if source and (layout or keeps_everything(node, viewer.info)) else None
+
+
+def _peel_rounding(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """Case 15: a rounding."""
+    start = rounding_ends(node) if DROP_ROUNDINGS in viewer.facts.options.assume else None
+    source = None if start is None else start.inputs[0]
+    return None if start is None or source is None else (Unround(node, start), source)
 
 
 def _peel_cap(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -496,7 +523,7 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 CASES = (
-    *(_peel_layout, _peel_cast, _peel_scale, _peel_cap, _peel_blend),
+    *(_peel_layout, _peel_cast, _peel_rounding, _peel_scale, _peel_cap, _peel_blend),
     *(_peel_add, _peel_where, _peel_floor, _peel_factor),
 )
-"""What `_peel` tries in turn: 4 and 5, 6, 7, 14, 11, 9, 10, 13, 8."""
+"""What `_peel` tries in turn: 4 and 5, 6, 15, 7, 14, 11, 9, 10, 13, 8."""

@@ -119,6 +119,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "bfloat16": "test_fusion_random.py",
         "casts to float32": {"upcast": (False, True)},
     },
+    "quantised models": {"the roundings of scores and probabilities go": "test_quantised.py"},
     "guards": {
         "isnan(p)": {"guard": ("none", "nan", "cast_nan")},
         "max(bias) == -inf": {"guard": ("bias",)},
@@ -134,6 +135,7 @@ ACCEPTED: Mapping[str, Tested] = {
     "ready-made": {
         "ai.onnx Attention": "test_attention_ops_onnx.py",
         "MultiHeadAttention": "test_attention_ops_contrib.py",
+        "QAttention": "test_attention_ops_contrib.py",
         "GroupQueryAttention": "test_attention_ops_group_query.py",
         "FlexAttention": "test_attention_ops_flex.py",
         "NPUFlashAttention": "test_attention_ops_npu.py",

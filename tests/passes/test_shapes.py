@@ -483,6 +483,14 @@ def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
             "",
             (B, S, 8),
         ),
+        (
+            20,
+            "float[B,S] x",
+            "q = QuantizeLinear(n, c, z) m = DequantizeLinear(q, c, z) l = DequantizeLinear(w, c) y = Add(m, l)",
+            "<float[5] n = {0.2, 0.25, 0.75, -9.0, 200.0}, float c = {0.5}, uint8 z = {3}, "
+            "int8[5] w = {-128, 127, 0, 1, 2}>",
+            (5,),
+        ),
         (20, "float[B,S] x, float[S,4] w", 'y = com.microsoft.FusedGemm<activation = "Relu">(x, w)', "", (B, 4)),
         (
             20,

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import Context, Fact, axis_in, broadcast, rule
+from fa_compiler.passes.values.shape_rules.context import (
+    Content,
+    Context,
+    Fact,
+    axis_in,
+    broadcast,
+    content_fact,
+    dim_array,
+    rule,
+)
 from fa_compiler.passes.values.shape_rules.linear import CONTRIB, gemm_shape, matmul_shape, window_shape
 from fa_compiler.passes.values.symbolic import Dim
+
+_INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 
 
 @rule("DynamicQuantizeLinear")
@@ -19,13 +32,47 @@ def _dynamic(ctx: Context) -> list[Fact]:
 def _quantize(ctx: Context) -> Fact:
     chosen = ctx.dtype_attr("output_dtype")
     dtype = ctx.dtype(2) if ctx.has(2) else chosen or ir.DataType.UINT8
+    numbers, scale, point = ctx.content(0), _number(ctx, 1), _point(ctx, 2)
+    floats = numbers is not None and numbers.dtype == np.float32
+    if dtype in _INTEGERS and numbers is not None and floats and scale is not None and point is not None:
+        limits = np.iinfo(dtype.numpy())
+        with np.errstate(all="ignore"):
+            steps = np.rint(numbers / np.float32(scale))
+        if np.isfinite(steps).all():
+            integers = np.clip(steps.astype(np.float64) + point, limits.min, limits.max)
+            return content_fact(dim_array(integers.astype(np.int64)), dtype)
     return Fact(ctx.shape(0), dtype)
 
 
 @rule("DequantizeLinear")
 @rule("DequantizeLinear", domain=CONTRIB)
 def _dequantize(ctx: Context) -> Fact:
-    return Fact(ctx.shape(0), ctx.dtype_attr("output_dtype") or ctx.dtype(1))
+    dtype = ctx.dtype_attr("output_dtype") or ctx.dtype(1)
+    integers, scale, point = _integers(ctx.content(0)), _number(ctx, 1), _point(ctx, 2)
+    if dtype == ir.DataType.FLOAT and integers is not None and scale is not None and point is not None:
+        return content_fact((integers - point).astype(np.float32) * np.float32(scale), dtype)
+    return Fact(ctx.shape(0), dtype)
+
+
+def _number(ctx: Context, index: int) -> float | None:
+    """A float32 input of one known number."""
+    content = ctx.content(index)
+    known = content is not None and content.size == 1 and content.dtype == np.float32
+    return float(content.reshape(-1)[0]) if known and content is not None else None
+
+
+def _point(ctx: Context, index: int) -> int | None:
+    """A zero point of one known number; 0 where the input is absent."""
+    integers = _integers(ctx.content(index)) if ctx.has(index) else np.zeros(1, np.int64)
+    return int(integers.reshape(-1)[0]) if integers is not None and integers.size == 1 else None
+
+
+def _integers(content: Content | None) -> npt.NDArray[np.int64] | None:
+    """A content of integers that are the same in every run."""
+    if content is None or content.dtype != object:
+        return None
+    numbers = [dim.const for dim in content.reshape(-1)]
+    return None if None in numbers else np.array(numbers, dtype=np.int64).reshape(content.shape)
 
 
 @rule("MatMulInteger")

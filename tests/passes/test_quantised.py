@@ -1,0 +1,119 @@
+"""Scores and probabilities that a quantiser rounds to integers and back: the roundings go if the user says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+import fa_compiler
+from fa_compiler.passes import Block
+from fa_compiler.passes.options import DROP_ROUNDINGS
+from tests.passes.running import PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
+
+CONSTANTS = (
+    "step = Constant<value=float {0.04}>() fine = Constant<value=float {0.004}>() "
+    "point = Constant<value=uint8 {128}>() "
+    "zero = Constant<value=uint8 {0}>() c = Constant<value=float {0.3}>() low = Constant<value=float {-10000.0}>() "
+)
+WIDE = "wstep = Constant<value=float {0.001}>() wpoint = Constant<value=uint16 {32768}>() "
+
+
+def rounded(name: str, step: str = "step", point: str = "point", domain: str = "") -> str:
+    """x_ is x, rounded."""
+    made = f"{name}i = {domain}QuantizeLinear({name}, {step}, {point}) "
+    return made + f"{name}_ = {domain}DequantizeLinear({name}i, {step}, {point}) "
+
+
+S, X, P = rounded("s"), rounded("x"), rounded("p", "fine", "zero")
+BODIES = {
+    "behind the product": "{S}x = Mul(s_, c) p = Softmax<axis=-1>(x) y = MatMul(p, v)",
+    "behind the mask": "t = Mul(s, c) x = Where(m, t, low) {X}p = Softmax<axis=-1>(x_) y = MatMul(p, v)",
+    "everywhere": "{S}t = Mul(s_, c) x = Where(m, t, low) {X}p = Softmax<axis=-1>(x_) {P}y = MatMul(p_, v)",
+    "to 16 bits": "{W}t = Mul(s_, c) x = Where(m, t, low) p = Softmax<axis=-1>(x) y = MatMul(p, v)",
+}
+
+
+def built(body: str, dropped: bool = False) -> onnx.ModelProto:
+    """The model, or without its roundings."""
+    parts = {"S": S, "X": X, "P": P, "W": WIDE + rounded("s", "wstep", "wpoint", "com.microsoft.")}
+    if dropped:
+        parts = {"S": "s_ = Identity(s) ", "X": "x_ = Identity(x) ", "P": "p_ = Identity(p) ", "W": "s_ = Identity(s) "}
+    return parse(CONSTANTS + PRODUCT_QK + body.format(**parts), "bool[S,T] m")
+
+
+def block_of(model: onnx.ModelProto, *assume: str) -> Block:
+    (block,) = fused(model, assume=assume)[1].blocks
+    return block
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_the_hint_says(name: str) -> None:
+    """The fused model gives what the model gives without the roundings."""
+    model, plain = built(BODIES[name]), built(BODIES[name], dropped=True)
+    block = block_of(model)
+    assert block.code in ("score_term", "probability_term")
+    assert f"--assume {DROP_ROUNDINGS}" in (block.hint or "")
+    result, report = fused(model, assume=[DROP_ROUNDINGS])
+    (block,) = report.blocks
+    assert (block.status, block.assumed) == ("fused", (DROP_ROUNDINGS,))
+    assert not any(node.op_type == "QuantizeLinear" for node in result.graph.node)
+    feeds = random_feeds(model)
+    assert_same(run(result, feeds)[0], run(plain, feeds)[0], 1e-5)
+
+
+LEFT = {
+    "another scale on the way back": "si = QuantizeLinear(s, step, point) s_ = DequantizeLinear(si, fine, point) "
+    "p = Softmax<axis=-1>(s_) y = MatMul(p, v)",
+    "another zero point": "si = QuantizeLinear(s, step, point) s_ = DequantizeLinear(si, step, zero) "
+    "p = Softmax<axis=-1>(s_) y = MatMul(p, v)",
+    "integers that are read": "{S}p = Softmax<axis=-1>(s_) o = MatMul(p, v) f = Cast<to=1>(si) "
+    "r = ReduceMax<keepdims=1>(f) y = Add(o, r)",
+    "no scale": "none = Constant<value=float {{0.0}}>() si = QuantizeLinear(s, none, point) "
+    "s_ = DequantizeLinear(si, none, point) p = Softmax<axis=-1>(s_) y = MatMul(p, v)",
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_no_rounding(name: str) -> None:
+    block = block_of(built(LEFT[name]), DROP_ROUNDINGS)
+    assert block.status == "declined"
+    assert DROP_ROUNDINGS not in (block.hint or "")
+
+
+class Once(CalibrationDataReader):  # type: ignore[misc]
+    """The inputs of one run."""
+
+    def __init__(self, feeds: dict[str, Array]) -> None:
+        self.left = [feeds]
+
+    def get_next(self) -> dict[str, Array] | None:
+        return self.left.pop() if self.left else None
+
+
+def test_fused_models_are_nearer_to_the_model_before_it_was_quantised(tmp_path: Path) -> None:
+    """quantize_static chooses one step for scores and masks together: a mask of -1e4 rounds all scores away. It is best
+    to fuse first; to fuse afterwards without the roundings is as good here."""
+    plain = built(BODIES["everywhere"], dropped=True)
+    feeds = random_feeds(plain)
+    (wanted,) = run(plain, feeds)
+
+    def distance(found: Array) -> float:
+        return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+    def quantised(model: onnx.ModelProto) -> onnx.ModelProto:
+        quantize_static(model, tmp_path / "quantised.onnx", Once(feeds), QuantFormat.QDQ)
+        return onnx.load(tmp_path / "quantised.onnx")
+
+    integers = quantised(plain)
+    result, report = fused(integers, assume=[DROP_ROUNDINGS])
+    assert report.count("fused") == 1
+    first = quantised(fa_compiler.optimize(plain).model)
+    assert "FlashAttention" in {node.op_type for node in first.graph.node}
+    # Measured: 0.41, 0.011, which the 8 bits of query, key, value and result leave, and 0: nothing else is quantised.
+    assert distance(run(integers, feeds)[0]) > 0.3
+    assert distance(run(result, feeds)[0]) < 0.03
+    assert distance(run(first, feeds)[0]) < 0.03
