@@ -271,6 +271,8 @@ class OpConverter:
             raise self.decline(Code.SHAPE, "the head size is not known before the model runs")
         if size > MAX_HEAD_SIZE:
             raise self.decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}")
+        if (space.size(width).const or 0) > MAX_HEAD_SIZE:
+            raise self.decline(Code.HEAD_SIZE_OVER_768, f"the head size of the values is {space.size(width)}")
         groups = (batch, heads, q_seq, kv_seq, head_dim, width)
         if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
             raise self.decline(Code.SHAPE, "one axis would have to play two roles")

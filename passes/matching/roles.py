@@ -73,6 +73,9 @@ class Roles:
             raise Decline(Code.SHAPE, "the head size is not known before the model runs", node)
         if size > MAX_HEAD_SIZE:
             raise Decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}", node)
+        if (space.size(self.value_head_dim).const or 0) > MAX_HEAD_SIZE:
+            reason = f"the head size of the values is {space.size(self.value_head_dim)}"
+            raise Decline(Code.HEAD_SIZE_OVER_768, reason, paths.after.product.node)
         if space.size(self.heads).const is None or space.size(self.kv_heads).const is None:
             raise Decline(Code.SHAPE, "the number of heads is not known before the model runs", node)
 
@@ -117,9 +120,10 @@ class KeySide:
                 raise Decline(Code.SCORE_TERM, reason, found_sink.step.node)
             kv_seq = viewer.space.resolve(found_sink.kv_seq)
         for side in (1, 0):
-            # A key may have batch dimensions that the query lacks, but not beside a matrix of weights: that is a layer.
-            layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1
-            layer = layer and holds_weights(qk.product.operands[1 - side], viewer)
+            # A key may have batch dimensions that the query lacks, but not in front of a matrix of weights, as x in
+            # x W^T: that is a layer. Learned queries stand in front of the key, as Q in Q x^T.
+            layer = side == 0 and len(qk.free(side)) > 1 and len(qk.dims[1]) > 1
+            layer = layer and holds_weights(qk.product.operands[1], viewer)
             if not layer and qk.own_labels(side, kv_seq, viewer.space):
                 return KeySide(side, kv_seq)
         raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)

@@ -445,6 +445,14 @@ ROWS = [
         inputs="float[B,4,S,769] q, float[B,4,T,769] k, float[B,4,T,8] v",
     ),
     Row(
+        "value_head_size",
+        "head_size_over_768",
+        "y",
+        after("x = Identity(s)"),
+        inputs="float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,769] v",
+        outputs="float[B,4,S,769] y",
+    ),
+    Row(
         "head_size_unknown",
         "shape",
         "s",

@@ -91,6 +91,16 @@ def test_a_linear_layer_is_no_query(weights: str) -> None:
     assert (block.status, block.code) == ("not_attention", "not_attention")
 
 
+@pytest.mark.parametrize(
+    "product", ["t = Transpose<perm=[0,2,1]>(k) s = MatMul(w, t)", 's = Einsum<equation="nd,btd->bnt">(w, k)']
+)
+def test_learned_queries(product: str) -> None:
+    """As in PatchMerger: a constant in front of the keys, of two dimensions."""
+    queries = "w = Constant<value=float[2,8] {1,2,3,4,5,6,7,8,8,7,6,5,4,3,2,1}>() "
+    body = f"{queries}{product} p = Softmax<axis=-1>(s) y = MatMul(p, k)"
+    assert same(body, "float[B,T,8] k", "B,2,8").status == "fused"
+
+
 def test_talking_heads_are_attention() -> None:
     """A linear layer over the heads of scores."""
     square = "w = Constant<value=float[4,4] {1,2,3,4,5,6,7,8,8,7,6,5,4,3,2,1}>() "
