@@ -6,7 +6,7 @@ Grammar of what `Viewer.view` looks through, from a value towards its source:
               | Gather(x, i)     i constant, 0 0 1 1 ... or 0 1 ... 0 1 ...: the repeated heads of grouped attention
     factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
     widening := Cast(16-bit -> float32 | float32 -> float64)    only when asked for
-    same     := Cast(T -> T) | Dropout (inference) | CastLike of the same type
+    same     := Cast(T -> T) | Dropout (inference) | CastLike of the same type | Pad of no width
 
 A view looks through a layout operator only where the resulting arrangement is proven (see axes.py). Otherwise the
 operator's output is the base of the view. A factor is multiplied into `scale`. The contraction that reads the view is
@@ -161,7 +161,7 @@ class Viewer:
         node = value.producer()
         if node is None:
             return None
-        if is_op(node, *LAYOUT_OPS, *REPEATS):
+        if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Pad") and keeps_everything(node, self.info)):
             return node.inputs[0]
         if is_op(node, "Concat") and len(node.inputs) > 1:
             return node.inputs[0] if all(each is node.inputs[0] for each in node.inputs) else None
@@ -235,7 +235,7 @@ class Viewer:
         match node.op_type:
             case "Identity" | "Cast" | "CastLike" | "Dropout":
                 return dims
-            case "Slice":
+            case "Slice" | "Pad":
                 return dims if keeps_everything(node, self.info) else None
             case "Transpose":
                 perm = permutation(node, len(dims))

@@ -14,7 +14,8 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
       8     | Add(probabilities, t)                        t all 0, of no larger size: what is left of a Where that
                                                            tf2onnx writes as p * b + 0 * (1 - b)
       9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
-     10     | Slice(probabilities)                         as large as they are, forwards: it leaves out nothing
+     10     | Slice(probabilities) | Pad(probabilities)    as large as they are, forwards: it leaves out nothing; a Pad
+                                                           of no width
      11     | rounded(probabilities)                       see activation_rounding.py; only if the user says so
      12 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
                over all the dimensions that this axis was taken apart into
@@ -44,6 +45,7 @@ from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import axes_of, data_readers, distinct_consumers, int_attr, is_op, only_reader
 from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.slices import keeps_everything
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
@@ -192,6 +194,8 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return True
     if is_op(node, "Cast", "CastLike"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
+    if is_op(node, "Pad"):
+        return keeps_everything(node, viewer.info)
     return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))
 
 

@@ -1,7 +1,8 @@
 """Traces an element, by its index, to the input that an operator moved it from.
 
 Accepted are Identity and Cast, reshapes that add or drop dimensions of 1, Transpose, Expand and Tile along dimensions
-of 1, Slice, and Gather and GatherND whose indices are themselves known by index. Other operators give None.
+of 1, Slice, a Pad of no width, and Gather and GatherND whose indices are themselves known by index. Other operators
+give None.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fa_compiler.passes.values.cases import Number, as_integer
 from fa_compiler.passes.values.formula import Affine, Index
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import slice_bounds
+from fa_compiler.passes.values.slices import keeps_everything, slice_bounds
 
 
 class Reader(Protocol):
@@ -54,7 +55,7 @@ def moved(node: ir.Node, index: Index, reader: Reader) -> tuple[ir.Value, Index]
     if source is None or own is None or shape is None or len(shape) != len(index):
         return None
     places: Index | None = None
-    if is_op(node, "Identity", "Cast"):
+    if is_op(node, "Identity", "Cast") or (is_op(node, "Pad") and keeps_everything(node, reader.info)):
         places = index
     elif is_op(node, *RESHAPES):
         places = _reshaped(own, shape, index, reader)

@@ -1,4 +1,4 @@
-"""The places where Slice and Split cut. Their parameters were attributes in older opsets and are inputs in newer
+"""The places where Slice, Split and Pad cut. Their parameters were attributes in older opsets and are inputs in newer
 ones."""
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def _within(bounds: list[tuple[int, Dim, int]], rank: int) -> list[tuple[int, Di
 
 
 def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
-    """Is the node a Slice that keeps every element in its place? It is if its steps are positive and its result is
-    proven to be as large as its input."""
+    """Does the node keep every element in its place? A Slice does if its steps are positive and its result is proven to
+    be as large as its input, and a Pad if it pads nothing."""
+    if node is not None and is_op(node, "Pad"):
+        return _pads_nothing(node, info)
     source = input_of(node, 0) if node is not None and is_op(node, "Slice") else None
     if node is None or source is None or info.shape(source) is None:
         return False
@@ -57,6 +59,14 @@ def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
     found = () if steps is None else info.content(steps)
     forwards = isinstance(found, tuple) and all(step.is_at_least(1) for step in found)
     return forwards and info.shape(node.outputs[0]) == info.shape(source)
+
+
+def _pads_nothing(node: ir.Node, info: ShapeInfo) -> bool:
+    attr, given = node.attributes.get("pads"), input_of(node, 1)
+    if attr is not None:
+        return not any(attr.as_ints())
+    pads = None if given is None else info.content(given)
+    return isinstance(pads, tuple) and all(isinstance(pad, Dim) and pad.const == 0 for pad in pads)
 
 
 def slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:

@@ -101,6 +101,8 @@ class ValueSets(Analysis[ValueSet]):
             return _union(self.of(operand) for operand in node.inputs)
         if op in ("ScatterND", "ScatterElements") and overwrites(node):
             return _union((self.of(node.inputs[0]), self.of(node.inputs[2])))
+        if op == "Pad":
+            return self._padded(node)
         if op == "Trilu":
             return _union((self.of(node.inputs[0]), _ZERO))
         if op == "ConstantOfShape":
@@ -133,6 +135,16 @@ class ValueSets(Analysis[ValueSet]):
         if _truth_of(condition) is other is not None:
             return _union((self.of(chosen), _ZERO))
         return _union((self.of(chosen), self.of(other)))
+
+    def _padded(self, node: ir.Node) -> ValueSet | None:
+        """The elements of the input, and in the mode that pads with a number this number."""
+        given, attr = input_of(node, 2), node.attributes.get("value")
+        if text_attr(node, "mode", "constant") != "constant":
+            return self.of(node.inputs[0])
+        if attr is not None:
+            number = attr.as_float()
+            return None if math.isnan(number) else _union((self.of(node.inputs[0]), frozenset((number + 0.0,))))
+        return _union((self.of(node.inputs[0]), _ZERO if given is None else self.of(given)))
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> ValueSet | None:
         dtype = self.info.dtype(value)
