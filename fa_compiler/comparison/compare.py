@@ -34,6 +34,7 @@ from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
+from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.model_files.tensors import all_tensors
 
 TOLERANCES = {
@@ -49,6 +50,13 @@ EMPTY_ROW_TOLERANCE = 5e-3
 """The least tolerance for masks with a row that is masked everywhere. Beside a mask number such as -1e4, a float32
 score keeps only ten bits behind the binary point: a difference in the last bit of a score becomes visible. The error
 of a wrong fusion is larger than this in such rows."""
+
+
+RANDOM = (
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("Bernoulli", "Multinomial", "Dropout", "BitmaskDropout"),
+)
+"""Operators that draw random numbers. A Dropout does in training only."""
 
 
 class CannotRunError(FaCompilerError):
@@ -113,7 +121,8 @@ def compare_models(
         assume: the assumptions (ASSUMPTIONS) that the user vouches for. Random inputs satisfy them.
 
     Raises:
-        InputError: a file or the inputs cannot be used, or ONNX Runtime cannot run the original.
+        InputError: a file or the inputs cannot be used, ONNX Runtime cannot run the original, or an output of it that
+            does not agree differs from run to run.
         CannotRunError: ONNX Runtime runs the original but not `other`.
     """
     name = name or str(other)
@@ -147,10 +156,38 @@ def compare_models(
         sizes = {key: array.shape for key, array in feeds.items()}
         current = Comparison(tuple(outputs), allowed, what.name, sizes, count)
         if not current.same:
+            _check_repeats(original, proto, feeds, pairs, current)
             return current
         found = current if found is None else replace(found, rounds=count)
     assert found is not None
     return found
+
+
+def _check_repeats(
+    path: Path,
+    proto: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    pairs: Mapping[str, str],
+    found: Comparison,
+) -> None:
+    """Raise InputError if an output that does not agree differs between two runs of the original.
+
+    Numbers with a seed differ, too, but are the same in the first run of every model, so that their difference counts.
+    """
+    drawing = [node for node in all_nodes(proto.graph.node) if node.op_type in RANDOM]
+    free = [node for node in drawing if not any(attr.name == "seed" for attr in node.attribute)]
+    if drawing and not free:
+        return
+    runner = Runner(path, proto, optimise=False)
+    one, two = runner.run(feeds, pairs), runner.run(feeds, pairs)
+    for output in found.outputs:
+        if output.fault is None or compare_output(output.name, one[output.name], two, found.tolerance).fault is None:
+            continue
+        problem = f"{path} cannot be compared: its output {output.name!r} differs from one run to the next"
+        if not free:
+            raise InputError(problem)
+        what = f"{free[0].op_type} {free[0].name or free[0].output[0]}"
+        raise InputError(f"{problem}: {what} draws random numbers; give it a seed, or export the model for inference")
 
 
 def _rounds(

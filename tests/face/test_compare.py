@@ -264,6 +264,32 @@ def _inputs(
     return helper.make_model(helper.make_graph(nodes or [], "g", values, []))
 
 
+def drawing(**seed: float) -> onnx.ModelProto:
+    """The attention, with random numbers added to its result."""
+    model = attention()
+    last = model.graph.node[-1]
+    last.output[0] = "context_out"
+    noise = helper.make_node("RandomNormalLike", ["context_out"], ["noise"], "draw", **seed)
+    model.graph.node.extend([noise, helper.make_node("Add", ["context_out", "noise"], ["out"], "add")])
+    return model
+
+
+def test_an_original_that_draws_random_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source, out = saved(drawing(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    assert main(["optimize", str(source), "-o", str(out), "--verify"]) == 2
+    message = capfd.readouterr().err
+    assert "cannot be compared: its output 'out' differs from one run to the next" in message
+    assert "RandomNormalLike draw draws random numbers; give it a seed" in message
+    assert not out.exists()
+
+
+def test_seeded_random_numbers_are_compared(tmp_path: Path) -> None:
+    """They are the same in the first run of each model: another seed differs, and the fused model does not."""
+    source = saved(drawing(seed=3.0), tmp_path / "model.onnx")
+    assert fa_compiler.verify(source, fa_compiler.optimize(source).model).same
+    assert not fa_compiler.verify(source, drawing(seed=4.0)).same
+
+
 def test_random_inputs_suit_the_model() -> None:
     table = helper.make_tensor("table", TensorProto.FLOAT, [7, 2], np.zeros(14))
     nodes = [
