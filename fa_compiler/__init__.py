@@ -4,6 +4,7 @@
 
     result = fa_compiler.optimize("model.onnx", "fused.onnx")       # result.model, result.report
     report = fa_compiler.inspect("model.onnx")                      # what would be fused, and why not the rest
+    fa_compiler.graph("model.onnx").nodes(data="blocks")            # a networkx graph: which nodes are which attention
     fa_compiler.verify("model.onnx", "fused.onnx").same             # the same outputs in ONNX Runtime?
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
+    from fa_compiler.model_graph import graph
     from fa_compiler.passes import Report
     from fa_compiler.pipeline import Result, inspect, optimize
     from fa_compiler.session import InferenceSession
@@ -49,6 +51,7 @@ __all__ = [
     "bench",
     "compile_for_atc",
     "custom_ops_library",
+    "graph",
     "inspect",
     "ops",
     "optimize",
@@ -68,6 +71,7 @@ _LAZY = {
     "bench": "fa_compiler.benchmark",
     "compile_for_atc": "fa_compiler.atc.run",
     "custom_ops_library": "fa_compiler.lowering.ort",
+    "graph": "fa_compiler.model_graph",
     "inspect": "fa_compiler.pipeline",
     "optimize": "fa_compiler.pipeline",
     "register_custom_ops": "fa_compiler.lowering.ort",

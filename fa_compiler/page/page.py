@@ -21,9 +21,8 @@ from fa_compiler.model_files.foreign_types import without_types
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN
-from fa_compiler.page.regions import Region, Regions, data_inputs
+from fa_compiler.page.regions import Region, Regions, data_inputs, shape_texts
 from fa_compiler.passes import Block, Report
-from fa_compiler.passes.values.shapes import analyse
 
 LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
@@ -58,9 +57,9 @@ def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) ->
     original, result = loaded.proto, None if result is None else canonical(result)
     regions = Regions.of(original, result)
     kinds = _kinds(report, regions)
-    shapes = _shapes(loaded.to_ir())
+    shapes = shape_texts(loaded.to_ir())
     if result is not None:
-        shapes |= _shapes(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
+        shapes |= shape_texts(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
     body = [
         *_summary(report, original, result),
         *_left(report),
@@ -105,18 +104,6 @@ def _form(region: Region) -> tuple[int, ...]:
         numbers.append(hash((node.op_type, tuple(form.get(name, 0) for name in node.input))))
         form.update({name: hash((numbers[-1], place)) for place, name in enumerate(node.output) if name})
     return tuple(sorted(numbers))
-
-
-def _shapes(model: ir.Model) -> dict[str, str]:
-    """The shape of each value of the main graph, as text."""
-    info = analyse(model)
-    texts: dict[str, str] = {}
-    for node in model.graph:
-        for value in (*node.inputs, *node.outputs):
-            if value is not None and value.name and value.name not in texts:
-                shape = info.shape(value)
-                texts[value.name] = "" if shape is None else f"[{', '.join(map(str, shape))}]"
-    return texts
 
 
 # -- the summary --------------------------------------------------------------------------------------

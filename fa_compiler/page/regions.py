@@ -19,10 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx
+import onnx_ir as ir
 
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN, get
 from fa_compiler.passes.report import Block
+from fa_compiler.passes.values.shapes import analyse
 
 MOST_NODES = 60
 """Of one drawing. More would be no help to anybody."""
@@ -94,15 +96,16 @@ def data_inputs(node: onnx.NodeProto) -> list[str]:
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of a model's blocks. `result` is None if nothing was changed."""
+    """The regions of a model's blocks, of at most `most` nodes each. `result` is None if nothing was changed."""
 
     original: Side
     result: Side | None
+    most: int = MOST_NODES
 
     @staticmethod
-    def of(original: onnx.ModelProto, result: onnx.ModelProto | None) -> Regions:
+    def of(original: onnx.ModelProto, result: onnx.ModelProto | None, most: int = MOST_NODES) -> Regions:
         """Those of a model and of what became of it."""
-        return Regions(Side.of(original), None if result is None else Side.of(result))
+        return Regions(Side.of(original), None if result is None else Side.of(result), most)
 
     def around(self, block: Block) -> tuple[Region, Region]:
         """The regions of a block before and after."""
@@ -125,7 +128,7 @@ class Regions:
             maker = self.original.maker.get(queue.popleft())
             if maker is None or maker.op_type == "Constant" or id(maker) in seen or self._stayed(maker):
                 continue
-            if len(before) == MOST_NODES:
+            if len(before) == self.most:
                 cut = True
                 break
             seen.add(id(maker))
@@ -187,15 +190,15 @@ class Regions:
         found = {id(start): start}
         for forwards in (False, True):
             queue = deque([(start, 0)])
-            while queue and len(found) < MOST_NODES:
+            while queue and len(found) < self.most:
                 node, distance = queue.popleft()
                 if distance == REACH or (node is not start and node.op_type in PRODUCTS):
                     continue
                 for other in self._beside(node, forwards):
-                    if id(other) not in found and len(found) < MOST_NODES:
+                    if id(other) not in found and len(found) < self.most:
                         found[id(other)] = other
                         queue.append((other, distance + 1))
-        return Region(self.original.ordered(found.values()), {}, len(found) == MOST_NODES)
+        return Region(self.original.ordered(found.values()), {}, len(found) == self.most)
 
     def _beside(self, node: onnx.NodeProto, forwards: bool) -> Iterator[onnx.NodeProto]:
         if forwards:
@@ -204,3 +207,15 @@ class Regions:
         else:
             makers = (self.original.maker.get(name) for name in data_inputs(node))
             yield from (maker for maker in makers if maker is not None and maker.op_type != "Constant")
+
+
+def shape_texts(model: ir.Model) -> dict[str, str]:
+    """The shape of each value of the main graph, as text."""
+    info = analyse(model)
+    texts: dict[str, str] = {}
+    for node in model.graph:
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.name and value.name not in texts:
+                shape = info.shape(value)
+                texts[value.name] = "" if shape is None else f"[{', '.join(map(str, shape))}]"
+    return texts

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import networkx
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import TensorProto, helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
@@ -124,3 +126,24 @@ def test_a_session_takes_our_arguments_and_no_others() -> None:
         fa_compiler.InferenceSession(model, foo=3)
     with pytest.raises(InputError, match="unknown assumption 'nonsense'"):
         fa_compiler.InferenceSession(model, assume=["nonsense"])
+
+
+def test_a_graph_whose_nodes_know_their_block() -> None:
+    model = attention(batch=2, length=8)
+    model.graph.node.append(helper.make_node("Softmax", ["query"], ["other"], "other", axis=-1))
+    model.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, None))
+    found = fa_compiler.graph(model)
+    report = found.graph["report"]
+    fused, left = report.blocks
+    assert (fused.status, left.status) == ("fused", "not_attention")
+    held = {
+        block.id: {data["name"] for _, data in found.nodes(data=True) if block in data["blocks"]}
+        for block in report.blocks
+    }
+    assert held == {
+        fused.id: {"transpose", "scores", "scale_scores", "attn/Softmax", "context"},
+        left.id: {"other"},
+    }
+    assert found.nodes["probs"]["op_type"] == "Softmax"
+    assert found.edges["scaled", "probs"]["values"] == {"scaled": "[2, 4, 8, 8]"}
+    assert networkx.ancestors(found, "probs") == {"key_t", "product", "scaled"}
