@@ -86,6 +86,7 @@ from fa_compiler.passes.options import (
     MASKS_DOMINATE,
     NO_EMPTY_ROWS,
     NON_FINITE_SCORES,
+    SAME_SIZES,
     UNBROKEN,
     Options,
 )
@@ -143,6 +144,7 @@ class _BooleanMask:
 
     masked: tuple[ExcludedPositions, ...]
     mode: SparseMode | None = None
+    assumed: tuple[str, ...] = ()
     missed: tuple[Missed, ...] = ()
 
 
@@ -308,7 +310,7 @@ class MaskPlanner:
             drops_masked_values=guard is RowGuard.SELECTION and value is not None,
             missed=mask.missed,
         )
-        return plan.assuming(*assumed)
+        return plan.assuming(*assumed, *mask.assumed)
 
     def _with_masked_bias(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
@@ -335,7 +337,7 @@ class MaskPlanner:
         mask = self._excluded(live)
         bias = self._bias(others if alone else live)
         if not mask.masked and mask.mode is None:
-            return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=assumed)
+            return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
         return MaskPlan(
             mask.masked,
             bias,
@@ -343,7 +345,7 @@ class MaskPlanner:
             nan_rows=guard.nan_rows,
             masked_score=number if alone else 0.0,
             adds_bias_to_masked=True,
-            assumed=assumed,
+            assumed=(*assumed, *mask.assumed),
             missed=mask.missed,
         )
 
@@ -446,6 +448,7 @@ class MaskPlanner:
         assumed: list[str] = []
         mask = self._excluded(live)
         masked, mode = mask.masked, mask.mode
+        assumed.extend(mask.assumed)
         assumed.extend((MASKS_DOMINATE,) if value > DOMINATING else ())
         found = self.structure(live)
         if isinstance(found, Structure) and found.packing is not None:
@@ -511,8 +514,10 @@ class MaskPlanner:
         elif (reason := self._why_dense(found)) is not None:
             missed = Missed(MissedCode.DENSE_MASK, reason, label(node))
         else:
-            return _BooleanMask(tuple(padded(each, self.viewer, node) for each in found.padding), found.mode)
-        return _BooleanMask(tuple(excluded(each, self.viewer) for each in self._masks(terms)), missed=(missed,))
+            masked = tuple(padded(each, self.viewer, node) for each in found.padding)
+            return _BooleanMask(masked, found.mode, found.assumed)
+        masked = tuple(excluded(each, self.viewer) for each in self._masks(terms))
+        return _BooleanMask(masked, assumed=() if isinstance(found, NoStructure) else found.assumed, missed=(missed,))
 
     def _why_dense(self, found: Structure) -> str | None:
         """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""
@@ -529,7 +534,8 @@ class MaskPlanner:
         """The structure of the boolean mask that these terms make, or why it has none."""
         if terms not in self._structures:
             masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
-            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity)
+            vouched = SAME_SIZES in self.options.assume
+            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, same_sizes=vouched)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:

@@ -3,7 +3,7 @@
 It could have a band, packed sequences or one row of padding, which cost next to nothing,
 
     1 if the mask did not have to stay a bias (the caller knows why)
-    2 if the user vouched for no-empty-rows, masks-dominate or both
+    2 if the user vouched for same-sizes, masks-dominate or no-empty-rows, or for several of them
     3 if the boolean mask had a structure (structure.py), or the target took it (mask.py)
     4 if a mask that is a part of the bias had a structure
     5 if what else is added to the scores were proven to be lost beside that mask
@@ -14,6 +14,7 @@ assumptions, so the hint helps.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,12 +24,14 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.row_guard import RowGuard
-from fa_compiler.passes.masks.structure import Grid, NoStructure
-from fa_compiler.passes.options import ASSUMPTIONS, MASKS_DOMINATE, NO_EMPTY_ROWS
+from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure
+from fa_compiler.passes.options import ASSUMPTIONS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
 from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, BiasOp, Select, Term
 
-WORDS = ((NO_EMPTY_ROWS,), (MASKS_DOMINATE,), (MASKS_DOMINATE, NO_EMPTY_ROWS))
+WORDS = [
+    words for count in (1, 2, 3) for words in itertools.combinations((SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS), count)
+]
 
 
 def explained(
@@ -47,9 +50,11 @@ def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard
     given = planner.options.assume
     for words in WORDS:  # 2
         if not given.issuperset(words) and _is_lean_assuming(words, planner, terms, guard):
-            reason = f"it is not proven that {' and that '.join(ASSUMPTIONS[word] for word in words)}"
+            reasons, culprit = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words], label(terms[-1].node)
             hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
-            return Missed(MissedCode.DENSE_MASK, reason, label(terms[-1].node), hint)
+            if plan.missed and words[0] == SAME_SIZES:
+                reasons[0], culprit, hint = plan.missed[0].reason, plan.missed[0].culprit, f"{hint}; or {ONE_NAME}"
+            return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), culprit, hint)
     if plan.missed:  # 3
         return plan.missed[0]
     node = next(step.node for step, view in _masks_in_bias(plan, planner) if _is_dense(view, planner))

@@ -32,6 +32,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
+from fa_compiler.passes.options import SAME_SIZES
 from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, MaskTerm
 from fa_compiler.passes.values.formula import (
@@ -50,7 +51,7 @@ from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
 
-SAME_SIZES = "export again with one name for sizes that are equal in every run, or with a fixed size"
+ONE_NAME = "export again with one name for sizes that are equal in every run, or with a fixed size"
 """What the user can do where a mask's sizes are not proven to be those of the scores."""
 FIXED_MASK = "compute the mask in the model, or make it a constant, if it is the same band in every run"
 """What the user can do where a mask is an input of the model."""
@@ -87,12 +88,13 @@ class Padding:
 @dataclass(frozen=True)
 class Structure:
     """A mask as the sparse_mode of a band and padding, or as packed sequences if there is a `packing`. `never_empty`
-    says that every row keeps a key in every run that has keys."""
+    says that every row keeps a key in every run that has keys. `assumed` is what the user vouched for."""
 
     mode: SparseMode | None
     padding: tuple[Padding, ...]
     never_empty: bool
     packing: Packing | None = None
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,19 +124,27 @@ def structure(
     grid: Grid,
     viewer: Viewer,
     contiguity: ContiguousLabels | None = None,
+    same_sizes: bool = False,
 ) -> Structure | NoStructure:
     """The structure of the mask that these terms make together, or why the operator cannot express it.
 
-    Without `contiguity`, packed sequences are not looked for.
+    Without `contiguity`, packed sequences are not looked for. With `same_sizes` the user vouches for it that masks are
+    as large as the scores.
     """
     if not terms:
         return NoStructure("nothing is masked")
+    reader = _TermReader(viewer, grid, contiguity)
     parts: list[Band | Padding | Packing] = []
+    assumed: tuple[str, ...] = ()
     for term in terms:
         try:
-            parts.extend(_TermReader(viewer, grid, contiguity).read(term))
+            other_sizes = reader.other_sizes(term)
+            if other_sizes is not None and not same_sizes:
+                raise other_sizes
+            parts.extend(reader.read(term))
         except _Unstructured as cause:
             return NoStructure(cause.reason, term.node, cause.hint)
+        assumed = assumed if other_sizes is None else (SAME_SIZES,)
     padding = tuple(part for part in parts if isinstance(part, Padding))
     band = _intersection([part for part in parts if isinstance(part, Band)])
     packings = {part for part in parts if isinstance(part, Packing)}
@@ -143,7 +153,7 @@ def structure(
         mode = None if band is None else mode_of(band, *grid.sizes)
         if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
             return NoStructure("packed sequences stand beside another mask")
-        return Structure(mode, (), True, packings.pop())
+        return Structure(mode, (), True, packings.pop(), assumed=assumed)
     if band is None:
         return NoStructure("which of its bands is the narrowest depends on sizes of the run")
     mode = mode_of(band, *grid.sizes)
@@ -151,7 +161,7 @@ def structure(
         return NoStructure(f"no sparse_mode is the band {band.described(*grid.sizes)} in every run")
     if band.prefix and padding:
         return NoStructure("a prefix that all rows see stands beside padding")
-    return Structure(mode, padding, not padding and band.never_empty(*grid.sizes))
+    return Structure(mode, padding, not padding and band.never_empty(*grid.sizes), assumed=assumed)
 
 
 @dataclass(frozen=True)
@@ -163,14 +173,9 @@ class _TermReader:
     contiguity: ContiguousLabels | None
 
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
-        """The parts of the term's mask. Raises _Unstructured."""
-        name, shape = f"{term.operand.value.name!r}", self.viewer.info.shape(term.operand.value)
-        if shape is None:
-            raise _Unstructured(f"the shape of {name} is unknown")
-        resolve = self.viewer.space.resolve
-        places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
-        row, column = places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq))
-        self._check_sizes(name, shape, row, column)
+        """The parts of the term's mask, if it has as many rows and columns as the scores. Raises _Unstructured."""
+        name = f"{term.operand.value.name!r}"
+        shape, row, column = self._placed(term)
         positions = self.viewer.facts.positions(shape)
         formula = kept(term, positions)
         if formula is None:
@@ -205,19 +210,31 @@ class _TermReader:
         open_ = [k for k, size in enumerate(shape) if size.const != 1 and k not in (row, column) and k not in along]
         return all(dims[k] and set(dims[k]) <= labelled for k in open_)
 
-    def _check_sizes(self, name: str, shape: Shape, row: int | None, column: int | None) -> None:
-        """Raise _Unstructured unless the mask has as many rows and columns as the scores in every run that succeeds."""
-        rows, columns = self.grid.sizes
+    def _placed(self, term: MaskTerm) -> tuple[Shape, int | None, int | None]:
+        """The shape of the term's mask, and which of its dimensions are its rows and columns. Raises _Unstructured."""
+        shape = self.viewer.info.shape(term.operand.value)
+        if shape is None:
+            raise _Unstructured(f"the shape of {term.operand.value.name!r} is unknown")
+        resolve = self.viewer.space.resolve
+        places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
+        return shape, places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq))
+
+    def other_sizes(self, term: MaskTerm) -> _Unstructured | None:
+        """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
+        has not. Raises _Unstructured."""
+        (shape, row, column), (rows, columns) = self._placed(term), self.grid.sizes
+        name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
             cap = cap_of(shape[column], columns)
             if cap is None:
                 reason = f"the {shape[column]} columns of {name} are not proven to be the {columns} keys of the scores"
-                raise _Unstructured(reason, SAME_SIZES)
+                return _Unstructured(reason, ONE_NAME)
             known.append(Dim(cap) - columns)
         if row is not None and simplify_given(shape[row], known) != rows:
             reason = f"the {shape[row]} rows of {name} are not proven to be the {rows} rows of the scores"
-            raise _Unstructured(reason, SAME_SIZES)
+            return _Unstructured(reason, ONE_NAME)
+        return None
 
     def _part(
         self, part: Formula, shape: Shape, row: int | None, column: int | None, term: MaskTerm

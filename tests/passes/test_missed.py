@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from fa_compiler.passes import Options, fuse
 from fa_compiler.passes.report import Missed, MissedCode
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, parse
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 from tests.passes.tape import FLOAT32_MIN, Training, compose
 from tests.passes.test_gathered import Spelling
 from tests.passes.test_gathered import model as gathered
@@ -81,7 +81,7 @@ LOST = {
     "sizes": Lost(
         DENSE,
         "the U columns of 'm' are not proven to be the S keys",
-        "one name",
+        "--assume same-sizes",
         lambda: masked(OTHER_SIZE, SELECT, more="int64[U] ids"),
     ),
     "an input": Lost(
@@ -89,6 +89,12 @@ LOST = {
         "the input 'given' may mask any keys",
         "make it a constant",
         lambda: masked("m = Identity(given)", SELECT, more="bool[S,S] given"),
+    ),
+    "sizes and a number": Lost(
+        DENSE,
+        "a mask has as many rows and keys as the scores, except along dimensions that are 1 in every run, and it is",
+        "--assume same-sizes --assume masks-dominate",
+        lambda: masked(OTHER_SIZE, SMALL, more="int64[U] ids"),
     ),
     "a number": Lost(DENSE, "a mask constant such as", "--assume masks-dominate", lambda: masked(CAUSAL, SMALL)),
     "empty rows": Lost(
@@ -100,7 +106,7 @@ LOST = {
     ),
     "both": Lost(
         DENSE,
-        "outweighs every score and that no query row",
+        "outweighs every score, and it is not proven that no query row",
         "--assume masks-dominate --assume no-empty-rows",
         lambda: masked(PADDED, SMALL, more=KEPT),
         for_ascend(),
@@ -254,3 +260,15 @@ def test_nothing_is_missed(mask: str, use: str) -> None:
     """A band, padding beside it, and padding that runs along the rows: only one of them is read."""
     (block,) = fuse(ir.from_proto(masked(mask, use, more=KEPT))).blocks
     assert block.status == "fused" and not block.missed
+
+
+@pytest.mark.parametrize("keys", [5, 1], ids=["as many", "one"])
+def test_a_mask_of_another_size(keys: int) -> None:
+    """A causal mask of one key lets every row see all keys. Who vouches for same-sizes rules it out and has a band."""
+    proto = masked(OTHER_SIZE, SELECT, more="int64[U] ids")
+    feeds = random_feeds(proto, ids=np.arange(keys))
+    assumptions: list[tuple[str, ...]] = [(), ("same-sizes",)] if keys > 1 else [()]
+    for assume in assumptions:
+        result, report = fused(proto, assume=assume)
+        assert (report.blocks[0].mask, report.blocks[0].assumed) == ("causal" if assume else "atten_mask", assume)
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
