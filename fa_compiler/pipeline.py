@@ -84,8 +84,9 @@ def optimize(
         soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
         cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
         assume: assumptions that you vouch for: "no-empty-rows", "masks-dominate", "binary-masks", "bounded-scores",
-            "unbroken-sequences", "close-ranks", "loss-floor", "decode", "shared-caches", "separate-caches",
-            "half-attention", "empty-bias", "finite-scores", "non-finite-scores", "drop-activation-quantisation".
+            "same-sizes", "unbroken-sequences", "close-ranks", "loss-floor", "decode", "shared-caches",
+            "separate-caches", "half-attention", "empty-bias", "finite-scores", "non-finite-scores",
+            "drop-activation-quantisation".
             `fa-compiler optimize --help` says what each means.
         in_place_caches: replace caches that grow by a Concat by preallocated buffers (target "ort"). Their inputs and
             outputs then have a capacity, and a new input `cache_length`, int64 [1], is the number of tokens that they

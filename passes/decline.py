@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 
 
 def label(node: ir.Node | None) -> str | None:
@@ -28,3 +28,12 @@ class Decline(Exception):
         self.reason = reason
         self.culprit = culprit
         self.hint = code.advice if hint is None else hint or None
+
+    def as_missed(self, code: MissedCode, node: ir.Node | None) -> Missed:
+        """What an attention misses that is fused in another way, after this was raised.
+
+        The culprit is `node` where the decline names none. The advice of a code is left out: it is about attention that
+        is not fused.
+        """
+        hint = None if self.hint == self.code.advice else self.hint
+        return Missed(code, self.reason, label(self.culprit or node), hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -25,7 +25,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
-from fa_compiler.passes.report import Block, CacheLine, Code, Progress, Report
+from fa_compiler.passes.report import Block, CacheLine, Code, Missed, Progress, Report
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.shared import Sharer, Sharing
@@ -168,22 +168,26 @@ class _Run:
         if self.facts.options.target == "ort" or has_top_k:
             with_second = replace(self.matcher, second_products=True)
             paths = with_second.begin(anchor, route)
+            missed: list[Missed] = []
             try:
                 match = with_second.finish(paths)
-                block = self._sparse(name, match, rewriter)
+                block = self._sparse(name, match, rewriter, missed)
                 if block is None and self.facts.options.target == "ort":
-                    block = self._fused_block(name, match, rewriter.emit(match))
+                    block = self._fused_block(name, match, rewriter.emit(match), missed)
                 if block is not None:
                     return block
             except Decline:
                 if paths.scores.second is None:
                     raise
         match = self.matcher.match(anchor, route)
-        return self._sparse(name, match, rewriter) or self._fused_block(name, match, rewriter.emit(match))
+        missed = []
+        block = self._sparse(name, match, rewriter, missed)
+        return block or self._fused_block(name, match, rewriter.emit(match), missed)
 
-    def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter) -> Block | None:
-        """Fuse an attention to listed or selected keys and return its block; None for other attentions."""
-        found = fuse_gathered_keys(match, rewriter, self.notes) or fuse_masked_selection(match, rewriter)
+    def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter, missed: list[Missed]) -> Block | None:
+        """Fuse an attention to listed or selected keys and return its block; None for other attentions, with a line in
+        `missed` where the user could vouch for it."""
+        found = fuse_gathered_keys(match, rewriter, missed) or fuse_masked_selection(match, rewriter)
         if found is None:
             return None
         return self._ranked(self._fused_block(name, match, found.fused), found.indexer)
@@ -227,6 +231,7 @@ class _Run:
         backward = replace(
             forward,
             kind="backward",
+            missed=(),
             anchor=label(pair.match.backward.node) or name,
             op=pair.node.op_type,
             node=pair.node.name,
@@ -256,8 +261,7 @@ class _Run:
         hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
         return replace(block, hint=hint)
 
-    def _fused_block(self, name: str, match: AttentionMatch, fused: Fused) -> Block:
-        self.notes.extend(note for note in fused.notes if note not in self.notes)
+    def _fused_block(self, name: str, match: AttentionMatch, fused: Fused, missed: Sequence[Missed] = ()) -> Block:
         return Block(
             id=0,
             kind="forward",
@@ -270,6 +274,7 @@ class _Run:
             heads=fused.heads,
             extensions=extensions_used(node_view(fused.node, self.facts.info)),
             assumed=fused.assumed,
+            missed=(*missed, *fused.missed),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -142,6 +143,62 @@ class Code(StrEnum):
     NOT_ATTENTION = "not_attention", "a softmax that is not followed by a product with values"
 
 
+class MissedCode(StrEnum):
+    """What a fused attention misses. The value is what the JSON report holds; `meaning` is a sentence about it."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> MissedCode:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    DENSE_MASK = (
+        "dense_mask",
+        "a mask of all rows and keys is made and read; a band costs nothing and skips the keys it excludes",
+    )
+    EXPANDED_MASK = "expanded_mask", "the mask is repeated along dimensions that the product wants in full"
+    NOT_PACKED = "not_packed", "packed sequences are computed as one long sequence with a mask"
+    COPIES = "copies", "an operand or the result is copied, because the model holds it in another layout"
+    REPEATED_HEADS = "repeated_heads", "key and value are repeated for each query head"
+    WIDE = "wide", "operands of 16 bits are computed in float32"
+    GATHERED_PAGES = "gathered_pages", "pages of keys and values are gathered first, not read where they lie"
+    NOT_INCRE = "not_incre", "the attention of one token does not become IncreFlashAttention, which is made for it"
+    QUANTIZED_OUTPUT = "quantized_output", "the quantisation of the result stays an operator of its own"
+    NOT_SELECTED = "not_selected", "the selected keys are gathered or masked, not read by their list"
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Something better that a fused attention could have been, why it is not, and what the user can do about it.
+
+    `culprit` is the name of the node or value that is the cause.
+    """
+
+    code: MissedCode
+    reason: str
+    culprit: str | None = None
+    hint: str | None = None
+
+    @property
+    def word(self) -> str:
+        """The code as a word for people."""
+        return self.code.value.replace("_", " ")
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is equal for layers in which only the names of values differ."""
+        return self.code, re.sub(r"'[^']*'", "", self.reason), self.hint
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.reason}" + (f" [{self.culprit}]" if self.culprit else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as the JSON report holds it."""
+        return {"code": self.code.value, "reason": self.reason, "culprit": self.culprit, "hint": self.hint}
+
+
 INEXPRESSIBLE = frozenset(
     (Code.SOFTCAP, Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT, Code.HEAD_SIZE_OVER_768)
 )
@@ -151,6 +208,10 @@ INEXPRESSIBLE = frozenset(
 def printable(text: str) -> str:
     """The text with its control characters escaped: a name in a file must not control the terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _blocks(ids: Sequence[int]) -> str:
+    return f"block{'s' if len(ids) > 1 else ''} {_ranges(ids)}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -190,6 +251,8 @@ class Block:
     reason: str | None = None
     culprit: str | None = None
     hint: str | None = None
+    missed: tuple[Missed, ...] = ()
+    """What better a fused attention could have been; empty for gradients, which share it with their attention."""
 
     @property
     def what(self) -> str:
@@ -208,6 +271,7 @@ class Block:
             parts.append("no mask" if self.mask == "none" else f"mask: {self.mask}")
         if self.assumed:
             parts.append(f"assuming {', '.join(self.assumed)}")
+        parts.extend(f"missed: {each.word}" for each in self.missed)
         return ", ".join(part for part in parts if part)
 
     def to_json(self) -> dict[str, Any]:
@@ -229,6 +293,7 @@ class Block:
             "reason": self.reason,
             "culprit": self.culprit,
             "hint": self.hint,
+            "missed": [each.to_json() for each in self.missed],
         }
 
 
@@ -292,7 +357,22 @@ class Report:
         for block in self.blocks:
             if block.status == "declined" and block.hint:
                 found.setdefault(block.hint, []).append(block.id)
-        return [f"block{'s' if len(ids) > 1 else ''} {_ranges(ids)}, try: {hint}" for hint, ids in found.items()]
+        return [f"{_blocks(ids)}, try: {hint}" for hint, ids in found.items()]
+
+    @property
+    def missed(self) -> list[str]:
+        """What fused blocks miss, one line for all blocks in which only the names of values differ."""
+        found: dict[tuple[object, ...], dict[int, Missed]] = {}
+        for block in self.blocks:
+            for each in block.missed:
+                found.setdefault(each.kind, {})[block.id] = each
+        lines = []
+        for alike in found.values():
+            first, others = next(iter(alike.values())), len({each.culprit for each in alike.values()}) - 1
+            more = f" and {others} more" if others else ""
+            advice = f"; try: {first.hint}" if first.hint else ""
+            lines.append(f"{_blocks(list(alike))}, missed {first}{more}{advice}")
+        return lines
 
     @property
     def summary(self) -> str:
@@ -315,11 +395,11 @@ class Report:
         rows = [[printable(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        lines = [*self.advice, *map(str, self.caches), *self.notes, self.summary]
+        lines = [*self.advice, *self.missed, *map(str, self.caches), *self.notes, self.summary]
         return "\n".join([line.rstrip() for line in table if self.blocks] + [printable(line) for line in lines])
 
     def to_json(self) -> dict[str, Any]:
-        """The report in schema 1; `notes` holds remarks such as bytes added for an expanded mask."""
+        """The report in schema 1; `notes` holds remarks that belong to no block, such as repairs."""
         return {
             "schema": SCHEMA,
             "model": self.model,

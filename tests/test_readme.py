@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fa_compiler.passes import Code
+from fa_compiler.passes.report import MissedCode
 from tests.passes.accepted import ACCEPTED, ANY
 from tests.passes.strategies import FIELDS, MASK
 
@@ -34,6 +35,10 @@ def test_every_code_is_explained() -> None:
     }
     rows = "\n".join(f"| {name} | {' | '.join(cells)} |" for name, cells in wanted.items())
     assert table("code") == wanted, f"the table has to be:\n{rows}"
+
+
+def test_everything_that_can_be_missed_is_explained() -> None:
+    assert table("missed") == {f"`{code}`": [code.meaning] for code in MissedCode}
 
 
 @pytest.mark.parametrize("row", ACCEPTED)

@@ -38,7 +38,8 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def print_report(report: Report, explain: bool) -> None:
-    """Print the table of blocks, the hints for those declined, and the summary; with `explain` full sentences, too."""
+    """Print the table of blocks, the hints for those declined, what fused ones miss, and the summary. With `explain`
+    print full sentences about each block."""
     out = console()
     if report.blocks:
         out.print(_table(("block", "status", "anchor", "what"), (_row(block) for block in report.blocks)))
@@ -46,7 +47,7 @@ def print_report(report: Report, explain: bool) -> None:
         for block in report.blocks:
             _explain(out, block)
     else:
-        for line in report.advice:
+        for line in (*report.advice, *report.missed):
             out.print(Text(printable(line)))
     for cache in report.caches:
         out.print(Text(printable(str(cache))))
@@ -109,7 +110,10 @@ def _explain(out: Console, block: Block) -> None:
         lines.append(f"  try: {block.hint}")
     sentences = {extension.id: extension.sentence for extension in op_registry.EXTENSIONS}
     lines += [f"  uses {name}: {sentences.get(name, '')}" for name in block.extensions]
-    meanings = ASSUMPTIONS
-    lines += [f"  assumed {name}: {meanings.get(name, '')}" for name in block.assumed]
+    lines += [f"  assumed {name}: {ASSUMPTIONS.get(name, '')}" for name in block.assumed]
+    for missed in block.missed:
+        lines += [f"  missed {missed.word}: {missed.code.meaning}", f"    reason: {missed.reason}"]
+        lines += [f"    because of {missed.culprit}"] if missed.culprit else []
+        lines += [f"    try: {missed.hint}"] if missed.hint else []
     for line in lines:
         out.print(Text(printable(line)))

@@ -63,6 +63,7 @@ def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) ->
     body = [
         *_summary(report, original, result),
         *_left(report),
+        *_missed(report),
         *_controls(kinds),
         *(line for number, kind in enumerate(kinds) for line in _section(number, kind, shapes)),
     ]
@@ -91,7 +92,8 @@ def _kinds(report: Report, regions: Regions) -> list[Kind]:
         before, after = regions.around(block)
         reason = re.sub(r"'[^']*'", "", block.reason or "")
         outcome = (block.status, block.kind, block.op, block.layout, block.mask, block.heads, block.extensions)
-        key = (*outcome, block.assumed, block.code, reason, block.hint, _form(before), _form(after))
+        missed = tuple(each.kind for each in block.missed)
+        key = (*outcome, block.assumed, block.code, reason, block.hint, missed, _form(before), _form(after))
         found.setdefault(key, []).append((block, before, after))
     return [Kind(tuple(each[0] for each in alike), *alike[0][1:]) for alike in found.values()]
 
@@ -182,6 +184,14 @@ def _left(report: Report) -> Iterator[str]:
     yield "</ul></section>"
 
 
+def _missed(report: Report) -> Iterator[str]:
+    """What fused blocks miss, and what the user can do."""
+    if report.missed:
+        yield "<section aria-labelledby='missed'><h2 id='missed'>What was fused and could be better</h2><ul>"
+        yield from (f"<li>{escape(line)}</li>" for line in report.missed)
+        yield "</ul></section>"
+
+
 def _controls(kinds: Sequence[Kind]) -> Iterator[str]:
     if not kinds:
         return
@@ -224,6 +234,9 @@ def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str
         yield f"<p>{escape(block.reason or (block.code.meaning if block.code else ''))}</p>"
     if block.hint:
         yield f"<p><strong>Try:</strong> {escape(block.hint)}</p>"
+    for missed in block.missed:
+        advice = f"<br><strong>Try:</strong> {escape(missed.hint)}" if missed.hint else ""
+        yield f"<p><strong>Missed</strong> {escape(str(missed))}{advice}</p>"
     yield f"<details class='names'><summary>{count} {_plural(count, 'block')}</summary><ul>"
     yield from (f"<li>{each.id}: <code>{escape(each.anchor)}</code></li>" for each in kind.blocks)
     yield "</ul></details><div class='pair'>"

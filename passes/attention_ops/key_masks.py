@@ -20,22 +20,25 @@ float mask is therefore
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.decline import label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.missed import explained, is_dense
 from fa_compiler.passes.masks.packing import ContiguousLabels
 from fa_compiler.passes.masks.row_guard import RowGuard
-from fa_compiler.passes.masks.structure import Grid, Structure, structure
+from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
 from fa_compiler.passes.nodes import FOLD_LIMIT
 from fa_compiler.passes.options import UNBROKEN
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, BiasOperand, ExcludedPositions, Select
 
 INT64 = ir.DataType.INT64
@@ -104,19 +107,40 @@ class KeyMaskBuilder:
         The window becomes a sparse_mode where one says the same in every run and no mask depends on the row; for Ascend
         only where there is no mask.
         """
-        space = self.call.viewer.space
+        space, window_reason = self.call.viewer.space, ""
         rows, columns = space.size(scores[2]), space.size(scores[3])
         if window is not None:
             own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
             plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
             mode = mode_of(window.band, rows, columns) if plain else None
+            window_reason = "no sparse_mode is its window in every run" if plain else "its window stands beside a mask"
             if mode is None:
                 self._check_computable(window)
                 excluded = self.mask_outside_band(window.low, window.high)
                 masked = [*masked, ExcludedPositions(self.call.aligned(excluded, scores))]
         never = not masked and (mode is None if window is None else window.band.never_empty(rows, columns))
         empty = "" if never else "zero"
-        return MaskPlan(masked=tuple(masked), bias=bias, mode=mode, empty_rows=empty)
+        missed = () if mode is not None else self._missed(masked, scores, window_reason)
+        return MaskPlan(masked=tuple(masked), bias=bias, mode=mode, empty_rows=empty, missed=missed)
+
+    def _missed(
+        self, masked: Sequence[ExcludedPositions], scores: Arrangement, window_reason: str
+    ) -> tuple[Missed, ...]:
+        """Why a mask that runs along rows and keys is no band."""
+        call, viewer = self.call, self.call.viewer
+        grid = Grid.of(scores[2], scores[3], viewer.space)
+        part = next((each for each in masked if is_dense(each.view, grid, viewer.space)), None)
+        if part is None:
+            return ()
+        reason = window_reason or "its mask is no band beside what else it masks"
+        if not window_reason and call.builder.has_made(part.view.base):
+            reason = "which keys a row sees depends on numbers of the run"
+        elif not window_reason:
+            term = Select(call.node, AlignedTensor(part.view.base, part.view.base_dims), not part.when, -math.inf)
+            found = structure([term], grid, viewer)
+            if isinstance(found, NoStructure):
+                return (found.missed(call.node),)
+        return (Missed(MissedCode.DENSE_MASK, reason, label(call.node)),)
 
     def excluded(
         self, mask: ir.Value, when: bool, scores: Arrangement, band: bool
@@ -130,8 +154,10 @@ class KeyMaskBuilder:
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         term = Select(call.node, placed, not when, -math.inf)
         found = structure([term], grid, call.viewer)
-        usable = band and (found is None or (self._has_room(found) and not (found.mode and found.mode.prefix)))
-        if found is None or (found.mode is not None and not usable):
+        if isinstance(found, NoStructure):
+            return [ExcludedPositions(call.along(mask, placed.dims), when)], None
+        usable = band and self._has_room(found) and not (found.mode and found.mode.prefix)
+        if found.mode is not None and not usable:
             return [ExcludedPositions(call.along(mask, placed.dims), when)], None
         return [
             ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in found.padding
@@ -144,7 +170,7 @@ class KeyMaskBuilder:
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         planner = MaskPlanner(values, grid)
         term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
-        return planner.plan((term,), RowGuard.NONE)
+        return explained(planner, (term,), RowGuard.NONE)
 
     def packed(self, mask: ir.Value, when: bool, scores: Arrangement, fallback: MaskPlan) -> MaskPlan:
         """The plan with packed sequences where the mask says nothing else (packing.py), else `fallback`.
@@ -156,11 +182,11 @@ class KeyMaskBuilder:
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         contiguity = ContiguousLabels(call.facts)
         found = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity)
-        packing = None if found is None else found.packing
-        if found is None or packing is None or call.options.target != "ort":
+        packing = None if isinstance(found, NoStructure) else found.packing
+        if isinstance(found, NoStructure) or packing is None or call.options.target != "ort":
             return fallback
         if not packing.in_runs and UNBROKEN not in call.options.assume:
-            return replace(fallback, note=packing.note)
+            return replace(fallback, missed=(packing.missed,))
         assumed = () if packing.in_runs else (UNBROKEN,)
         view = call.along(packing.labels, packing.dims)
         return MaskPlan(mode=found.mode, assumed=assumed, packed=view, fallback=fallback)

@@ -41,13 +41,14 @@ import onnx_ir as ir
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.build import INT64
+from fa_compiler.passes.decline import label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -103,7 +104,10 @@ class ScoreBias:
         if NO_EMPTY_ROWS in self.call.options.assume:
             plan = self.key_masks.plan(self.scores, [], self._sum(padded, None), band)
             return replace(plan, assumed=(NO_EMPTY_ROWS,))
-        return MaskPlan(bias=self._sum(padded, self.key_masks.mask_outside_band(band.low, band.high)))
+        bias = self._sum(padded, self.key_masks.mask_outside_band(band.low, band.high))
+        return MaskPlan(
+            bias=bias, missed=(self._missed(f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"),)
+        )
 
     def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
         """What the user vouches for so that the bias may be added to M instead of to the scores. Raises Decline."""
@@ -152,7 +156,13 @@ class ScoreBias:
         above = self._stays_above() or (padded is None and self.bias is None)
         causal = None if band is None or above else self.key_masks.mask_outside_band(band.low, band.high)
         plan = self.key_masks.plan(self.scores, [behind], self._sum(padded, causal), band if above else None)
-        return replace(plan, empty_rows="")
+        missed = () if causal is None else (self._missed(None),)
+        return replace(plan, empty_rows="", missed=(*plan.missed, *missed))
+
+    def _missed(self, hint: str | None) -> Missed:
+        """Why the causal mask is a part of the bias."""
+        reason = "padding or a bias may be as low as the causal mask, to which it is added"
+        return Missed(MissedCode.DENSE_MASK, reason, label(self.call.node), hint)
 
     def _bidirectional(self, padded: ir.Value | None) -> MaskPlan:
         builder = self.call.builder

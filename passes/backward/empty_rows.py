@@ -16,14 +16,16 @@ from dataclasses import replace
 
 from fa_compiler.passes.backward.match import Pair, PairDecline
 from fa_compiler.passes.backward.quantities import MaskedRows
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Select
+
+NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 
 
 def keep_empty_rows(pair: Pair, options: Options) -> Pair:
@@ -78,14 +80,17 @@ def _check_mask_value(pair: Pair, value: float, drops_masked_values: bool) -> No
 
 
 def _as_bias(pair: Pair) -> AttentionMatch:
-    """The match with every mask as a bias, exactly as it was added or put in."""
+    """The match with every mask as a bias, exactly as it was added or put in. A band is then missed."""
     masking, terms, space = pair.derivation.masking, pair.derivation.paths.scores.terms, pair.forward.space.branch()
     values = replace(masking.planner.values, viewer=Viewer(masking.planner.viewer.facts, space))
     plan = replace(masking.planner, as_bias=True, values=values).plan(terms, masking.tested)
-    return replace(pair.forward, mask=plan).within(space)
+    missed = pair.forward.mask.missed
+    if pair.forward.mask.mode is not None:
+        reason = "a row that is masked everywhere gets a gradient like any other, which a band does not give it"
+        missed = (Missed(MissedCode.DENSE_MASK, reason, label(pair.backward.node), NO_EMPTY_ROWS_HINT),)
+    return replace(pair.forward, mask=replace(plan, missed=missed)).within(space)
 
 
 def _rows_differ(pair: Pair, reason: str) -> PairDecline:
     node = pair.backward.node
-    hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
-    return PairDecline.about(node, Decline(Code.EMPTY_ROWS, reason, node, hint))
+    return PairDecline.about(node, Decline(Code.EMPTY_ROWS, reason, node, NO_EMPTY_ROWS_HINT))

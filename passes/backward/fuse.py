@@ -13,7 +13,7 @@ from fa_compiler.passes.backward.sparse_gradient import ListedBackward
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 
@@ -56,8 +56,8 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, has_t
 
 def _fused(pair: Pair, matcher: Matcher, rewriter: Rewriter) -> FusedPair:
     try:
-        notes: list[str] = []
-        listed = _listed(pair, matcher, rewriter, notes)
+        missed: list[Missed] = []
+        listed = _listed(pair, matcher, rewriter, missed)
         if listed is not None:
             return listed
         if (loss := pair.backward.divergence) is not None:
@@ -66,37 +66,41 @@ def _fused(pair: Pair, matcher: Matcher, rewriter: Rewriter) -> FusedPair:
         pair = keep_empty_rows(pair, matcher.facts.options)
         backward = Backward(pair.backward, rewriter)
         fused = rewriter.emit(pair.forward, backward)
-        fused = replace(fused, notes=(*fused.notes, *notes))
+        fused = replace(fused, missed=(*fused.missed, *missed))
     except Decline as decline:
         raise PairDecline.about(pair.backward.node, decline) from decline
     return FusedPair(pair, fused, backward.nodes[-1])
 
 
-def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, notes: list[str]) -> FusedPair | None:
+def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]) -> FusedPair | None:
     """The pair as attention to selected keys; None where the keys are not selected.
 
-    Where they are, and the pair is not fused as such, the reason is appended to `notes`.
+    Where they are, and the pair is not fused as such, the reason is appended to `missed`.
     """
     # Where every row has a key, what the others would give does not matter.
-    found = _attempt(pair, True, matcher, rewriter, notes)
+    found = _attempt(pair, True, matcher, rewriter, missed)
     if found is not None:
         return found
     try:
         pair = keep_empty_rows(pair, matcher.facts.options)
     except PairDecline:
         return None
-    return _attempt(pair, False, matcher, rewriter, notes)
+    return _attempt(pair, False, matcher, rewriter, missed)
 
 
-def _attempt(pair: Pair, every_row: bool, matcher: Matcher, rewriter: Rewriter, notes: list[str]) -> FusedPair | None:
+def _attempt(
+    pair: Pair, every_row: bool, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]
+) -> FusedPair | None:
     backward = ListedBackward(pair.backward, rewriter, every_row=every_row)
     selected = fuse_masked_selection(pair.forward, rewriter, backward)
-    selected = selected or fuse_gathered_keys(pair.forward, rewriter, notes, backward)
+    selected = selected or fuse_gathered_keys(pair.forward, rewriter, missed, backward)
     if selected is not None:
         return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
     if backward.failure is not None:
         raise backward.failure
-    note = f"{label(pair.forward.node)}: the pair stays dense: {backward.refused}"
-    if backward.refused and note not in notes:
-        notes.append(note)
+    if backward.refused:
+        reason = f"the pair stays dense: {backward.refused}"
+        line = Missed(MissedCode.NOT_SELECTED, reason, label(pair.forward.node))
+        if line not in missed:
+            missed.append(line)
     return None

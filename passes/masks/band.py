@@ -39,6 +39,14 @@ class Band:
         above = self.upper is None or self.upper.is_at_least(0)
         return not self.prefix and above and (self.lower is None or (-self.lower).is_at_least(0))
 
+    def described(self, rows: Dim, columns: Dim) -> str:
+        """The band in words, for scores of these sizes: the keys j that the row i keeps."""
+        ends = [] if self.lower is None else [f"{self.lower} <="]
+        ends += ["j - i"]
+        ends += [] if self.upper is None else [f"<= {self.upper}"]
+        prefix = f" with the first {self.prefix} keys" if self.prefix else ""
+        return f"{' '.join(ends)}{prefix} of {rows} rows and {columns} keys"
+
     def never_empty(self, rows: Dim, columns: Dim) -> bool:
         """Whether the band leaves every row a key in every run that has keys."""
         above = self.prefix > 0 or self.upper is None or self.upper.is_at_least(0)

@@ -60,7 +60,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -79,17 +79,18 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.masks.rounding import assumptions_for_reordering, reordering_decline
 from fa_compiler.passes.masks.row_guard import RowGuard
-from fa_compiler.passes.masks.structure import Grid, Structure, structure
+from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import (
     FINITE_SCORES,
     MASKS_DOMINATE,
     NO_EMPTY_ROWS,
     NON_FINITE_SCORES,
+    SAME_SIZES,
     UNBROKEN,
     Options,
 )
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions, MaskTerm, Select, Term
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
@@ -107,7 +108,7 @@ class MaskPlan:
     further keys, the same ones for every row. rewrite/rewriter.py writes the mode's attributes, rewrite/mask_builder.py
     its mask. `packed` holds the labels of packed sequences: a token attends only to its own sequence, within the band.
     `fallback` is the same plan with a mask in place of the labels, for attentions that cannot be packed after all.
-    `note` is for the report.
+    `missed` is for the report: why a mask of rows and keys is neither a band nor packed sequences (missed.py).
     """
 
     masked: tuple[ExcludedPositions, ...] = ()
@@ -121,7 +122,7 @@ class MaskPlan:
     assumed: tuple[str, ...] = ()
     packed: View | None = None
     fallback: MaskPlan | None = None
-    note: str = ""
+    missed: tuple[Missed, ...] = ()
 
     @property
     def mask_label(self) -> str:
@@ -138,6 +139,16 @@ class MaskPlan:
 
 
 @dataclass(frozen=True)
+class _BooleanMask:
+    """A boolean mask: further excluded positions beside a band, or all of them, and why it is no band."""
+
+    masked: tuple[ExcludedPositions, ...]
+    mode: SparseMode | None = None
+    assumed: tuple[str, ...] = ()
+    missed: tuple[Missed, ...] = ()
+
+
+@dataclass(frozen=True)
 class MaskPlanner:
     """Turns terms into plans. With `as_bias` every mask stays a bias, exactly as it was added or selected."""
 
@@ -148,7 +159,7 @@ class MaskPlanner:
     """May sequences be packed? Beside dropout they may not: the dropout mask is indexed by rows and keys."""
     gradient: bool = False
     """Is the plan for a gradient, too? The gradient operator adds no bias to the scores of masked keys."""
-    _structures: dict[tuple[Term, ...], Structure | None] = field(default_factory=dict, init=False)
+    _structures: dict[tuple[Term, ...], Structure | NoStructure] = field(default_factory=dict, init=False)
 
     @property
     def viewer(self) -> Viewer:
@@ -288,14 +299,18 @@ class MaskPlanner:
         if not math.isfinite(fill) or guard is RowGuard.BIAS:
             return None
         assumed = self._rounding_assumptions(_not_selected(live))
-        masked, mode = self._excluded(live)
-        value = fill if masked or mode is not None else None
-        drops_masked_values = guard is RowGuard.SELECTION and value is not None
-        bias = self._bias(_not_selected(live))
+        mask = self._excluded(live)
+        value = fill if mask.masked or mask.mode is not None else None
         plan = MaskPlan(
-            masked, bias, mode, nan_rows=_nan_rows(guard), masked_score=value, drops_masked_values=drops_masked_values
+            mask.masked,
+            self._bias(_not_selected(live)),
+            mask.mode,
+            nan_rows=_nan_rows(guard),
+            masked_score=value,
+            drops_masked_values=guard is RowGuard.SELECTION and value is not None,
+            missed=mask.missed,
         )
-        return plan.assuming(*assumed)
+        return plan.assuming(*assumed, *mask.assumed)
 
     def _with_masked_bias(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
@@ -319,13 +334,19 @@ class MaskPlanner:
             return None
         assumed = self._rounding_assumptions(others)
         alone = number is not None and (len(others) == 1 or self._adds_alike(live))
-        masked, mode = self._excluded(live)
+        mask = self._excluded(live)
         bias = self._bias(others if alone else live)
-        if not masked and mode is None:
-            return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=assumed)
-        value = number if alone else 0.0
+        if not mask.masked and mask.mode is None:
+            return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
         return MaskPlan(
-            masked, bias, mode, nan_rows=guard.nan_rows, masked_score=value, adds_bias_to_masked=True, assumed=assumed
+            mask.masked,
+            bias,
+            mask.mode,
+            nan_rows=guard.nan_rows,
+            masked_score=number if alone else 0.0,
+            adds_bias_to_masked=True,
+            assumed=(*assumed, *mask.assumed),
+            missed=mask.missed,
         )
 
     def _single_number(
@@ -425,10 +446,12 @@ class MaskPlanner:
         """The plan with the boolean mask of these terms and a bias. `value` is what the mask makes of a score."""
         guard = guard.beside(value)
         assumed: list[str] = []
-        masked, mode = self._excluded(live)
+        mask = self._excluded(live)
+        masked, mode = mask.masked, mask.mode
+        assumed.extend(mask.assumed)
         assumed.extend((MASKS_DOMINATE,) if value > DOMINATING else ())
-        found = self._structure(live)
-        if found is not None and found.packing is not None:
+        found = self.structure(live)
+        if isinstance(found, Structure) and found.packing is not None:
             # Every token attends to itself, so no row is empty.
             plan = MaskPlan(masked, bias, nan_rows=_nan_rows(guard), assumed=tuple(assumed))
             return self._packed(plan, found, found.packing, live[-1].node)
@@ -452,7 +475,7 @@ class MaskPlanner:
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        plan = MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
+        plan = MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed), missed=mask.missed)
         if mode is not None and mode.prefix and self.options.target == "ascend":
             # The device's host needs the prefix before the run, so it cannot be as long as an open batch.
             dense = tuple(excluded(each, self.viewer) for each in self._masks(live))
@@ -461,35 +484,58 @@ class MaskPlanner:
 
     def _packed(self, fallback: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
         """The plan with packed sequences, if the operator allows them and equal labels are neighbours, by proof or
-        because the user vouches for it. Otherwise the dense plan, with a note where only this proof is missing."""
-        if fallback.bias or not self.packing or self.options.target != "ort":
-            return fallback
+        because the user vouches for it. Otherwise the dense plan."""
+        reason = ""
+        if self.options.target != "ort":
+            reason = "the product needs the ends of packed sequences before the run"
+        elif fallback.bias:
+            reason = "packed sequences cannot stand beside a bias"
+        elif not self.packing:
+            reason = "packed sequences cannot stand beside dropout"
+        if reason:
+            return replace(fallback, missed=(Missed(MissedCode.NOT_PACKED, reason, packing.labels.name),))
         vouched = UNBROKEN in self.options.assume
         if not packing.in_runs and not vouched:
-            return replace(fallback, note=packing.note)
+            return replace(fallback, missed=(packing.missed,))
         assumed = fallback.assumed if packing.in_runs else (*fallback.assumed, UNBROKEN)
         view = aligned(AlignedTensor(packing.labels, packing.dims, packing.never_enlarges), self.viewer, node)
         return replace(fallback, masked=(), mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
 
-    def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[ExcludedPositions, ...], SparseMode | None]:
+    def _excluded(self, terms: tuple[Term, ...]) -> _BooleanMask:
         """The boolean mask that these terms make: as a band and padding where it has that structure, else as it is.
 
         On Ascend padding beside a band becomes a bias, which cannot express the result of a row without a key. The
         structure is then used only if the user rules out such rows. Some products take only masks that hold every
         excluded key.
         """
-        found = self._structure(terms)
-        joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
-        apart = self.options.needs_dense_mask or (joined and NO_EMPTY_ROWS not in self.options.assume)
-        if found is None or found.packing is not None or apart:
-            return tuple(excluded(each, self.viewer) for each in self._masks(terms)), None
-        return tuple(padded(each, self.viewer, terms[-1].node) for each in found.padding), found.mode
+        found, node = self.structure(terms), terms[-1].node
+        if isinstance(found, NoStructure):
+            missed = found.missed(node)
+        elif (reason := self._why_dense(found)) is not None:
+            missed = Missed(MissedCode.DENSE_MASK, reason, label(node))
+        else:
+            masked = tuple(padded(each, self.viewer, node) for each in found.padding)
+            return _BooleanMask(masked, found.mode, found.assumed)
+        masked = tuple(excluded(each, self.viewer) for each in self._masks(terms))
+        return _BooleanMask(masked, assumed=() if isinstance(found, NoStructure) else found.assumed, missed=(missed,))
 
-    def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
-        """The structure of the boolean mask that these terms make; None where it has none."""
+    def _why_dense(self, found: Structure) -> str | None:
+        """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""
+        if found.packing is not None:
+            return "packed sequences are not told apart where masked keys keep a score"
+        if self.options.needs_dense_mask:
+            return f"{self.options.product} takes only masks that hold every excluded key"
+        joined = found.mode is not None and found.padding and self.options.target == "ascend"
+        if joined and NO_EMPTY_ROWS not in self.options.assume:
+            return "a band with padding as a bias does not keep what a row without a key gives"
+        return None
+
+    def structure(self, terms: tuple[Term, ...]) -> Structure | NoStructure:
+        """The structure of the boolean mask that these terms make, or why it has none."""
         if terms not in self._structures:
             masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
-            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity)
+            vouched = SAME_SIZES in self.options.assume
+            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, same_sizes=vouched)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:
@@ -504,8 +550,8 @@ class MaskPlanner:
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key, by its structure or as a single constant?"""
         masks = self._masks(terms)
-        found = self._structure(terms)
-        if found is not None and found.never_empty:
+        found = self.structure(terms)
+        if isinstance(found, Structure) and found.never_empty:
             return True
         if len(masks) != 1:
             return False

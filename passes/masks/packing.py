@@ -41,6 +41,7 @@ from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, is_op
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.patterns import Bind, Number, Op, match
+from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.values.cases import as_integer
 from fa_compiler.passes.values.positions import LABELS, Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -66,10 +67,10 @@ class Packing:
     never_enlarges: bool = True
 
     @property
-    def note(self) -> str:
+    def missed(self) -> Missed:
         """What the report says about labels that are not proven to come in runs."""
-        what = f"{self.labels.name}: labels of packed sequences that are not proven unbroken stay a mask"
-        return f"{what}; --assume {UNBROKEN}"
+        reason = "the labels of packed sequences are not proven unbroken: one may come back after another"
+        return Missed(MissedCode.NOT_PACKED, reason, self.labels.name, f"--assume {UNBROKEN} if none does")
 
 
 @dataclass(frozen=True)

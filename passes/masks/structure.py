@@ -24,11 +24,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import label
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
+from fa_compiler.passes.options import SAME_SIZES
+from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, MaskTerm
 from fa_compiler.passes.values.formula import (
     TRUE,
@@ -45,6 +50,11 @@ from fa_compiler.passes.values.formula import (
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
+
+ONE_NAME = "export again with one name for sizes that are equal in every run, or with a fixed size"
+"""What the user can do where a mask's sizes are not proven to be those of the scores."""
+FIXED_MASK = "compute the mask in the model, or make it a constant, if it is the same band in every run"
+"""What the user can do where a mask is an input of the model."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +88,35 @@ class Padding:
 @dataclass(frozen=True)
 class Structure:
     """A mask as the sparse_mode of a band and padding, or as packed sequences if there is a `packing`. `never_empty`
-    says that every row keeps a key in every run that has keys."""
+    says that every row keeps a key in every run that has keys. `assumed` is what the user vouched for."""
 
     mode: SparseMode | None
     padding: tuple[Padding, ...]
     never_empty: bool
     packing: Packing | None = None
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoStructure:
+    """Why a mask has no structure, and what the user can do. `node` is the term's node, None where no single term is
+    the reason."""
+
+    reason: str
+    node: ir.Node | None = None
+    hint: str | None = None
+
+    def missed(self, node: ir.Node) -> Missed:
+        """The line of the report. The culprit is `node` where no single term is the reason."""
+        return Missed(MissedCode.DENSE_MASK, self.reason, label(self.node or node), self.hint)
+
+
+class _Unstructured(Exception):
+    """Raised where a term has no structure, and caught by `structure`."""
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
 
 
 def structure(
@@ -91,19 +124,27 @@ def structure(
     grid: Grid,
     viewer: Viewer,
     contiguity: ContiguousLabels | None = None,
-) -> Structure | None:
-    """The structure of the mask that these terms make together; None when it has none that the operator can express.
+    same_sizes: bool = False,
+) -> Structure | NoStructure:
+    """The structure of the mask that these terms make together, or why the operator cannot express it.
 
-    Without `contiguity`, packed sequences are not looked for.
+    Without `contiguity`, packed sequences are not looked for. With `same_sizes` the user vouches for it that masks are
+    as large as the scores.
     """
     if not terms:
-        return None
+        return NoStructure("nothing is masked")
+    reader = _TermReader(viewer, grid, contiguity)
     parts: list[Band | Padding | Packing] = []
+    assumed: tuple[str, ...] = ()
     for term in terms:
-        found = _TermReader(viewer, grid, contiguity).read(term)
-        if found is None:
-            return None
-        parts.extend(found)
+        try:
+            other_sizes = reader.other_sizes(term)
+            if other_sizes is not None and not same_sizes:
+                raise other_sizes
+            parts.extend(reader.read(term))
+        except _Unstructured as cause:
+            return NoStructure(cause.reason, term.node, cause.hint)
+        assumed = assumed if other_sizes is None else (SAME_SIZES,)
     padding = tuple(part for part in parts if isinstance(part, Padding))
     band = _intersection([part for part in parts if isinstance(part, Band)])
     packings = {part for part in parts if isinstance(part, Packing)}
@@ -111,12 +152,16 @@ def structure(
         attends_itself = band is not None and band.has_diagonal
         mode = None if band is None else mode_of(band, *grid.sizes)
         if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
-            return None
-        return Structure(mode, (), True, packings.pop())
-    mode = None if band is None else mode_of(band, *grid.sizes)
-    if band is None or (mode is None and band != Band(None, None)) or (band.prefix and padding):
-        return None
-    return Structure(mode, padding, not padding and band.never_empty(*grid.sizes))
+            return NoStructure("packed sequences stand beside another mask")
+        return Structure(mode, (), True, packings.pop(), assumed=assumed)
+    if band is None:
+        return NoStructure("which of its bands is the narrowest depends on sizes of the run")
+    mode = mode_of(band, *grid.sizes)
+    if mode is None and band != Band(None, None):
+        return NoStructure(f"no sparse_mode is the band {band.described(*grid.sizes)} in every run")
+    if band.prefix and padding:
+        return NoStructure("a prefix that all rows see stands beside padding")
+    return Structure(mode, padding, not padding and band.never_empty(*grid.sizes), assumed=assumed)
 
 
 @dataclass(frozen=True)
@@ -127,19 +172,14 @@ class _TermReader:
     grid: Grid
     contiguity: ContiguousLabels | None
 
-    def read(self, term: MaskTerm) -> list[Band | Padding | Packing] | None:
-        shape = self.viewer.info.shape(term.operand.value)
-        if shape is None:
-            return None
-        resolve = self.viewer.space.resolve
-        places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
-        row, column = places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq))
-        if not self._fits(shape, row, column):
-            return None
+    def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+        """The parts of the term's mask, if it has as many rows and columns as the scores. Raises _Unstructured."""
+        name = f"{term.operand.value.name!r}"
+        shape, row, column = self._placed(term)
         positions = self.viewer.facts.positions(shape)
         formula = kept(term, positions)
         if formula is None:
-            return None
+            raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
         parts = formula.parts if isinstance(formula, All) else (formula,)
         labels = [part for part in parts if isinstance(part, ElementComparison) and part.relation == "Equal"]
         result: list[Band | Padding | Packing] = []
@@ -150,13 +190,11 @@ class _TermReader:
             ):
                 found = [Band(None, Dim(0))]
             if found is None:
-                return None
+                raise _unknown_part(part, name)
             result.extend(found)
-        return (
-            result
-            if term.operand.never_enlarges or self._carried(result, shape, row, column, term.operand.dims)
-            else None
-        )
+        if term.operand.never_enlarges or self._carried(result, shape, row, column, term.operand.dims):
+            return result
+        raise _Unstructured(f"{name} may have more batches or heads than the scores")
 
     def _carried(
         self,
@@ -172,16 +210,31 @@ class _TermReader:
         open_ = [k for k, size in enumerate(shape) if size.const != 1 and k not in (row, column) and k not in along]
         return all(dims[k] and set(dims[k]) <= labelled for k in open_)
 
-    def _fits(self, shape: Shape, row: int | None, column: int | None) -> bool:
-        """Do the mask's rows and columns have the sizes of the scores' rows and columns in every run that succeeds?"""
-        rows, columns = self.grid.sizes
+    def _placed(self, term: MaskTerm) -> tuple[Shape, int | None, int | None]:
+        """The shape of the term's mask, and which of its dimensions are its rows and columns. Raises _Unstructured."""
+        shape = self.viewer.info.shape(term.operand.value)
+        if shape is None:
+            raise _Unstructured(f"the shape of {term.operand.value.name!r} is unknown")
+        resolve = self.viewer.space.resolve
+        places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
+        return shape, places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq))
+
+    def other_sizes(self, term: MaskTerm) -> _Unstructured | None:
+        """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
+        has not. Raises _Unstructured."""
+        (shape, row, column), (rows, columns) = self._placed(term), self.grid.sizes
+        name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
             cap = cap_of(shape[column], columns)
             if cap is None:
-                return False
+                reason = f"the {shape[column]} columns of {name} are not proven to be the {columns} keys of the scores"
+                return _Unstructured(reason, ONE_NAME)
             known.append(Dim(cap) - columns)
-        return row is None or simplify_given(shape[row], known) == rows
+        if row is not None and simplify_given(shape[row], known) != rows:
+            reason = f"the {shape[row]} rows of {name} are not proven to be the {rows} rows of the scores"
+            return _Unstructured(reason, ONE_NAME)
+        return None
 
     def _part(
         self, part: Formula, shape: Shape, row: int | None, column: int | None, term: MaskTerm
@@ -286,6 +339,22 @@ class _TermReader:
         is_pair = query[along[0]] == Affine.index(row, positions.rank)
         places = [dict(positions.origins(part.value, each)).get(numbers) for each in (part.one, part.other)]
         return is_pair and places == [key, query]
+
+
+def _unknown_part(part: Formula, name: str) -> _Unstructured:
+    """Why a part of a mask's formula is no band, padding or packing."""
+    if isinstance(part, BooleanTensor):
+        given: BooleanTensor | None = part
+    else:
+        given = None if isinstance(part, BooleanLiteral | AtLeastZero) else part.origin
+    if given is None:
+        return _Unstructured(f"{name} compares positions in a way that is no band")
+    found = f"{given.value.name!r}"
+    if given.value.const_value is not None:
+        return _Unstructured(f"the constant {found} is no band, no prefix and no padding")
+    if given.value.producer() is None:
+        return _Unstructured(f"the input {found} may mask any keys of any row", FIXED_MASK)
+    return _Unstructured(f"{found} masks by row and key, and not in a band")
 
 
 def kept(term: MaskTerm, positions: Positions) -> Formula | None:

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.missed import explained
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid
 from fa_compiler.passes.matching.activation_rounding import rounding_starts
@@ -35,7 +36,7 @@ from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import FoundSink, sink_above
 from fa_compiler.passes.nodes import producer
 from fa_compiler.passes.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, Term
 
 
@@ -73,14 +74,15 @@ class Masking:
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
         values = TermValues(viewer, None if found_sink is None else sink_above(found_sink, viewer.facts, guarded))
         planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
-        if any(each.unbounded for each in paths.scores.factors):
+        factor = next((each for each in paths.scores.factors if each.unbounded), None)
+        if factor is not None:
             planner = replace(planner, as_bias=_has_finite_mask(values, terms))
         bare = anchor.sink is not None and anchor.sink.clamped_max is None
         if (paths.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
         if paths.route.gradient:
             planner = replace(planner, packing=probabilities.dropout is None, gradient=True)
-        plan = planner.plan(terms, guard)
+        plan = explained(planner, terms, guard, _stays_bias(factor) if factor is not None and planner.as_bias else None)
         if paths.gate is not None and plan.nan_rows:
             _check_below_infinity(values, terms)
             plan = replace(plan, nan_rows="")
@@ -98,6 +100,13 @@ def _has_finite_mask(values: TermValues, terms: tuple[Term, ...]) -> bool:
     is masked everywhere."""
     numbers = (values.mask_value(terms, index) for index in range(len(terms)))
     return any(number is not None and math.isfinite(number) for number in numbers)
+
+
+def _stays_bias(factor: Factor) -> Missed:
+    """Why every mask stays a bias beside a factor of unknown size."""
+    reason = "scores times a factor of unknown size may outweigh the number of the mask"
+    hint = "make the factor a constant, or mask with -inf"
+    return Missed(MissedCode.DENSE_MASK, reason, label(factor.node), hint)
 
 
 def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:

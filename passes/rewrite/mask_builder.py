@@ -25,7 +25,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import is_op, is_weight
 from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
 from fa_compiler.passes.values.bounds import LIMITS
 from fa_compiler.passes.values.symbolic import product
@@ -46,7 +46,8 @@ class MaskBuilder:
     builder: Builder
     emitter: LayoutEmitter
     options: Options
-    notes: list[str]
+    missed: list[Missed]
+    """What the mask misses is appended here."""
 
     @property
     def _groups(self) -> tuple[Axes, ...]:
@@ -282,12 +283,13 @@ class MaskBuilder:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
         result = self.emitter.apply(value, own_dims, plan)
         if any(not own.issuperset(self._groups[index]) for index in full):
-            self._note_expanded(value, result, own_dims, target)
+            self._report_expanded(view.base, result, own_dims, target)
         return result
 
-    def _note_expanded(self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement) -> None:
+    def _report_expanded(self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement) -> None:
         space = self.match.space
         dtype = self.builder.info.dtype(result)
         size = 1 if dtype is None else int(dtype.itemsize)
         added = product(map(space.size, target)) - product(map(space.size, source))
-        self.notes.append(f"{value.name}: expanded for the product, {added * size} bytes added")
+        reason = f"the product takes the mask in full only: {added * size} bytes are added"
+        self.missed.append(Missed(MissedCode.EXPANDED_MASK, reason, value.name))

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.build import Builder, LayoutEmitter
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import LAYOUTS, PACKED, arrangement, plan_moves
@@ -28,7 +28,7 @@ from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite import prompt
 from fa_compiler.passes.rewrite.decode import IncreFlashMatcher
 from fa_compiler.passes.rewrite.incre_call import IncreCall
@@ -40,6 +40,7 @@ from fa_compiler.passes.rewrite.layout_plan import (
     output_candidates,
 )
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
+from fa_compiler.passes.rewrite.missed import missed_by_operands
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.rewrite.origin import note_replaced, path_of
 from fa_compiler.passes.rewrite.paging import Pages, find_pages
@@ -61,7 +62,7 @@ class Fused:
     heads: tuple[int, int]
     mask: MaskPlan
     assumed: tuple[str, ...]
-    notes: tuple[str, ...]
+    missed: tuple[Missed, ...]
     mask_label: str
     """The report's word for the inputs that mask or bias the scores, such as "atten_mask+real_shift"."""
 
@@ -118,39 +119,39 @@ class Rewriter:
         self.begin(match)
         try:
             return self._emit(match, companion)
-        except Decline:
+        except Decline as decline:
             if match.mask.fallback is None:
                 raise
-            return self._emit(replace(match, mask=match.mask.fallback), companion)
+            code = MissedCode.DENSE_MASK if match.mask.packed is None else MissedCode.NOT_PACKED
+            mask = replace(match.mask.fallback, missed=(decline.as_missed(code, match.node),))
+            return self._emit(replace(match, mask=mask), companion)
 
     def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
         match, candidates = output_candidates(match, self.facts)
-        notes: list[str] = []
+        missed: list[Missed] = []
         if companion is not None:
             match = companion.adapted(match)
         elif self.options.decoding:
             try:
                 if (found := find_pages(match, self.facts)) is not None:
                     paged, pages = found
-                    return self._emit_at(paged, paged.space.settle(candidates), None, notes, pages)
+                    return self._emit_at(paged, paged.space.settle(candidates), None, missed, pages)
             except Decline as decline:
-                hint = f" ({decline.hint})" if decline.hint else ""
-                name = label(decline.culprit or match.node)
-                notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
+                missed.append(decline.as_missed(MissedCode.GATHERED_PAGES, match.node))
         # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
         for some in (candidates, [each for each in candidates if not each.shapes]):
             try:
-                return self._emit_at(match, some, companion, notes)
+                return self._emit_at(match, some, companion, missed)
             except Decline:
                 continue
-        return self._emit_at(match, candidates[:1], companion, notes)
+        return self._emit_at(match, candidates[:1], companion, missed)
 
     def _emit_at(
         self,
         match: AttentionMatch,
         candidates: Sequence[OutputCandidate],
         companion: DenseCompanion | None,
-        remarks: list[str],
+        known: list[Missed],
         pages: Pages | None = None,
     ) -> Fused:
         """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
@@ -164,16 +165,17 @@ class Rewriter:
         inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
         if match.rope is not None:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
-        notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
+        missed = [*known, *missed_by_operands(match, plan, builder.info)]
         substitutes = self.substitutes(match, plan.destination, emitter)
         node: ir.Node | None = None
         call: IncreCall | None = None
         if companion is None and self.options.decoding:
-            node, plan, call = self._incre_flash(match, plan, inputs, emitter, notes, pages)
+            node, plan, call = self._incre_flash(match, plan, inputs, emitter, missed, pages)
         if node is not None:
             self._add(node)
         else:
-            inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, notes), emitter)
+            missed.extend(match.mask.missed)
+            inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, missed), emitter)
             if match.mask.packed is not None:
                 if match.rope is not None:
                     raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
@@ -194,7 +196,7 @@ class Rewriter:
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
         vouched, mask_label = ((), match.mask.mask_label) if call is None else (call.assumed, call.mask_label)
         assumed = tuple(dict.fromkeys((*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)))
-        return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes), mask_label)
+        return Fused(node, plan.name, heads, match.mask, assumed, tuple(missed), mask_label)
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:
         """Decline packed operands that are not proven to have the same number of tokens in every run.
@@ -319,7 +321,7 @@ class Rewriter:
         plan: LayoutPlan,
         inputs: Mapping[str, ir.Value | None],
         emitter: LayoutEmitter,
-        notes: list[str],
+        missed: list[Missed],
         pages: Pages | None,
     ) -> tuple[ir.Node | None, LayoutPlan, IncreCall | None]:
         """The IncreFlashAttention that runs the attention, not yet in the graph, its layout plan and its call; None,
@@ -331,13 +333,14 @@ class Rewriter:
         )
 
         def masks(mask: MaskPlan) -> MaskBuilder:
-            return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, notes)
+            return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, found)
 
+        found: list[Missed] = []
         try:
             matcher = IncreFlashMatcher(
                 match, plan.name, (key, value), inputs, self.builder, emitter, self.options, masks, pages
             )
-            call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, notes)
+            call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, found)
             node = call.node(match, plan_with_output.output, self.builder, self.options)
             self.check(node, match)
         except Decline as decline:
@@ -345,9 +348,9 @@ class Rewriter:
                 raise
             single = match.space.size(roles.q_seq).const == 1 or DECODE in self.options.assume
             if self.options.target == "ascend" and single:
-                hint = f" ({decline.hint})" if decline.hint else ""
-                notes.append(f"{label(match.node)}: stays a FlashAttentionScore: {decline.reason}{hint}")
+                missed.append(decline.as_missed(MissedCode.NOT_INCRE, match.node))
             return None, plan, None
+        missed.extend(found)
         return node, plan_with_output, call
 
     def _add(self, node: ir.Node) -> None:
@@ -356,7 +359,7 @@ class Rewriter:
         self.made.append(node)
 
     def _with_quantized_output(
-        self, call: IncreCall, match: AttentionMatch, plan: LayoutPlan, notes: list[str]
+        self, call: IncreCall, match: AttentionMatch, plan: LayoutPlan, missed: list[Missed]
     ) -> tuple[IncreCall, LayoutPlan]:
         """The call with the QuantizeLinear after the attention fused, and the plan with its output as the destination.
 
@@ -365,7 +368,7 @@ class Rewriter:
         try:
             found = match_quantize(plan.destination.value, self.options, self.builder.info)
         except Decline as decline:
-            notes.append(f"{label(decline.culprit)}: stays behind the attention: {decline.reason}")
+            missed.append(decline.as_missed(MissedCode.QUANTIZED_OUTPUT, match.node))
             return call, plan
         if found is None or match.output_factors or call.undefined is not None:
             return call, plan

@@ -45,6 +45,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
+from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, taken
@@ -106,12 +107,12 @@ class GatheredMatch:
 
 
 def fuse_gathered_keys(
-    match: AttentionMatch, rewriter: Rewriter, notes: list[str], companion: SparseCompanion | None = None
+    match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None = None
 ) -> Selected | None:
     """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion if there is one.
 
-    Returns None where the attention is not accepted (see above); nothing is replaced then. A line on what the user
-    could vouch for is added to `notes`, unless there is a companion, which does that itself.
+    Returns None where the attention is not accepted (see above); nothing is replaced then. What the user could vouch
+    for is added to `missed`, unless there is a companion, which does that itself.
     """
     if not is_plain(match):
         return None
@@ -121,8 +122,9 @@ def fuse_gathered_keys(
     if listed is None:
         return None
     if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
-        reason = "stays on gathered keys, for what a row gives whose slots are all masked has no name in the operator"
-        notes.append(f"{label(match.node)}: {reason}; --assume {NO_EMPTY_ROWS} if there is no such row")
+        reason = "what a row gives whose slots are all masked has no name in the operator"
+        hint = f"--assume {NO_EMPTY_ROWS} if there is no such row"
+        missed.append(Missed(MissedCode.NOT_SELECTED, reason, label(match.node), hint))
         return None
     try:
         return _emit(listed, candidates, rewriter, companion)

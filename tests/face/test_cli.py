@@ -19,6 +19,7 @@ from onnx import helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.model_files import writing
+from fa_compiler.passes.report import MissedCode
 
 from .builders import attention, ops, plain, projected, saved
 
@@ -54,6 +55,35 @@ def test_inspect_tells_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert "probabilities_are_output: the probabilities" in shown
     assert shown.count("block 0, try: leave out what reads the probabilities") == 1
+
+
+def test_inspect_tells_what_a_fused_attention_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The kind of loss in the table; once below it, for both layers, why and what to do. With --explain for each."""
+    mask = "keep = LessOrEqual(j, i) small = Constant<value=float {-1e4}>() f = Where(keep, zero, small) "
+    layer = "s{0} = MatMul({1}, kt) x{0} = Add(s{0}, f) p{0} = Softmax<axis=-1>(x{0}) {2} = MatMul(p{0}, v) "
+    body = (
+        "zero = Constant<value=float {0.0}>() o = Constant<value=int64 {0}>() e = Constant<value=int64 {1}>() "
+        "a = Constant<value=int64[1] {1}>() z = Constant<value=int64[1] {0}>() n = Shape<start=2, end=3>(q) "
+        "m = Squeeze(n) r = Range(o, m, e) i = Unsqueeze(r, a) j = Unsqueeze(r, z) " + mask
+    )
+    body += "kt = Transpose<perm=[0,1,3,2]>(k) " + layer.format(1, "q", "h") + layer.format(2, "h", "y")
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> '
+        f"g (float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v) => (float[B,4,S,8] y) {{ {body} }}"
+    )
+    path = str(saved(model, tmp_path / "model.onnx"))
+    assert main(["inspect", path]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("missed: dense mask") == 2
+    assert shown.count("blocks 0-1, missed dense mask: it is not proven that a mask constant") == 1
+    assert shown.count("[x1] and 1 more; try: --assume masks-dominate") == 1
+    assert main(["inspect", path, "--explain"]) == 0
+    explained = capsys.readouterr().out
+    assert explained.count(f"missed dense mask: {MissedCode.DENSE_MASK.meaning}") == 2
+    assert explained.count("try: --assume masks-dominate if that holds") == 2
+    page = tmp_path / "page.html"
+    assert main(["inspect", path, "--html", str(page), "--quiet"]) == 0
+    assert "What was fused and could be better" in page.read_text()
 
 
 def test_strict_tells_what_is_not_fused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +229,7 @@ def test_report_is_the_json_of_the_schema(tmp_path: Path, capfd: pytest.CaptureF
     assert {"schema", "model", "target", "blocks", "summary", "seconds"} <= written.keys()
     assert (written["schema"], written["model"], written["target"]) == (1, str(path), "ort")
     assert written["summary"] == {"softmaxes": 1, "fused": 1, "declined": 0, "not_attention": 0}
-    keys = "id kind pair anchor status op node layout mask heads extensions assumed code reason culprit hint"
+    keys = "id kind pair anchor status op node layout mask heads extensions assumed code reason culprit hint missed"
     assert list(written["blocks"][0]) == keys.split()
     assert written["blocks"][0]["anchor"] == "attn/Softmax"
     assert main(["inspect", str(path), "--json"]) == 0

@@ -47,7 +47,7 @@ def feeds_of(model: onnx.ModelProto) -> Feeds:
 def checked(model: onnx.ModelProto, ops: list[str], assume: tuple[str, ...] = ()) -> Report:
     """The pair became these two, and gives what the model gave, in ONNX Runtime and in the float64 reference."""
     fused, report = fused_pair(model, assume=assume)
-    assert [block.op for block in report.blocks] == ops, report.notes
+    assert [block.op for block in report.blocks] == ops, report.missed
     feeds = feeds_of(model)
     original = named(model, run(model, feeds))
     for (name, wanted), result in itertools.product(
@@ -118,7 +118,7 @@ def test_pairs_give_what_the_model_gave(name: str, change: Change) -> None:
     model = harness.load(name)
     change(model)
     report = checked(model, SPARSE)
-    assert not report.notes
+    assert not report.missed
 
 
 @BOTH
@@ -127,8 +127,8 @@ def test_a_row_that_may_be_without_a_key_leaves_the_pair_dense(name: str) -> Non
     ranks_without_mask(model)
     _, report = fused_pair(model)
     assert [block.op for block in report.blocks] == DENSE
-    (note,) = (note for note in report.notes if "stays dense" in note)
-    assert "--assume no-empty-rows" in note
+    (line,) = (line for line in report.missed if "stays dense" in line)
+    assert "--assume no-empty-rows" in line
     _, report = fused_pair(model, assume=["no-empty-rows"])
     assert [block.op for block in report.blocks] == SPARSE
 
@@ -183,7 +183,7 @@ def test_a_look_alike_stays_on_what_was_gathered(name: str, change: Change) -> N
     model = harness.load(name)
     change(model)
     report = checked(model, DENSE)
-    assert any("stays dense" in note and "the gradient of key" in note for note in report.notes)
+    assert any("stays dense" in line and "the gradient of key" in line for line in report.missed)
 
 
 def along_rows(model: onnx.ModelProto) -> None:

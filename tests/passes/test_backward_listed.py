@@ -77,10 +77,10 @@ def test_a_row_that_may_be_without_a_key_leaves_the_pair_dense(masked_gradient: 
     ranks.type.tensor_type.shape.dim[2].dim_param = "T"
     model, report = fused_pair(composed.model)
     checked(composed, model, report, DENSE)
-    (note,) = (note for note in report.notes if "stays dense" in note)
-    assert "a row without a key" in note and "--assume no-empty-rows" in note
+    (line,) = (line for line in report.missed if "stays dense" in line)
+    assert "a row without a key" in line and "--assume no-empty-rows" in line
     model, report = fused_pair(composed.model, assume=["no-empty-rows"])
-    assert not any("stays dense" in note for note in report.notes)
+    assert not any("stays dense" in line for line in report.missed)
     checked(composed, model, report, SPARSE)
 
 
@@ -89,14 +89,14 @@ def test_a_guard_against_nan_leaves_the_pair_dense() -> None:
     composed = compose(Training(mask="listed", guard="safe"))
     model, report = fused_pair(composed.model)
     checked(composed, model, report, DENSE)
-    assert any("stays dense" in note and "NaN" in note for note in report.notes)
+    assert any("stays dense" in line and "NaN" in line for line in report.missed)
 
 
 def test_a_dense_mask_beside_a_guard_needs_no_excuse() -> None:
     """Where no keys are selected the dense pair is what was asked for."""
     _, report = fused_pair(compose(Training(mask="causal", guard="safe")).model)
     assert [block.op for block in report.blocks] == DENSE
-    assert not report.notes
+    assert not report.missed
 
 
 def test_gradients_of_repeated_heads_one_by_one() -> None:

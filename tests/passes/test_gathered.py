@@ -245,8 +245,8 @@ def test_a_list_along_an_axis_that_the_ranks_lack() -> None:
 
 def test_a_mean_of_slots_may_be_assumed_away() -> None:
     body = Spelling(mask="future").body.replace("low, s)", "least, s)")
-    (note,) = fused(model(body))[1].notes
-    assert "--assume no-empty-rows" in note
+    (line,) = fused(model(body))[1].missed
+    assert "not selected" in line and "--assume no-empty-rows" in line
     assert check(body, assume=["no-empty-rows"]) == "SparseFlashAttention"
 
 

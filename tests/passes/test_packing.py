@@ -272,10 +272,10 @@ def test_other_masks_stay_masks(mask: str, more: str, inputs: str) -> None:
 
 
 def test_labels_that_are_given_may_be_vouched_for() -> None:
-    """Without that a note says why the mask stays one; with it labels in runs give what they gave."""
+    """Without that the report says why the mask stays one; with it labels in runs give what they gave."""
     proto = model("label = Identity(ids) " + SAME_BATCHED, IDS)
     _, report = fused(proto)
-    assert any("not proven unbroken" in note and "unbroken-sequences" in note for note in report.notes)
+    assert any("not proven unbroken" in line and "unbroken-sequences" in line for line in report.missed)
     result, report = fused(proto, assume=["unbroken-sequences"])
     (block,) = report.blocks
     assert (block.layout, block.mask, block.assumed) == ("TND", "packed+causal", ("unbroken-sequences",))

@@ -179,7 +179,7 @@ def test_every_spelling_reads_pages(number: int) -> None:
     model = case.model()
     after, report = fused(model, "ort", NONE_EMPTY)
     (block,) = report.blocks
-    assert (block.op, block.mask) == ("IncreFlashAttention", "pages+lengths" if case.mask else "pages"), report.notes
+    assert (block.op, block.mask) == ("IncreFlashAttention", "pages+lengths" if case.mask else "pages"), report.missed
     assert not {"MatMul", "Expand", "Transpose"} & set(operators(after))
     check(model, after, case.feeds(number, lengths))
 
@@ -200,7 +200,7 @@ def test_pools_of_scales_by_channel(quantised: str, axis: int) -> None:
     case = Paged(quantised=quantised, axis=axis, groups=3)
     model = case.model()
     after, report = fused(model, "ort", NONE_EMPTY)
-    assert "DequantizeLinear" not in operators(after), report.notes
+    assert "DequantizeLinear" not in operators(after), report.missed
     check(model, after, case.feeds())
 
 
@@ -210,7 +210,7 @@ def test_lengths_beyond_the_pages_or_below_zero_count_as_all_or_none() -> None:
     zeroed = "p1 = Softmax<axis=-1>(m) p = Where(kb, p1, nought) y = MatMul(p, v)"
     model = case.model(case.body.replace("p = Softmax<axis=-1>(m) y = MatMul(p, v)", zeroed))
     after, report = fused(model)
-    assert report.blocks[0].mask == "pages+lengths", report.notes
+    assert report.blocks[0].mask == "pages+lengths", report.missed
     for lengths in ((-3, 97), (0, 2**62), (-(2**62), 1)):
         check(model, after, case.feeds(lengths=lengths))
 
@@ -219,7 +219,7 @@ def test_an_entry_without_keys_stays_nan() -> None:
     case = Paged(infinite=True, groups=3)
     model = case.model()
     after, report = fused(model)
-    assert report.blocks[0].mask == "pages+lengths", report.notes
+    assert report.blocks[0].mask == "pages+lengths", report.missed
     for lengths in ((0, 96), (-1, 0), (33, 40)):
         check(model, after, case.feeds(lengths=lengths))
 
@@ -231,7 +231,7 @@ def test_what_else_a_mask_says_stays_a_mask() -> None:
     case = Paged()
     model = case.model(case.body.replace("keep = Less(j, lu) ", WINDOW))
     after, report = fused(model, "ort", ("masks-dominate", *NONE_EMPTY))
-    assert report.blocks[0].mask == "pages+lengths+atten_mask", report.notes
+    assert report.blocks[0].mask == "pages+lengths+atten_mask", report.missed
     check(model, after, case.feeds())
 
 
@@ -240,7 +240,7 @@ def test_an_entry_without_keys_may_have_the_mean_of_all_values() -> None:
     case = Paged(groups=3)
     model = case.model()
     after, report = fused(model, "ort", ("masks-dominate",))
-    assert report.blocks[0].mask == "pages+atten_mask", report.notes
+    assert report.blocks[0].mask == "pages+atten_mask", report.missed
     check(model, after, case.feeds(lengths=(0, 33)))
 
 
@@ -248,7 +248,7 @@ def test_ascend_takes_pages_and_lengths() -> None:
     case = Paged("heads first", groups=3, infinite=True, real="float16")
     model = case.model()
     after, report = fused(model, "ascend")
-    assert report.blocks[0].mask == "pages+lengths", report.notes
+    assert report.blocks[0].mask == "pages+lengths", report.missed
     for lengths in ((40, 96), (0, 33)):
         given = case.feeds(lengths=lengths)
         feeds = {name: each.astype(np.float16) if each.dtype == np.float32 else each for name, each in given.items()}
@@ -302,7 +302,7 @@ def test_other_caches_are_gathered_and_the_report_says_why(name: str) -> None:
     model = case.model(body, "int64[B,M] other", rows="S" if "queries" in name else "1")
     after, report = fused(model, "ort", assume)
     assert report.blocks[0].op == "FlashAttentionScore", report.blocks[0].reason
-    assert any(reason in note for note in report.notes), report.notes
+    assert any(reason in line for line in report.missed), report.notes
     other = np.random.default_rng(1).integers(0, BLOCKS, (BATCH, PAGES))
     check(model, after, case.feeds() | {"other": other})
 
@@ -312,7 +312,7 @@ def test_blocks_that_the_operator_does_not_take() -> None:
     model = case.model(block=8)
     after, report = fused(model, "ort", NONE_EMPTY)
     assert report.blocks[0].op == "FlashAttentionScore"
-    assert any("block_size is 8" in note for note in report.notes), report.notes
+    assert any("block_size is 8" in line for line in report.missed), report.notes
     feeds = case.feeds(lengths=(5, 24))
     check(model, after, feeds | {name: feeds[name][:, :8] for name in ("kp", "vp")})
 
@@ -322,7 +322,7 @@ def test_pools_that_may_differ_in_size_are_gathered() -> None:
     case = Paged()
     model = case.model(blocks="R")
     after, report = fused(model, "ort", NONE_EMPTY)
-    assert any("different numbers of blocks" in note for note in report.notes), report.notes
+    assert any("different numbers of blocks" in line for line in report.missed), report.notes
     feeds = case.feeds()
     feeds["vp"] = np.concatenate([feeds["vp"], feeds["vp"][:1]])
     check(model, after, feeds)
@@ -346,7 +346,7 @@ def test_results_are_quantised_by_powers_of_two(scale: str) -> None:
     """With one key in each entry the result is a value itself: ties go to even, and what is too large saturates."""
     model = quantised_behind(scale)
     after, report = fused(model, "ort", NONE_EMPTY)
-    assert "QuantizeLinear" not in operators(after), report.notes
+    assert "QuantizeLinear" not in operators(after), report.missed
     case = Paged()
     feeds = case.feeds(lengths=(1, 1))
     ties = np.arange(-140, 140, 0.5, dtype=np.float32) * np.float32(scale)
@@ -376,7 +376,7 @@ def test_other_roundings_stay_behind_the_attention(name: str) -> None:
     after, report = fused(model, "ort", NONE_EMPTY)
     assert report.blocks[0].op == "IncreFlashAttention"
     assert operators(after)[-1] == "QuantizeLinear"
-    assert any(reason in note for note in report.notes), report.notes
+    assert any(reason in line for line in report.missed), report.notes
     feeds = Paged().feeds()
     np.testing.assert_array_equal(run(after, feeds)[0], run(model, feeds)[0])
 
@@ -389,7 +389,7 @@ def test_an_attention_op_reads_pages(pool: str) -> None:
     model = case.model(caches + "y = Attention<scale=0.3>(q, k, v, , , , len)", opset=24)
     after, report = fused(model)
     assert [(block.op, block.mask) for block in report.blocks] == [("IncreFlashAttention", "pages+lengths")], (
-        report.notes
+        report.missed
     )
     for lengths in ((40, 96), (0, 33)):
         check(model, after, case.feeds(lengths=lengths))

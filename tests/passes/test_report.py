@@ -144,6 +144,7 @@ FIELDS = {
     "reason": str,
     "culprit": str,
     "hint": str,
+    "missed": list,
 }
 
 
@@ -185,7 +186,7 @@ def test_progress_counts_to_its_end() -> None:
     assert [call[1:] for call in calls] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_bytes_added_for_ascend_are_noted() -> None:
+def test_bytes_added_for_ascend_are_reported() -> None:
     """A padding mask has no legal form there but the written out one."""
     body = PRODUCT_QK + "f = Constant<value=float {-inf}>() x = Where(m, s, f) " + SOFTMAX.format("x") + PRODUCT_PV
     inputs = "float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[2,1,1,6] m"
@@ -193,7 +194,7 @@ def test_bytes_added_for_ascend_are_noted() -> None:
     result, report = fused(model, "ascend", ["no-empty-rows"])
     (block,) = report.blocks
     assert (block.mask, block.assumed) == ("atten_mask", ("no-empty-rows",))
-    assert [note for note in report.notes if "48 bytes" in note], report.notes
+    assert [each for each in block.missed if "48 bytes" in each.reason], block.missed
     (node,) = (node for node in result.graph.node if node.domain == "ascend")
     shapes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in result.graph.value_info}
     assert shapes[node.input[6]] == [2, 1, 5, 6]

@@ -1,0 +1,109 @@
+"""What a plan misses that reads a mask of all rows and keys.
+
+It could have a band, packed sequences or one row of padding, which cost next to nothing,
+
+    1 if the mask did not have to stay a bias (the caller knows why)
+    2 if the user vouched for same-sizes, masks-dominate or no-empty-rows, or for several of them
+    3 if the boolean mask had a structure (structure.py), or the target took it (mask.py)
+    4 if a mask that is a part of the bias had a structure
+    5 if what else is added to the scores were proven to be lost beside that mask
+
+The first case that applies is reported. Nothing here changes a plan. In case 2 the plan is made again under these
+assumptions, so the hint helps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.layout.axes import AxisSpace
+from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
+from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure
+from fa_compiler.passes.options import ASSUMPTIONS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
+from fa_compiler.passes.report import Missed, MissedCode
+from fa_compiler.passes.score_ops import Add, BiasOp, Select, Term
+
+WORDS = [
+    words for count in (1, 2, 3) for words in itertools.combinations((SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS), count)
+]
+
+
+def explained(
+    planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard, stays_bias: Missed | None = None
+) -> MaskPlan:
+    """The plan for these terms, with what it misses. Raises Decline.
+
+    `stays_bias` says why every mask stays a bias, where the planner is told to leave it one.
+    """
+    plan = planner.plan(terms, guard)
+    missed = () if _is_lean(plan, planner) else (stays_bias or _missed(plan, planner, terms, guard),)
+    return replace(plan, missed=missed)
+
+
+def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed:
+    given = planner.options.assume
+    for words in WORDS:  # 2
+        if not given.issuperset(words) and _is_lean_assuming(words, planner, terms, guard):
+            reasons, culprit = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words], label(terms[-1].node)
+            hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
+            if plan.missed and words[0] == SAME_SIZES:
+                reasons[0], culprit, hint = plan.missed[0].reason, plan.missed[0].culprit, f"{hint}; or {ONE_NAME}"
+            return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), culprit, hint)
+    if plan.missed:  # 3
+        return plan.missed[0]
+    node = next(step.node for step, view in _masks_in_bias(plan, planner) if _is_dense(view, planner))
+    found = planner.structure(tuple(term for term in terms if isinstance(term, Add | Select) and term.node is node))
+    if isinstance(found, NoStructure):  # 4
+        return found.missed(node)
+    reason = "what else is added to the scores is not proven to be lost beside the mask"
+    return Missed(MissedCode.DENSE_MASK, reason, label(node))  # 5
+
+
+def is_dense(view: View, grid: Grid, space: AxisSpace) -> bool:
+    """Does a mask run along both rows and keys? A single row is read as it is."""
+    if space.size(grid.q_seq) == 1:
+        return False
+    own = {axis for dim in view.base_dims for axis in space.resolve(dim)}
+    return all(own.intersection(space.resolve(axes)) for axes in (grid.q_seq, grid.kv_seq))
+
+
+def _is_dense(view: View, planner: MaskPlanner) -> bool:
+    return is_dense(view, planner.grid, planner.viewer.space)
+
+
+def _masks_in_bias(plan: MaskPlan, planner: MaskPlanner) -> Iterator[tuple[BiasOp, View]]:
+    """The masks among the bias: selections, and addends of 0 and numbers as low as a mask's."""
+    for step in plan.bias:
+        if isinstance(step, Select):
+            yield step, step.operand.view
+        elif isinstance(step, Add):
+            numbers = planner.viewer.facts.sets.of(step.operand.view.base) or frozenset()
+            if 0.0 in numbers and min(numbers) <= ASSUMED_MASK:
+                yield step, step.operand.view
+
+
+def _is_lean(plan: MaskPlan, planner: MaskPlanner) -> bool:
+    """Does the plan read no mask of all rows and keys? One with a structure is a band, or one row of it is read."""
+    if plan.mode is not None or plan.packed is not None:
+        return True
+    masks = [part.view for part in plan.masked] if plan.missed else []
+    masks += [view for _, view in _masks_in_bias(plan, planner)]
+    return not any(_is_dense(view, planner) for view in masks)
+
+
+def _is_lean_assuming(words: tuple[str, ...], planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> bool:
+    """Would the plan be lean if the user vouched for these words, too?"""
+    facts = planner.viewer.facts
+    options = replace(facts.options, assume=facts.options.assume.union(words))
+    viewer = Viewer(replace(facts, options=options), planner.viewer.space.branch())
+    other = replace(planner, values=replace(planner.values, viewer=viewer))
+    try:
+        return _is_lean(other.plan(terms, guard), other)
+    except Decline:
+        return False

@@ -1,0 +1,70 @@
+"""What the operands of a fused attention miss: copies, repeated heads, and types that are made wider.
+
+missed :=
+    1 an operand or the result in the layout, if the model held all of them in one
+    2 one key head for several query heads, if these were neighbours
+    3 16-bit products, if all operands, the result and the factors were of 16 bits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from fa_compiler.passes.layout.plan import Transpose
+from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.report import Missed, MissedCode
+from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+NAMES = ("query", "key", "value", "query of the second product", "key of the second product")
+SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo) -> Iterator[Missed]:
+    """What this plan makes of operands and result that a model could hold otherwise. Pages are read in place."""
+    operands = list(zip(NAMES, match.views, plan.operands, strict=False))[: 1 if plan.paged else None]
+    moved = {name: source.value for name, view, source in operands if _is_transposed(view, source)}  # 1
+    if any(isinstance(move, Transpose) for move in plan.destination.plan):
+        moved["result"] = plan.destination.value
+    if moved:
+        reason = f"the model holds {_listed(tuple(moved))} in another order than the layout {plan.name}"
+        hint = "hold query, key, value and result alike: [batch, heads, rows, size] or [batch, rows, heads, size]"
+        yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
+    repeated = {name: view.base for name, view, _ in operands[1:3] if _repeats_heads(view, match)}  # 2
+    if repeated:
+        reason = f"the query heads that share a head of {_listed(tuple(repeated))} are no neighbours"
+        hint = "order the query heads so that those with one key head are neighbours"
+        yield Missed(MissedCode.REPEATED_HEADS, reason, next(iter(repeated.values())).name, hint)
+    short = {name: source.value for name, _, source in operands if info.dtype(source.value) in SHORT}
+    if match.dtype == ir.DataType.FLOAT and short:  # 3
+        wide = [name for name, *_ in operands if name not in short]
+        if not wide:
+            wide = ["the factors" if match.query_factors or match.output_factors else "the result"]
+        reason = f"{_listed(tuple(short))} {'are' if len(short) > 1 else 'is'} of 16 bits, {_listed(wide)} of 32"
+        hint = "give operands, factors and result one 16-bit type, if it is exact enough"
+        yield Missed(MissedCode.WIDE, reason, next(iter(short.values())).name, hint)
+
+
+def _is_transposed(view: View, source: OperandSource) -> bool:
+    """Is an operand transposed, by a node of the model or by a new one?"""
+    between = []
+    for value, _ in view.equivalent_values:
+        between.append(value)
+        if value is source.value:
+            break
+    made = any(is_op(value.producer(), "Transpose") for value in between[1:])
+    return made or any(isinstance(move, Transpose) for move in source.plan)
+
+
+def _repeats_heads(view: View, match: AttentionMatch) -> bool:
+    """Does an operand lack heads that the operator reads?"""
+    own = {axis for dim in view.base_dims for axis in dim}
+    return any(axis not in own for axis in match.roles.kv_heads if match.space.size((axis,)) != 1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
