@@ -207,6 +207,8 @@ class _Run:
         name = label(anchor.node) or ""
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
+        if anchor.log_base != 1.0:
+            return []  # the gradients of powers have a factor that backward/ does not know
         try:
             pair = fuse_pair(anchor, self.matcher, rewriter, has_top_k)
         except PairDecline as decline:
