@@ -540,6 +540,10 @@ class _Composer(Rare):
             p = g.op("Dropout", p, *([] if rng.random() < 0.5 else [g.const(0.1, "float32")]))
         if rng.random() < 0.04:
             outputs.append((p, self.dtype, ("B", "N", "S", "T")))
+        if rng.random() < 0.03 and self.dtype == dtype:
+            g.words.append("difference")
+            other = g.op("Softmax", g.op("Mul", scores, g.const(0.5, dtype)), axis=-1)
+            p = g.op(rng.choice(["Sub", "Sub", "Add"]), p, g.op("Mul", other, g.const(rng.choice([0.5, INF]), dtype)))
         if rng.random() < 0.1:
             result = g.op("Einsum", p, value, equation="bnst,bnte->bnse")
         else:

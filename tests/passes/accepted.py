@@ -63,6 +63,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "division behind the product with the values": "test_late.py",
         "LogSoftmax": {"softmax": ("logarithm",)},
         "ReduceLogSumExp": "test_softmax.py",
+        "powers of another base": "test_softmax.py",
         "Dropout": {"dropout": (False, True)},
     },
     "masks": {
@@ -105,6 +106,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "scores read by several softmaxes": "test_shared.py",
         "probabilities read by several products": "test_shared.py",
     },
+    "differences": {"the difference of two attentions": "test_differences.py"},
     "heads": {
         "multi-query": {"gqa": ("none", "broadcast")},
         "grouped-query": {"gqa": ("grouped",)},
