@@ -272,7 +272,7 @@ class _Run:
         return replace(block, hint=hint)
 
     def _fused_block(self, name: str, match: AttentionMatch, fused: Fused) -> Block:
-        self.notes.extend(note for note in fused.notes if note not in self.notes)
+        self.notes.extend(note for note in (*match.notes, *fused.notes) if note not in self.notes)
         return Block(
             id=0,
             kind="forward",

@@ -44,6 +44,7 @@ class FinalScores:
     found_sink: FoundSink | None
     second: SecondProduct | None = None
     softcap: float = 0.0
+    rounded: tuple[ir.Node, ...] = ()
 
     @staticmethod
     def of(
@@ -88,6 +89,7 @@ class FinalScores:
             walk.found_sink,
             second[0] if second else None,
             walk.softcap,
+            tuple(walk.rounded),
         )
 
 

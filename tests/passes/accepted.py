@@ -120,6 +120,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "float32, float16": {"dtype": ("float32", "float16")},
         "bfloat16": "test_fusion_random.py",
         "casts to float32": {"upcast": (False, True)},
+        "rounds to bfloat16": "test_rounding.py",
     },
     "guards": {
         "isnan(p)": {"guard": ("none", "nan")},
