@@ -10,8 +10,9 @@ separately. Each step runs in a helper process, so a crash or a hang is reported
 
 With --peers, the onnxruntime.transformers, onnxscript and OpenVINO of another interpreter fuse the same models, if they
 are installed there; peers.py tells how their blocks are counted. Blocks that are declined because FlashAttentionScore
-cannot express them are compared with inexpressible.json, a list that was checked by hand. The exit code is 1 if any
-output, check or interface differs, or if the blocks differ from that list.
+cannot express them are compared with inexpressible.json, a list that was checked by hand. Those whose scores or
+probabilities the model needs, too, are counted apart. The exit code is 1 if any output, check or interface differs, or
+if the blocks differ from that list.
 """
 
 from __future__ import annotations

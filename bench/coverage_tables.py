@@ -9,6 +9,8 @@ from outcome import Outcome, shares, unlisted
 from rich.console import Console
 from rich.table import Table
 
+from fa_compiler.passes.report import Code
+
 
 def print_models(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Print one row for each model: the expected and the fused blocks, and the difference of its outputs."""
@@ -36,6 +38,10 @@ def print_shares(console: Console, outcomes: Sequence[Outcome]) -> int:
     everything, expressible = shares(outcomes)
     console.print(f"\nFused of all expected blocks: {everything.text}", highlight=False)
     console.print(f"not counting what the operator cannot express: {expressible.text}", highlight=False)
+    for code, what in ((Code.SCORES_ARE_OUTPUT, "scores"), (Code.PROBABILITIES_ARE_OUTPUT, "probabilities")):
+        count = sum(outcome.counted([code]) for outcome in outcomes)
+        line = f"  left out there: blocks whose {what} the model needs, too ({code}, bench/read_elsewhere.py): {count}"
+        console.print(line, highlight=False)
     for tool in sorted({tool for outcome in outcomes for tool in outcome.peers}):
         counted = [outcome for outcome in outcomes if tool in outcome.peers]
         fused = sum(min(outcome.peers[tool].get("fused", 0), outcome.expected) for outcome in counted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from fa_compiler.passes.report import INEXPRESSIBLE
 
 LISTED = Path(__file__).parent / "inexpressible.json"
-"""The blocks of the corpus that FlashAttentionScore cannot express, checked by hand: model, anchor, code."""
+"""The blocks of the corpus with a code of `INEXPRESSIBLE`, checked by hand: model, anchor, code."""
 
 
 @dataclass
@@ -42,10 +42,14 @@ class Outcome:
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Other tools by name: {"fused": blocks} or {"error": text}."""
 
+    def counted(self, codes: Collection[str]) -> int:
+        """The number of expected blocks that are declined with one of these codes."""
+        return min(sum(block["code"] in codes for block in self.declined), self.expected)
+
     @property
     def inexpressible(self) -> int:
         """The number of expected blocks that are declined because the operator cannot express them."""
-        return min(sum(block["code"] in INEXPRESSIBLE for block in self.declined), self.expected)
+        return self.counted(INEXPRESSIBLE)
 
 
 @dataclass(frozen=True)

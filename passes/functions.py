@@ -26,7 +26,7 @@ def inline_functions(model: ir.Model) -> None:
         return
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     nodes = [node for body in bodies for node in all_nodes(body)]
-    if not any(_matters(node) or is_op(node, "Exp") for node in nodes):
+    if not any(_matters(node) or is_op(node, "Exp", "ReduceMax") for node in nodes):
         return
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
     with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))

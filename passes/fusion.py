@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx_ir as ir
 
@@ -14,6 +15,7 @@ from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.differences import Differences, move_products
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
@@ -94,7 +96,13 @@ class _Run:
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
-        found = {id(anchor.node): anchor for anchor in anchors(graph, self.facts.info)}
+        listed = list(anchors(graph, self.facts.info))
+        known = bool(graph.outputs) and self.opset <= NEWEST_OPSET
+        new_builder = partial(Builder, graph, self.names, self.facts.info)
+        differences = move_products(graph, listed, self.matcher, new_builder) if known else Differences()
+        if differences.moved:
+            listed = list(anchors(graph, self.facts.info))
+        found = {id(anchor.node): anchor for anchor in listed}
         order = [
             node
             for node in graph
@@ -120,7 +128,7 @@ class _Run:
             if node in done:
                 blocks.append(done[node])
             elif anchor is not None:
-                alone = self._fuse_anchor(anchor, rewriter, has_top_k)
+                alone = self._fuse_anchor(anchor, rewriter, has_top_k, differences)
                 if alone[0].code in SHARED:
                     done.update(self._fuse_shared(sharing.group(anchor, self.matcher), rewriter, has_top_k))
                 blocks.extend([done[node]] if node in done else alone)
@@ -133,12 +141,17 @@ class _Run:
         rewriter.finish()
         return blocks
 
-    def _fuse_anchor(self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
+    def _fuse_anchor(
+        self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, differences: Differences
+    ) -> list[Block]:
         name = label(anchor.node) or ""
         try:
-            return [self._fuse_one(name, anchor, rewriter, has_top_k)]
+            block = self._fuse_one(name, anchor, rewriter, has_top_k)
         except Decline as decline:
-            return self._fuse_pair(anchor, rewriter, has_top_k, decline) or [self._declined_block(name, decline)]
+            if pair := self._fuse_pair(anchor, rewriter, has_top_k, decline):
+                return pair
+            return [self._declined_block(name, differences.give_up(anchor, decline))]
+        return [replace(block, assumed=tuple(sorted({*block.assumed, *differences.assumed(anchor)})))]
 
     def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool) -> dict[ir.Node, Block]:
         """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
@@ -211,6 +224,8 @@ class _Run:
         name = label(anchor.node) or ""
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
+        if anchor.log_base != 1.0:
+            return []  # the gradients of powers have a factor that backward/ does not know
         try:
             pair = fuse_pair(anchor, self.matcher, rewriter, has_top_k)
         except PairDecline as decline:
@@ -262,6 +277,7 @@ class _Run:
         return replace(block, hint=hint)
 
     def _fused_block(self, name: str, match: AttentionMatch, fused: Fused, missed: Sequence[Missed] = ()) -> Block:
+        self.notes.extend(note for note in match.notes if note not in self.notes)
         return Block(
             id=0,
             kind="forward",

@@ -187,7 +187,11 @@ def _coarse_shows(
     least = min((each.least for each in huge.values()), default=math.inf)
     lost = math.isinf(least) or order.largest(first.operand.value) < least * LOST_SHARE
     if scaled or len(plain) > 1 or not lost:
-        return _in_empty_rows("a mask or bias whose numbers may round the scores is combined with other terms", first)
+        reason = (
+            "a mask or bias whose numbers may round the scores is combined with other terms, and a row that it masks "
+            "everywhere shows which sum is rounded first"
+        )
+        return _in_empty_rows(reason, first)
     return None
 
 

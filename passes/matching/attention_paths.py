@@ -36,6 +36,10 @@ from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, rea
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Scale, Select, Term
 
+ROUNDING = 2.0**-22
+"""How far a product of rounded float32 constants may be from 1, relatively, to count as 1: no more than a score's own
+rounding."""
+
 
 @dataclass(frozen=True)
 class AttentionPaths:
@@ -92,9 +96,15 @@ class AttentionPaths:
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
-            scores = FinalScores.of(before, qk, viewer, dims, second_products)
+            scores = FinalScores.of(before, qk, viewer, dims, second_products, _exponent(anchor))
             dims[anchor.output] = scores.dims
         return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
+
+
+def _exponent(anchor: SoftmaxAnchor) -> Scale | None:
+    """What powers multiply the scores by. That of 2^(x log2(e)) is 1 but for the rounding of its constant."""
+    node = next((each for each in anchor.nodes if is_op(each, "Exp", "Pow")), anchor.node)
+    return None if abs(anchor.log_base - 1.0) <= ROUNDING else Scale(node, anchor.log_base)
 
 
 def _check_total(anchor: SoftmaxAnchor) -> None:

@@ -3,7 +3,8 @@
     accepted    e / sum(e), e the exponentials of scores from which no maximum was subtracted, in float32; with a finite
                 number in masked places also `--assume no-empty-rows`
                 probabilities that are masked and divided by what is left of them (renormalised.py), in float32
-    refused     a total with a lower bound, which the operator does not have; factors not proven 0 or 1
+    refused     a total with a lower bound, which the operator does not have; powers of numbers above e or below 1,
+                which may overflow all the same; factors not proven 0 or 1
 
 Sound because with scores between -40 and 40 no exponential in float32 overflows, and none is lost beside another: the
 softmax is what the operator computes with the maximum subtracted, and what is left after the mask is the softmax of
@@ -42,12 +43,13 @@ class BoundedScores:
     def check_exponentials(self, anchor: SoftmaxAnchor) -> None:
         """Decline exponentials without a subtracted maximum, unless the user vouches for bounded scores and nothing
         guards their total."""
-        if not anchor.overflows or (BOUNDED_SCORES in self.facts.options.assume and not anchor.floored):
+        steep = not 0.0 < anchor.log_base <= 1.0
+        if not anchor.overflows or (BOUNDED_SCORES in self.facts.options.assume and not anchor.floored and not steep):
             return
         reason = "exp(scores) / sum(exp(scores)) overflows for large scores, unlike the operator"
         if is_op(anchor.scores.producer(), "Sub"):
             reason = "exponentials of scores less what is not proven to be their row's maximum may overflow or vanish"
-        hint = None if anchor.floored else f"{Code.OVERFLOW.advice}; {HINT}"
+        hint = None if anchor.floored or steep else f"{Code.OVERFLOW.advice}; {HINT}"
         raise Decline(Code.OVERFLOW, reason, anchor.node, hint)
 
     def check_rows(self, anchor: SoftmaxAnchor, finite: Term | None) -> None:

@@ -71,7 +71,7 @@ def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
     return (left, False) if left is not None and right is value and node.op_type == "Mul" else None
 
 
-def _immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
+def immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
     """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
     interval = viewer.facts.bounds.of(value) if number is None else (number, number)
@@ -86,7 +86,7 @@ def _immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
 
 def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
     """The factor `value` on scores of the arrangement `dims`. Raises Decline."""
-    reason = _immoderate(value, divides, viewer)
+    reason = immoderate(value, divides, viewer)
     if reason is None:  # 1
         return _factor(node, value, divides, dims, viewer)
     if viewer.facts.options.target != "ort" or viewer.info.scalar(value) is not None:
@@ -96,7 +96,7 @@ def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, 
 
 def on_probabilities(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
     """Case 3: the factor `value` on probabilities of the arrangement `dims`. Raises Decline."""
-    if (reason := _immoderate(value, divides, viewer)) is not None:
+    if (reason := immoderate(value, divides, viewer)) is not None:
         raise Decline(Code.PROBABILITY_TERM, reason, node)
     return _factor(node, value, divides, dims, viewer)
 

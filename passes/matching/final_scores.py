@@ -1,6 +1,10 @@
 """What the steps between the product of query and key and the softmax come to: the scale, terms, factors and sink.
 
-Refused: a scale that rounds to 0 or infinity; what score_walk.py and the steps of scores.py refuse.
+The exponent of powers (softmax.py, case 15) is the last scale. A factor up to 1 shrinks the number of a mask as it does
+the scores. A larger one may make it infinite, while the graph subtracts the maximum first and has 0 there.
+
+Refused: a scale that rounds to 0 or infinity; a mask or bias before an exponent above 1, and a sink before any; what
+score_walk.py and the steps of scores.py refuse.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from fa_compiler.passes.matching.scores import Multiply, ScorePath
 from fa_compiler.passes.matching.second_product import SecondProduct, second_product
 from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Term
+from fa_compiler.passes.score_ops import Add, Scale, Term
 
+EXPONENTIALS_ADVICE = "write it as a Softmax of the scores times the logarithm of the base"
 LARGEST_RATIO = 1024.0
 """How far the scales of two products may be apart: the operator has one scale, so that one of the queries is multiplied
 by the ratio, and what is multiplied by more may overflow where the product with the keys does not."""
@@ -39,13 +44,20 @@ class FinalScores:
     found_sink: FoundSink | None
     second: SecondProduct | None = None
     softcap: float = 0.0
+    rounded: tuple[ir.Node, ...] = ()
 
     @staticmethod
     def of(
-        path: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement], second_products: bool
+        path: ScorePath,
+        qk: Operands,
+        viewer: Viewer,
+        seen: dict[ir.Value, Arrangement],
+        second_products: bool,
+        exponent: Scale | None = None,
     ) -> FinalScores:
         """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the way. With
-        `second_products` a product that is added to the scores is a part of them, no bias. Raises Decline."""
+        `second_products` a product that is added to the scores is a part of them, no bias. `exponent` is what powers
+        multiply the scores by. Raises Decline."""
         may_join = second_products and not any(isinstance(step, Multiply) for step in path.steps)
         second: list[SecondProduct] = []
 
@@ -61,6 +73,8 @@ class FinalScores:
         walk = ScoreWalk(viewer, seen, path.product.output, qk.out, path.product.factor * qk.scale, joins)
         for step in path.steps:
             walk.take(step)
+        if exponent is not None:
+            _raise_to(exponent, walk)
         scale = walk.scale * (RESERVE if walk.is_unbounded else 1.0)
         if not (abs(walk.scale) >= SMALLEST_SCALE and abs(scale) <= LARGEST_SCALE):
             raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node)
@@ -75,4 +89,16 @@ class FinalScores:
             walk.found_sink,
             second[0] if second else None,
             walk.softcap,
+            tuple(walk.rounded),
         )
+
+
+def _raise_to(exponent: Scale, walk: ScoreWalk) -> None:
+    """Multiply by what powers multiply the scores by. Raises Decline."""
+    if walk.found_sink is not None:
+        reason = "beside the scores is a sink, and their softmax is one of powers"
+        raise Decline(Code.SCORE_TERM, reason, exponent.node, EXPONENTIALS_ADVICE)
+    if exponent.factor > 1.0 and walk.terms:
+        reason = f"a mask or bias less the maximum is multiplied by {exponent.factor:g}, which may make it infinite"
+        raise Decline(Code.SCORE_TERM, reason, exponent.node, EXPONENTIALS_ADVICE)
+    walk.take(exponent)

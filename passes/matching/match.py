@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.decline import label
 from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -64,6 +65,12 @@ class AttentionMatch:
     rope: Rope | None = None
     softcap: float = 0.0
     derivation: Derivation | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report says of the match."""
+        rounded = () if self.derivation is None else self.derivation.paths.scores.rounded
+        return tuple(f"{label(node)}: the scores are not rounded to bfloat16 any more" for node in rounded)
 
     def with_larger_product_first(self) -> AttentionMatch:
         """The same match, its two products exchanged if the second is the better first one.

@@ -58,6 +58,7 @@ class ScoreWalk:
     `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `softcap`
     is the number c of a soft cap, c * tanh(scores / c), with the factors behind it; 0 if there is none. `shifted`
     are the nodes that subtract a maximum, each with the axis it runs along; `found_sink` is a sink beside the scores.
+    `rounded` are casts that round the scores, which the kernels do not do.
     `joins` says whether what a step adds becomes a part of the scores, and no term.
     """
 
@@ -72,6 +73,7 @@ class ScoreWalk:
     shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
     found_sink: FoundSink | None = None
     softcap: float = 0.0
+    rounded: list[ir.Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.product = self.scores

@@ -9,7 +9,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
       4     | layout(scores)                               what views.py looks through
       5     | Slice(scores) | Pad(scores)                  as large as the scores, forwards: it leaves out nothing; a
                                                            Pad of no width
-      6     | Cast(scores)                                 to the same type or a wider one
+      6     | Cast(scores)                                 to the same type or a wider one; from float32 to bfloat16
+                                                           before any term: the rounding is left out, which is noted
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
       8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
       9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
@@ -27,6 +28,10 @@ A soft cap is c * tanh(scores / c), in any spelling: the operator's scale is the
 sides of Tanh, and c that of the factors behind it, so that scale / c is the product of those before it. The operator
 caps the scores before anything is added and before keys are masked. A mask before Tanh would give masked keys the score
 -c, which takes part in the softmax, so no term may be there.
+
+bfloat16 has the exponents of float32, so that rounding to it (6) overflows for no score, but it does for the number of
+a mask (-3.4e38), and it rounds -1e4 + score to multiples of 64. Leaving it out is therefore like computing 16-bit
+operands in float32, but only for scores alone. In float16 any score may overflow.
 
 Refused: everything else.
 Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
@@ -128,8 +133,7 @@ class Cap(OwnStep):
     """Case 14: tanh of everything so far."""
 
     def walk(self, walk: ScoreWalk) -> None:
-        values, terms = TermValues(walk.viewer), tuple(walk.terms)
-        term = next((each for index, each in enumerate(terms) if not _is_nothing(values, terms, index)), None)
+        term = _first_live(walk)
         if walk.softcap != 0.0:
             raise Decline(Code.SOFTCAP, "the scores are capped by tanh a second time", self.node, CAP_ADVICE)
         if term is not None:
@@ -153,10 +157,31 @@ class Unround(OwnStep):
         """The arrangement stays what it is."""
 
 
-def _is_nothing(values: TermValues, terms: tuple[Term, ...], index: int) -> bool:
-    """Does a term before a soft cap leave the scores as they are? The scale counts a factor already, and no score is
-    below a floor."""
-    return isinstance(terms[index], Scale | Floor) or values.is_zero(terms, index, 0.0)
+def _first_live(walk: ScoreWalk) -> Term | None:
+    """The first term so far that does not leave the scores as they are. The scale counts a factor already, and no score
+    is below a floor."""
+    values, terms = TermValues(walk.viewer), tuple(walk.terms)
+    live = (
+        term
+        for index, term in enumerate(terms)
+        if not isinstance(term, Scale | Floor) and not values.is_zero(terms, index, 0.0)
+    )
+    return next(live, None)
+
+
+@dataclass(frozen=True)
+class RoundScores(OwnStep):
+    """Case 6: everything so far rounded to bfloat16, which the kernels leave out."""
+
+    def walk(self, walk: ScoreWalk) -> None:
+        term = _first_live(walk)
+        if term is not None:
+            reason = f"the scores are rounded to bfloat16 behind {term.node.op_type}, whose numbers are rounded, too"
+            raise Decline(Code.CAST, reason, self.node)
+        if walk.is_unbounded:
+            reason = "the scores are multiplied by a number of any size and rounded to bfloat16, and may overflow there"
+            raise Decline(Code.CAST, reason, self.node)
+        walk.rounded.append(self.node)
 
 
 @dataclass(frozen=True)
@@ -449,7 +474,7 @@ def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """Case 6: a cast. Raises Decline where the cast rounds."""
+    """Case 6: a cast. Raises Decline where the cast rounds to float16."""
     source, info = node.inputs[0], viewer.info
     if source is None or not is_op(node, "Cast", "CastLike"):
         return None
@@ -458,6 +483,8 @@ def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
         raise Decline(Code.DTYPE, "the data type of a cast on the scores is unknown", node)
     if pair[0] is not None and not pair[0].is_floating_point():
         raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {pair[0]}, not from a product", node)
+    if pair == (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
+        return RoundScores(node), source
     if pair[0] != pair[1] and pair not in WIDENING:
         raise Decline(Code.CAST, f"the scores are cast from {pair[0]} to {pair[1]}, which rounds them", node)
     return Rearrange(node), source

@@ -15,9 +15,11 @@ Grammar; the code cites the numbers of the cases:
       6   | Div(e, total) | Mul(e, Reciprocal(total)) | Mul(e, Div(1, total))
       7   | e, where product(layout(e), values) / total follows: the division is late
     e :=
-      8     Exp(Sub(x, ReduceMax(x, a)))
-      9   | Exp(x)                                         declined: it overflows
-     10   | Mul(Exp(.), t) | Where(c, Exp(.), 0) | Where(c, 0, Exp(.))         declined: masked exponentials
+      8     exp(Sub(x, ReduceMax(x, a)))                   also times one number c > 0
+      9   | exp(x)                                         declined: it overflows, as do powers of a b below 1
+     10   | Mul(exp(.), t) | Where(c, exp(.), 0) | Where(c, 0, exp(.))         declined: masked exponentials
+    exp(x) :=
+     15     Exp(x) | Pow(b, x)                             b > 0 one number
     total :=
      11     ReduceSum(e, a) | ReduceL1(e, a)               no exponential is negative
      12   | Add(total, c) | Max(total, c) | Clip(total, c)                     0 <= c <= 1e-7; Max, Clip up to 1
@@ -33,6 +35,9 @@ operator's own definition; its total is at least 1, so that a number as small as
 may as well divide its sum of values (7), for that is linear; in 16 bits such a sum may overflow. The difference to
 ReduceLogSumExp (4) rounds like the scores themselves, so that a row of numbers such as -1e9 is rounded away: it is
 marked, and the matcher takes it only where no such number can be added.
+A power b^y (15) is exp(log(b) y), and a factor c behind the maximum (8) multiplies that exponent, too: such an anchor
+is the softmax of log_base * x, where log_base is c log(b). attention_paths.py makes it the last scale of the scores.
+In cases 3 to 5, and in a sink of the total (14), only Exp is read, for they mix exponentials with logarithms.
 Without the subtraction of the maximum (9) the value overflows where Softmax does not: that form is an anchor only to be
 declined. So is one whose exponentials are masked (10): where the maximum is that of a masked key, and far above the
 others, nothing is left to divide by.
@@ -68,7 +73,8 @@ SUM_OF_SHIFTED = Op(SUMS, Op("Exp", SHIFTED, name="e"), open_end=True, name="tot
 OF_WRITTEN_LOGARITHM = Op("Exp", Op("Sub", X, Op("Add", Op("Log", SUM_OF_SHIFTED), ROW_MAX)))  # 5
 INVERSE = OneOf((Op("Reciprocal", TOTAL), Op("Div", Number(1.0), TOTAL)))
 QUOTIENT = OneOf((Op("Div", E, TOTAL), Op("Mul", E, INVERSE)))  # 6
-EXPONENTIAL = Op("Exp", X)
+EXPONENTIAL = OneOf((Op("Exp", X), Op("Pow", Bind("base"), X)))  # 15
+TIMES = OneOf((Op("Mul", X, Bind("factor")), Op("Div", X, Bind("divisor"))))
 EXPONENTIALS = OneOf(
     (
         EXPONENTIAL,  # 8 and 9
@@ -118,6 +124,7 @@ class SoftmaxAnchor:
     floored     set only with `overflows`: something keeps the total from being 0
     late        the division comes after the product with the values, and `output` is then the exponentials
     sink        the sink that the total includes
+    log_base    the softmax is that of `log_base` times the scores
     """
 
     scores: ir.Value
@@ -130,6 +137,7 @@ class SoftmaxAnchor:
     masked: bool = False
     floored: bool = False
     sink: SinkTotal | None = None
+    log_base: float = 1.0
 
     @property
     def axis(self) -> int | None:
@@ -219,22 +227,57 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
         given, path = _exponentials_of(quotient["e"], plain, info)
         found = match(EXPONENTIALS, given, info)
         sums = None if found is None else _reduced(plain, SUMS, given, info)
-        if found is None or sums is None or _is_number(found.get("factor"), info):
+        log_base = None if found is None else _log_base(found, info)
+        if found is None or sums is None or log_base is None or _is_number(found.get("factor"), info):
             continue
         scores, masked = found["x"], len(found.nodes) > 1
-        sink = None if more is None else sink_total(guarded, more, _subtracted(scores, info), info)
+        subtracted = _subtracted(scores, info) if log_base == 1.0 else None
+        sink = None if more is None else sink_total(guarded, more, subtracted, info)
         summing = (*sums[1], *(() if sink is None else sink.nodes), *floors)
         late = LateDivision(total, summing, dividing, path) if path else None
         nodes = found.nodes if late is not None else (*found.nodes, *summing, *dividing)
         output = given if late is not None else dividing[-1].outputs[0]
         shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
-        if shift is None:  # 9
-            return SoftmaxAnchor(
-                scores, output, sums[0], nodes, True, late=late, masked=masked, floored=bool(floors), sink=sink
-            )
-        if shift[0] != sums[0]:
+        if shift is None and (times := _times(scores, info)) is not None:
+            shift = shifted_by(times[0], "ReduceMax", info)
+            if shift is not None:
+                log_base, nodes = log_base * times[1], (times[2], *nodes)
+        if shift is not None and shift[0] != sums[0]:
             return None
-        return SoftmaxAnchor(shift[1], output, sums[0], (*shift[2], *nodes), late=late, masked=masked, sink=sink)
+        axes, shifted, shifting = (sums[0], scores, ()) if shift is None else shift
+        overflows = shift is None or log_base <= 0.0  # 9
+        return SoftmaxAnchor(
+            shifted,
+            output,
+            axes,
+            (*shifting, *nodes),
+            overflows,
+            late=late,
+            masked=masked,
+            floored=overflows and bool(floors),
+            sink=sink,
+            log_base=log_base,
+        )
+    return None
+
+
+def _log_base(exponentials: Match, info: ShapeInfo) -> float | None:
+    """Case 15: the logarithm of the base; None where the base is not one positive number, or enlarges or casts x."""
+    base, scores = exponentials.get("base"), exponentials["x"]
+    if base is None:
+        return 1.0
+    number, power = info.scalar(base), exponentials.nodes[0].outputs[0]
+    alike = info.shape(power) == info.shape(scores) is not None and info.dtype(power) == info.dtype(scores)
+    return math.log(number) if alike and number is not None and 0.0 < number < math.inf else None
+
+
+def _times(scores: ir.Value, info: ShapeInfo) -> tuple[ir.Value, float, ir.Node] | None:
+    """Case 8: for x * c or x / c with a number c > 0: x, the factor and the node."""
+    for found in matches(TIMES, scores, info):
+        number = info.scalar(found.get("factor") or found["divisor"])
+        alike = info.shape(found["x"]) == info.shape(scores) is not None
+        if alike and number is not None and 0.0 < number < math.inf:
+            return found["x"], number if found.get("divisor") is None else 1.0 / number, found.nodes[0]
     return None
 
 

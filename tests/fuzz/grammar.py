@@ -473,6 +473,21 @@ class _Composer(Rare):
 
     # -- behind the scores --------------------------------------------------------------------------
 
+    def _power(self, scores: str) -> str:
+        """Exponentials of the scores less their maximum, or other powers, perhaps times a factor."""
+        rng, g, dtype = self.rng, self.g, self.score_type
+        base = rng.choice([math.e] * 3 + [2.0, 2.0, 10.0, 0.5])
+        if base != math.e and rng.random() < 0.3:
+            scores = g.op("Mul", scores, g.const(1.442695, dtype))
+        moved = g.op("Sub", scores, self._reduced("ReduceMax", scores))
+        if rng.random() < 0.3:
+            g.words.append("factor behind the maximum")
+            moved = g.op("Mul", moved, g.const(rng.choice([1.442695, 0.5, 3.0, -1.0]), dtype))
+        if base == math.e:
+            return g.op("Exp", moved)
+        g.words.append(f"powers of {base:g}")
+        return g.op("Pow", g.const(base, dtype), moved)
+
     def _softmax_and_product(
         self, scores: str, value: str, outputs: list[tuple[str, str, Sequence[Size | None]]]
     ) -> str:
@@ -481,7 +496,7 @@ class _Composer(Rare):
         sink = rng.choice(["concat", "total"]) if rng.random() < 0.12 else ""
         g.words.extend([form, sink] if sink else [form])
         if form.startswith("late"):
-            weights = g.op("Exp", g.op("Sub", scores, self._reduced("ReduceMax", scores)))
+            weights = self._power(scores)
             total = self._reduced("ReduceSum", weights)
             if rng.random() < 0.15:  # a guard, or a total, of something else
                 g.words.append("late guard")
@@ -513,8 +528,7 @@ class _Composer(Rare):
         elif form == "log":
             p = g.op("Exp", g.op("LogSoftmax", scores, axis=-1))
         else:
-            moved = scores if form == "unshifted" else g.op("Sub", scores, self._reduced("ReduceMax", scores))
-            weights = g.op("Exp", moved)
+            weights = g.op("Exp", scores) if form == "unshifted" else self._power(scores)
             total = self._reduced("ReduceSum", weights)
             if sink == "total":
                 total = g.op("Add", total, g.const(rng.choice([1.0, 1e-9, 0.5]), dtype))
@@ -531,6 +545,10 @@ class _Composer(Rare):
             p = g.op("Dropout", p, *([] if rng.random() < 0.5 else [g.const(0.1, "float32")]))
         if rng.random() < 0.04:
             outputs.append((p, self.dtype, ("B", "N", "S", "T")))
+        if rng.random() < 0.03 and self.dtype == dtype:
+            g.words.append("difference")
+            other = g.op("Softmax", g.op("Mul", scores, g.const(0.5, dtype)), axis=-1)
+            p = g.op(rng.choice(["Sub", "Sub", "Add"]), p, g.op("Mul", other, g.const(rng.choice([0.5, INF]), dtype)))
         if rng.random() < 0.1:
             result = g.op("Einsum", p, value, equation="bnst,bnte->bnse")
         else:

@@ -63,6 +63,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "division behind the product with the values": "test_late.py",
         "LogSoftmax": {"softmax": ("logarithm",)},
         "ReduceLogSumExp": "test_softmax.py",
+        "powers of another base": "test_softmax.py",
         "Dropout": {"dropout": (False, True)},
     },
     "masks": {
@@ -105,6 +106,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "scores read by several softmaxes": "test_shared.py",
         "probabilities read by several products": "test_shared.py",
     },
+    "differences": {"the difference of two attentions": "test_differences.py"},
     "heads": {
         "multi-query": {"gqa": ("none", "broadcast")},
         "grouped-query": {"gqa": ("grouped",)},
@@ -118,6 +120,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "float32, float16": {"dtype": ("float32", "float16")},
         "bfloat16": "test_fusion_random.py",
         "casts to float32": {"upcast": (False, True)},
+        "rounds to bfloat16": "test_rounding.py",
     },
     "quantised models": {"the roundings of scores and probabilities go": "test_quantised.py"},
     "guards": {

@@ -47,6 +47,11 @@ BIASED = {
     "moderate_then_biased": "a = Where(c, s, coarse) x = Add(a, b) ",
     "two_numbers": "a = Where(c, s, coarse) d = Where(m, a, coarser) x = Add(d, b) ",
     "biased_between": "a = Where(c, s, coarse) d = Add(a, b) x = Where(m, d, least) ",
+    # OpenAI's GPT and TensorFlow's GPT-2.
+    "blended_then_padded": PADDED + "k1 = Cast<to=1>(c) h = Sub(one, k1) u = Mul(h, coarse) y0 = Mul(s, k1) "
+    "a = Add(y0, u) x = Add(a, w) ",
+    "blended_by_a_difference_then_masked": "k1 = Cast<to=1>(c) h = Sub(one, k1) l = Neg(coarse) u = Mul(l, h) "
+    "y0 = Mul(s, k1) a = Sub(y0, u) g = Sub(one, b) w = Mul(g, coarse) x = Add(a, w) ",
     # Opposite numbers cancel at a masked key, and what comes behind them is all that it keeps.
     "selected_then_opposite": OPPOSITE + "a = Where(c, s, least) d = Add(a, o) x = Add(d, u) ",
     "added_then_opposite": OPPOSITE + "t = Where(c, zero, least) a = Add(s, t) d = Add(a, o) x = Add(d, u) ",
@@ -110,6 +115,8 @@ UNORDERED = {
     "two_inputs_then_a_moderate_selection": "a = Add(s, b) d = Add(a, e) x = Where(c, d, coarse) ",
     "an_input_among_masks": "t = Where(m, zero, coarse) n = Where(c, zero, least) a = Add(s, b) d = Add(a, t) "
     "x = Add(d, n) ",
+    "relative_positions_before_a_mask": "f = Cast<to=1>(i) g = Sub(one, f) l = Constant<value=float {-1e6}>() "
+    "w = Mul(g, l) a = Add(s, b) x = Add(a, w) ",  # Funnel's
     "scattered": "o = Constant<value=int64[1,1,1,1] {0}>() t = Constant<value=float[1,1,1,1] {-1e9}>() "
     'z = Constant<value=float[1,1,1,6] {0,0,0,0,0,0}>() r = ScatterElements<axis=3, reduction="add">(z, o, t) '
     "d = Constant<value=float[6] {0.1,0.2,0.3,0.4,0.5,0.6}>() a = Add(s, d) x = Add(a, r) ",

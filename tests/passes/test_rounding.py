@@ -183,3 +183,42 @@ def test_one_number_beside_a_sink() -> None:
     feeds = random_feeds(proto)
     assert report.blocks[0].mask == "real_shift"
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+BRIEFLY = "h = Cast<to=16>({}) w = Cast<to=1>(h) "
+LOWEST = "low = Constant<value=float {-3.4028234663852886e38}>() "
+AFTER_ROUNDING = {
+    "alone": BRIEFLY.format("s") + SOFTMAX.format("w"),
+    "scaled": "c = Constant<value=float {0.35}>() z = Mul(s, c) " + BRIEFLY.format("z") + SOFTMAX.format("w"),
+    "masked behind": LOWEST + BRIEFLY.format("s") + "x = Where(m, w, low) " + SOFTMAX.format("x"),
+    "biased behind": BRIEFLY.format("s") + "x = Add(w, b) " + SOFTMAX.format("x"),
+}
+BEFORE_ROUNDING = {
+    "masked": (LOWEST + "x = Where(m, s, low) " + BRIEFLY.format("x"), "cast"),
+    "biased": ("x = Add(s, b) " + BRIEFLY.format("x"), "cast"),
+    "times a number of the run": ("x = Mul(s, r) " + BRIEFLY.format("x"), "cast"),
+    "to float16": (BRIEFLY.format("s").replace("16", "10"), "cast"),
+}
+ROUNDED_MORE = "bool[B,1,1,T] m, float[B,4,S,T] b, float r"
+
+
+@pytest.mark.parametrize("body", AFTER_ROUNDING.values(), ids=AFTER_ROUNDING)
+def test_scores_that_are_rounded_to_bfloat16(body: str) -> None:
+    """Scores of up to 8 are rounded by 2^-6, and probabilities by this share. A row that is masked everywhere keeps its
+    mean."""
+    proto = parse(PRODUCT_QK + body + PRODUCT_PV, ROUNDED_MORE)
+    result, report = fused(proto)
+    (block,) = report.blocks
+    assert block.status == "fused" and [note for note in report.notes if "bfloat16" in note and "h:" in note]
+    feeds = random_feeds(proto, m=PADDING)
+    (got,), (wanted,) = run(result, feeds), run(proto, feeds)
+    assert_same(got, wanted, 2.0**-5)
+    wide = parse(PRODUCT_QK + body.replace("to=16", "to=1") + PRODUCT_PV, ROUNDED_MORE)
+    assert_same(got, run(wide, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize("body, code", BEFORE_ROUNDING.values(), ids=BEFORE_ROUNDING)
+def test_what_is_rounded_with_the_scores(body: str, code: str) -> None:
+    """-3.4e38 is -inf in bfloat16, and a product with an unknown number may be infinite there, not in float32."""
+    _, report = fused(parse(PRODUCT_QK + body + SOFTMAX.format("w") + PRODUCT_PV, ROUNDED_MORE))
+    assert [(block.code, block.culprit) for block in report.blocks] == [(code, "h")]

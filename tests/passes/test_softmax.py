@@ -126,6 +126,73 @@ def test_flattened_over_dimensions_of_one() -> None:
     assert same(proto).status == "fused"
 
 
+BASES = (
+    "two = Constant<value=float {2.0}>() log2e = Constant<value=float {1.44269504}>() "
+    "ten = Constant<value=float {10.0}>() half = Constant<value=float {0.5}>() "
+)
+OF_TWO = TOTAL.replace("Exp(d)", "Pow(two, d)") + "p = Div(e, t) "
+OF_TEN, OF_HALF = (OF_TWO.replace("two", base) for base in ("ten", "half"))
+BEHIND = OF_TWO.replace("e = Pow(two, d)", "c = Mul(d, log2e) e = Pow(two, c)")
+AT_HALF = TOTAL.replace("e = Exp(d)", "c = Div(d, two) e = Exp(c)") + "p = Div(e, t) "
+POWERS = {
+    "two": (OF_TWO, "none"),
+    "two, masked by -inf": (OF_TWO, "infinite"),
+    "two, masked by a number": (OF_TWO, "finite"),
+    "two, of scores in units of it": (OF_TWO.replace("(x", "(z").replace("n = R", "z = Mul(x, log2e) n = R"), "none"),
+    "two, with its unit behind the maximum": (BEHIND, "finite"),
+    "two, with its unit behind the maximum of a bias": (BEHIND, "bias"),
+    "e, with a factor behind the maximum": (AT_HALF, "finite"),
+    "ten": (OF_TEN, "none"),
+}
+NO_POWERS = {
+    "a mask that grows": (OF_TEN, "finite", "score_term"),
+    "a mask that grows behind the maximum": (BEHIND.replace("two", "ten"), "infinite", "score_term"),
+    "of less than 1": (OF_HALF, "none", "softmax_overflows"),
+    "without the maximum": (OF_TWO.replace("(two, d)", "(two, x)"), "none", "softmax_overflows"),
+    "turned round behind the maximum": (
+        BEHIND.replace("c = M", "g = Neg(log2e) c = M").replace(", log2e) e", ", g) e"),
+        "none",
+        "softmax_overflows",
+    ),
+    "beside a sink of exponentials": (
+        OF_TWO.replace("p = Div(e, t)", "o = Sub(one, n) f = Exp(o) u = Add(t, f) p = Div(e, u)"),
+        "none",
+        "probability_term",
+    ),
+    "less the logarithm of their sum": (
+        OF_TWO.replace("p = Div(e, t)", "l = ReduceLogSumExp<axes=[-1], keepdims=1>(x) r = Sub(x, l) p = Pow(two, r)"),
+        "none",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("body, terms", POWERS.values(), ids=POWERS)
+def test_powers(body: str, terms: str) -> None:
+    """b^x is exp(log(b) x); a row that is masked everywhere by a number keeps the mean of its values."""
+    proto = model(BASES + body, TERMS[terms])
+    assert same(proto, m=PADDING).status == "fused"
+    assert fused(proto, "ascend", ["no-empty-rows"])[1].count("fused") == 1
+
+
+@pytest.mark.parametrize("body, terms, code", NO_POWERS.values(), ids=NO_POWERS)
+def test_powers_that_are_no_softmax(body: str, terms: str, code: str | None) -> None:
+    _, report = fused(model(BASES + body, TERMS[terms]))
+    assert [block.code for block in report.blocks] == ([] if code is None else [code])
+
+
+def test_powers_beside_a_column_of_the_scores() -> None:
+    """The column's score would have to be scaled, too."""
+    body = (
+        OF_TWO.replace("(x", "(w")
+        .replace("p = Div", "w2 = Div")
+        .replace("n = R", "g = Constant<value=int64[8] {0,0,0,0,0,0,0,1}>() w = Pad(x, g, one) n = R")
+    )
+    body += "i0 = Constant<value=int64[1] {0}>() p = Slice(w2, i0, last, last) "
+    _, report = fused(model(BASES + body))
+    assert [block.code for block in report.blocks] == ["score_term"]
+
+
 NO_SOFTMAX = {
     "another_total": TOTAL.replace("e, last", "x, last") + "p = Div(e, t) ",
     "half_the_reciprocal": "half = Constant<value=float {0.5}>() " + TOTAL + "r = Div(half, t) p = Mul(e, r) ",

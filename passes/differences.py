@@ -1,0 +1,327 @@
+"""Differences of probabilities (differential attention): the product with the values is moved in front of them.
+
+Grammar; the code cites the numbers of the cases:
+
+    output :=
+      1     MatMul(difference, values)
+    difference, read by nothing else :=
+      2     Sub(part, part) | Add(part, part)              parts of the same shape
+    part :=
+      3     chosen | Mul(chosen, t) | Div(chosen, t)       t of size 1 along the keys, of moderate size (factors.py)
+    chosen :=
+      4     probabilities                                  of a softmax of their own
+      5   | Gather(probabilities, i)                       i one number, along an axis before rows and keys
+      6   | Split(probabilities)                           into equal parts, along such an axis
+
+The product is linear: (p - t q) v = p v - t (q v), and where p and q are parts of one softmax (5, 6) they are the same
+parts of its product with values that are repeated for all parts. Each product is then an ordinary attention, and what
+is left is done to the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a value
+of +inf, (p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. So the user has to vouch for that. An infinite t
+would give NaN for keys with q = 0 only on one side, so t has to be proven finite.
+
+The change is made first, so that the ordinary matcher can say whether all its attentions match; if not, it is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.build import Builder
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import AxisSpace
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.attention import Matcher
+from fa_compiler.passes.matching.factors import immoderate, operand
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.nodes import int_attr, is_dead, is_op, source_through
+from fa_compiler.passes.options import FINITE_SCORES, NON_FINITE_SCORES, Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.surgery import ORDER, replace_value, restore_order, sweep
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+UNSOUND = (
+    "a difference of probabilities is multiplied by the values; the difference of two attentions is the same only if "
+    "no value is infinite: inf - inf is NaN"
+)
+CONSTANT_ADVICE = "make the factor of the difference a constant of the model"
+HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One side of a difference: what is read of the probabilities, the node that chooses a part of them, and the factor
+    with its node."""
+
+    probabilities: ir.Value
+    chooser: ir.Node | None
+    output: int
+    factor: ir.Value | None
+    scaling: ir.Node | None
+    anchor: SoftmaxAnchor
+
+    def of(self, value: ir.Value, builder: Builder) -> ir.Value:
+        """What this side makes of the product of the probabilities with the values."""
+        dtype = builder.info.dtype(value)
+        if self.chooser is not None:
+            inputs = [value, *self.chooser.inputs[1:]]
+            attributes = {name: attribute.value for name, attribute in self.chooser.attributes.items()}
+            count = len(self.chooser.outputs)
+            made = builder.op(self.chooser.op_type, inputs, dtype, attributes, count).producer()
+            assert made is not None
+            value = made.outputs[self.output]
+        if self.scaling is not None:
+            value = builder.op(self.scaling.op_type, [value, self.factor], dtype)
+        return value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of probabilities that is multiplied by values: the nodes `combining` and `product`."""
+
+    combining: ir.Node
+    product: ir.Node
+    parts: tuple[Part, Part]
+
+    @property
+    def replaced(self) -> tuple[ir.Node, ...]:
+        """The nodes from the probabilities to the product, the product first."""
+        parts = [node for part in self.parts for node in (part.scaling, part.chooser) if node is not None]
+        return tuple(dict.fromkeys((self.product, self.combining, *parts)))
+
+    @property
+    def values(self) -> ir.Value:
+        """The values."""
+        value = self.product.inputs[1]
+        assert value is not None
+        return value
+
+
+@dataclass
+class Move:
+    """A product that was moved: the value it made, the value made instead, and the inputs of the nodes that made it."""
+
+    old: ir.Value
+    new: ir.Value
+    before: list[tuple[ir.Node, list[ir.Value | None]]]
+    fused: bool = False
+    """Is one of its attentions fused already?"""
+
+    @staticmethod
+    def of(difference: Difference, builder: Builder) -> Move:
+        """Build what replaces the product of a difference, and put it in its place. The nodes before read nothing any
+        more."""
+        old = difference.product.outputs[0]
+        results = [part.of(_product(part, difference, builder), builder) for part in difference.parts]
+        new = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
+        before = [(node, list(node.inputs)) for node in difference.replaced]
+        replace_value(old, new, rename=False)
+        for node, inputs in before:
+            for index in range(len(inputs)):
+                node.replace_input_with(index, None)
+        return Move(old, new, before)
+
+    def keep(self, graph: ir.Graph) -> None:
+        """Remove the nodes before."""
+        replace_value(self.old, self.new)
+        graph.remove([node for node, _ in self.before])
+        restore_order(graph)
+
+    def undo(self, graph: ir.Graph) -> None:
+        """Put the nodes before in their place again, and remove the others."""
+        kept = self.before[0][0].graph is None
+        graph.extend([node for node, _ in reversed(self.before)] if kept else [])
+        replace_value(self.new, self.old, rename=kept)
+        for node, inputs in self.before:
+            for index, value in enumerate(inputs):
+                node.replace_input_with(index, value)
+        maker = self.new.producer()
+        assert maker is not None
+        sweep(graph, [maker])
+        if kept:
+            restore_order(graph)
+
+
+@dataclass
+class Differences:
+    """What became of the differences of one graph, by the softmaxes: products that were moved, and the reasons why
+    others were not."""
+
+    moved: dict[ir.Node, Move] = field(default_factory=dict)
+    declined: dict[ir.Node, Decline] = field(default_factory=dict)
+
+    def assumed(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
+        """What the fusion of an attention rests on; it is fused now."""
+        move = self.moved.get(anchor.node)
+        if move is not None:
+            move.fused = True
+        return () if move is None else (FINITE_SCORES,)
+
+    def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
+        """Why an attention is not fused. The product is moved back, unless another attention of it is fused."""
+        move = self.moved.get(anchor.node)
+        if move is not None and not move.fused and anchor.node.graph is not None:
+            assert isinstance(anchor.node.graph, ir.Graph)
+            move.undo(anchor.node.graph)
+            self.moved = {node: each for node, each in self.moved.items() if each is not move}
+        return self.declined.get(anchor.node, decline)
+
+
+def move_products(
+    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+) -> Differences:
+    """Move the products of a graph in front of the differences of probabilities, where every attention then matches.
+    The graph stays as it is where there are none."""
+    result = Differences()
+    for difference in list(_differences(found, matcher.facts)):
+        nodes = [part.anchor.node for part in difference.parts]
+        try:
+            move = _moved(graph, difference, matcher, new_builder())
+        except Decline as decline:
+            result.declined.update(dict.fromkeys(nodes, decline))
+        else:
+            result.moved.update({} if move is None else dict.fromkeys(nodes, move))
+    return result
+
+
+def _differences(found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
+    anchors = {anchor.output: anchor for anchor in found if anchor.late is None}
+    graph = next((anchor.node.graph for anchor in anchors.values()), None)
+    for product in graph or ():
+        combined = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
+        combining = None if combined is None else combined.producer()  # 1
+        if combined is None or combining is None or not is_op(combining, "Sub", "Add"):  # 2
+            continue
+        parts = [_part(value, anchors, facts.info) for value in combining.inputs]
+        alike = {facts.info.shape(value) for value in (combined, *combining.inputs) if value is not None}
+        if len(parts) == 2 and parts[0] and parts[1] and len(alike) == 1 and None not in alike:
+            difference = Difference(combining, product, (parts[0], parts[1]))
+            fits = all(_fits(difference.values, part.chooser, facts.info) for part in difference.parts)
+            if fits and _is_closed(difference):
+                yield difference
+
+
+def _part(value: ir.Value | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+    """Cases 3 to 6."""
+    node = None if value is None else value.producer()
+    if value is None or node is None:
+        return None
+    for chosen in node.inputs if is_op(node, "Mul", "Div") else ():
+        scaled = None if chosen is None else operand(node, chosen)
+        part = None if chosen is None else _chosen(chosen, anchors, info)
+        if chosen is None or scaled is None or part is None or info.shape(value) != info.shape(chosen):
+            continue
+        factor, rank = info.shape(scaled[0]), len(info.shape(chosen) or ())
+        if factor is not None and len(factor) <= rank and (not factor or factor[-1].const == 1):
+            return replace(part, factor=scaled[0], scaling=node)
+    return _chosen(value, anchors, info)
+
+
+def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+    """Cases 4 to 6."""
+    node, source = value.producer(), value
+    chooser = node if node is not None and is_op(node, "Gather", "Split") else None
+    if chooser is not None:
+        given = chooser.inputs[0]
+        shape = None if given is None else info.shape(given)
+        if given is None or shape is None or not int_attr(chooser, "axis", 0) % len(shape) < len(shape) - 2:
+            return None
+        if chooser.op_type == "Gather" and info.shape(chooser.inputs[1] or value) != ():  # 5
+            return None
+        if len({info.shape(output) for output in chooser.outputs}) > 1:  # 6
+            return None
+        source = given
+    anchor = anchors.get(source_through(source, *LAYOUT_OPS, "Cast"))
+    output = 0 if chooser is None else list(chooser.outputs).index(value)
+    return None if anchor is None else Part(source, chooser, output, None, None, anchor)
+
+
+def _is_closed(difference: Difference) -> bool:
+    """Is what the nodes make on the way to the product read by nothing else, all in one graph?"""
+    if any(node.graph is not difference.product.graph for node in difference.replaced):
+        return False
+    outputs = [output for node in difference.replaced[1:] for output in node.outputs]
+    readers = {reader for output in outputs for reader, _ in output.uses()}
+    return readers <= set(difference.replaced) and not any(output.is_graph_output() for output in outputs)
+
+
+def _moved(graph: ir.Graph, difference: Difference, matcher: Matcher, builder: Builder) -> Move | None:
+    """Move the product, if each attention matches then; else leave the graph as it is. Raises Decline where they match,
+    and yet it is not sound."""
+    taken = set(builder.names.taken)
+    move = Move.of(difference, builder)
+    graph.meta.pop(ORDER, None)
+    sound = False
+    try:
+        matches = all(_matches(part.anchor, matcher) for part in difference.parts)
+        if matches:
+            _check(difference, matcher.facts)
+        sound = matches
+    finally:
+        graph.meta.pop(ORDER, None)
+        if sound:
+            move.keep(graph)
+        else:
+            move.undo(graph)
+            builder.drop_unused_constants()
+            builder.names.taken.intersection_update(taken)
+    return move if sound else None
+
+
+def _matches(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
+    try:
+        matcher.match(anchor)
+    except Decline:
+        return False
+    return True
+
+
+def _check(difference: Difference, facts: Facts) -> None:
+    """Decline values and factors that may be infinite."""
+    for part in difference.parts:
+        if part.factor is not None and part.scaling is not None:
+            divides = part.scaling.op_type == "Div"
+            if (reason := immoderate(part.factor, divides, Viewer(facts, AxisSpace()))) is not None:
+                raise Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
+    if not _is_finite(facts.options):
+        raise Decline(Code.PROBABILITY_TERM, UNSOUND, difference.combining, HINT)
+
+
+def _is_finite(options: Options) -> bool:
+    """Does the user vouch for finite values, or is that taken for granted?"""
+    granted = options.target == "ascend" and NON_FINITE_SCORES not in options.assume
+    return granted or FINITE_SCORES in options.assume
+
+
+def _own_axis(chooser: ir.Node, values: ir.Value, info: ShapeInfo) -> int:
+    """Which axis of the values stands where a chooser chooses a part; negative where they have none there."""
+    given, chosen = info.shape(chooser.inputs[0] or values) or (), info.shape(chooser.outputs[0]) or ()
+    return int_attr(chooser, "axis", 0) % len(given) - (len(chosen) - len(info.shape(values) or ()))
+
+
+def _fits(values: ir.Value, chooser: ir.Node | None, info: ShapeInfo) -> bool:
+    """Are the values, along the axis of which a chooser takes a part, as large as a part, or of size 1?"""
+    shape = info.shape(values)
+    sizes = None if chooser is None else info.shape(chooser.outputs[0])
+    if chooser is None or shape is None or sizes is None or len(shape) > len(sizes):
+        return chooser is None
+    own = _own_axis(chooser, values, info)
+    axis = own + len(sizes) - len(shape)
+    return chooser.op_type == "Gather" or own < 0 or shape[own].const == 1 or shape[own] == sizes[axis]
+
+
+def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
+    """The product of a side's probabilities with the values, which are repeated for all parts."""
+    info, values = builder.info, difference.values
+    if part.chooser is not None:
+        own = _own_axis(part.chooser, values, info)
+        if part.chooser.op_type == "Gather":
+            values = values if own <= 0 else builder.units("Unsqueeze", values, [own])
+        elif own >= 0 and (info.shape(values) or ())[own].const != 1:
+            count = len(part.chooser.outputs)
+            values = builder.op("Concat", [values] * count, info.dtype(values), {"axis": own})
+    return builder.op("MatMul", [part.probabilities, values], info.dtype(difference.product.outputs[0]))

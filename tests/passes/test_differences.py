@@ -1,0 +1,109 @@
+"""Differential attention: the difference of two softmaxes times values, and the difference of two attentions."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Report
+from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
+
+INPUTS = (
+    "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,S,8] q2, float[B,4,T,8] k2, float[B,4,T,8] v, float[4,1,1] t, "
+    "bool[B,1,S,T] m"
+)
+NUMBERS = "half = Constant<value=float {0.5}>() low = Constant<value=float {-inf}>() one = Constant<value=int64 {1}>() "
+NUMBERS += "zero = Constant<value=int64 {0}>() share = Sigmoid(t) "
+FIRST = "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) x = Where(m, s, low) p = Softmax<axis=-1>(x) "
+SECOND = "kt2 = Transpose<perm=[0,1,3,2]>(k2) s2 = MatMul(q2, kt2) p2 = Softmax<axis=-1>(s2) "
+BOTH = NUMBERS + FIRST + SECOND
+LESS = "w = Mul(half, p2) d = Sub(p, w) y = MatMul(d, v) "
+STACKED = NUMBERS + "qq = Concat<axis=1>(q, q2) kk = Concat<axis=1>(k, k2) kt = Transpose<perm=[0,1,3,2]>(kk) "
+STACKED += "s = MatMul(qq, kt) p = Softmax<axis=-1>(s) "
+HALVES = STACKED + "a, b = Split<axis=1>(p) w = Mul(half, b) d = Sub(a, w) y = MatMul(d, v) "
+SPELLINGS = {
+    "one factor": (BOTH + LESS, 2),
+    "divided": (BOTH + LESS.replace("Mul(half, p2)", "Div(p2, half)"), 2),
+    "a factor for each head": (BOTH + LESS.replace("half", "share"), 2),
+    "a sum": (BOTH + LESS.replace("Sub", "Add"), 2),
+    "halves of one softmax": (HALVES, 1),
+    "neighbours in one softmax": (
+        STACKED + "g = Constant<value=int64[5] {2,4,2,5,6}>() r = Reshape(p, g) a = Gather<axis=2>(r, zero) "
+        "b = Gather<axis=2>(r, one) w = Mul(b, half) d = Sub(a, w) y = MatMul(d, v) ",
+        1,
+    ),
+    "the difference of two attentions": (
+        BOTH + "y1 = MatMul(p, v) y2 = MatMul(p2, v) w = Mul(t, y2) y = Sub(y1, w) ",
+        2,
+    ),
+}
+
+
+def attention(body: str, sizes: str = "BST") -> onnx.ModelProto:
+    inputs = INPUTS
+    for name, size in zip("BST", "256", strict=True):
+        inputs = inputs if name in sizes else inputs.replace(name, size)
+    return parse(body, inputs=inputs, outputs="float[B,4,S,8] y")
+
+
+def nodes(proto: onnx.ModelProto) -> list[tuple[str, list[str], list[str]]]:
+    return [(node.op_type, list(node.input), list(node.output)) for node in proto.graph.node]
+
+
+def same(proto: onnx.ModelProto, *assume: str, **given: Array) -> tuple[onnx.ModelProto, Report]:
+    """Compare before and after, with rows that are masked everywhere."""
+    result, report = fused(proto, assume=assume)
+    mask = np.random.default_rng(1).random((2, 1, 5, 6)) < 0.6
+    mask[0, 0, 2] = False
+    feeds = random_feeds(proto, m=mask, **given)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+    return result, report
+
+
+@pytest.mark.parametrize("body, blocks", SPELLINGS.values(), ids=SPELLINGS)
+def test_spellings(body: str, blocks: int) -> None:
+    proto = attention(body, "" if "Reshape" in body else "BST")
+    result, report = same(proto, "finite-scores")
+    assert report.count("fused") == len(report.blocks) == blocks
+    assert not {"Softmax", "MatMul"} & {node.op_type for node in result.graph.node}
+    moved = "d = " in body
+    assert {block.assumed for block in report.blocks} == {("finite-scores",) if moved else ()}
+    assert fused(proto, "ascend")[1].count("fused") == blocks
+    if moved:
+        result, report = same(proto, v=np.full((2, 4, 6, 8), np.inf, np.float32))
+        assert report.count("fused") == 0 and "finite-scores" in (report.blocks[0].hint or "")
+        assert nodes(result) == nodes(proto)
+
+
+KEPT = {
+    "a factor that may be infinite": BOTH + LESS.replace("half", "t"),
+    "a factor for each key": BOTH + "e = Constant<value=float[6] {1,1,1,1,1,2}>() " + LESS.replace("half", "e"),
+    "the difference is read, too": BOTH
+    + LESS.replace("y = ", "y0 = ")
+    + "n = ReduceSum<keepdims=1>(d) y = Add(y0, n) ",
+    "a part is read, too": HALVES.replace("y = ", "y0 = ") + "n = ReduceSum<keepdims=1>(b) y = Add(y0, n) ",
+    "parts of the batch": NUMBERS + FIRST + "a, b = Split<axis=0>(p) d = Sub(a, b) y = MatMul(d, v) ",
+    "the other softmax is of no product": NUMBERS + FIRST + "s2 = Abs(s) p2 = Softmax<axis=-1>(s2) " + LESS,
+}
+
+
+@pytest.mark.parametrize("body", KEPT.values(), ids=KEPT)
+def test_what_stays_as_it_is(body: str) -> None:
+    proto = attention(body, "")
+    result, report = same(proto, "finite-scores")
+    assert {block.status for block in report.blocks} <= {"declined", "not_attention"}
+    assert nodes(result) == nodes(proto)
+
+
+def test_moved_back_where_the_target_refuses() -> None:
+    """FlashAttentionScore of Ascend takes heads of up to 768."""
+    proto = parse(
+        BOTH + LESS,
+        inputs=INPUTS.replace(",8]", ",1024]"),
+        outputs="float[B,4,S,1024] y",
+    )
+    result, report = fused(proto, "ascend")
+    assert [block.status for block in report.blocks] == ["declined"] * 2
+    assert sorted(nodes(result)) == sorted(nodes(proto))
