@@ -6,12 +6,14 @@ The cases:
     none, or 0                anything finite                  the plan as it is: the operator gives zeros
     mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
     mean                      zeros times the row of P         the same
-    a number as score         zeros (a selection), everywhere  cpu_mask_value at the gradient, too
+    a number as score         zeros, times P or not            cpu_mask_value at the gradient, too
     mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
+    NaN                       zeros times the row of P: NaN    the same
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fa_compiler.passes.backward.match import Pair, PairDecline
@@ -40,19 +42,22 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     if plan.masked_score is not None:
         _check_mask_value(pair, plan.masked_score, plan.drops_masked_values)
         return match, ""
-    states = {gradient.rows for gradient in gradients}
     scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
     values = {gradient.rows for gradient in gradients if gradient.role == "value"}
+    carried_out = [step for step in plan.bias if isinstance(step, Select)]
+    if plan.empty_rows == "nan" or (carried_out and all(step.fill == -math.inf for step in carried_out)):
+        # Zeros times NaN are what any other multiple of the row is.
+        scores = {MaskedRows.SAME if each is MaskedRows.SCALED else each for each in scores}
+    states = scores | values
     used_raw = any(gradient.source.raw for gradient in gradients)
     if (used_raw and plan.nan_rows) or (MaskedRows.RAW in states and plan.empty_rows):
         raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
-    carried_out = any(isinstance(step, Select) for step in plan.bias)
     if carried_out and states != {MaskedRows.SAME} and NO_EMPTY_ROWS not in options.assume:
         raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
     if plan.empty_rows in ("", "zero"):
         return match, plan.empty_rows
-    zeros = {MaskedRows.ZERO, MaskedRows.SCALED} if plan.empty_rows == "mean" else {MaskedRows.ZERO}
-    if scores <= zeros and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
+    zeros = scores <= {MaskedRows.ZERO, MaskedRows.SCALED}
+    if zeros and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
         return match, plan.empty_rows
     if states == {MaskedRows.SAME}:
         return _as_bias(pair), ""
@@ -62,14 +67,14 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
 def _check_mask_value(pair: Pair, value: float, drops_masked_values: bool) -> None:
     """Decline gradients that leave out the share of masked keys.
 
-    With a mask value, masked keys have probabilities: the gradient has to be computed with all of them and masked
-    afterwards. The operator has none for keys without a value.
+    With a mask value, masked keys have probabilities, which are finite: the gradient has to be computed with all of
+    them and masked afterwards. The operator has none for keys without a value.
     """
     for gradient in pair.backward.gradients:
-        wanted = MaskedRows.SAME if gradient.role == "value" else MaskedRows.ZERO
+        wanted = {MaskedRows.SAME} if gradient.role == "value" else {MaskedRows.ZERO, MaskedRows.SCALED}
         source = gradient.source
         zeroed = gradient.role == "value" and source.zeroed
-        if drops_masked_values or source.rows is not wanted or source.spoilt or source.raw or zeroed:
+        if drops_masked_values or source.rows not in wanted or source.spoilt or source.raw or zeroed:
             reason = f"masked scores become {value:g}: masked keys may have a share, which the gradient leaves out"
             hint = (
                 f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= ASSUMED_MASK else FILL
