@@ -156,11 +156,16 @@ def equal_values(one: ir.Value | None, other: ir.Value | None, limit: int = 64) 
     """Do two values hold the same in every run, because they are one value, constants of the same content, or computed
     in the same way from such values? Then they are of one type and shape, too. Not more than `limit` pairs are looked
     at."""
-    pairs = list(islice(reached([(one, other)], _pairs_above), limit))
-    return len(pairs) < limit and all(_are_one(*pair) or _pairs_above(pair) for pair in pairs)
+    pairs = list(islice(reached([(one, other)], lambda pair: operand_pairs(*pair)), limit))
+    return len(pairs) < limit and all(_are_one(*pair) or operand_pairs(*pair) for pair in pairs)
 
 
-_Pair = tuple[ir.Value | None, ir.Value | None]
+def equal_numbers(one: ir.Value, other: ir.Value) -> bool:
+    """Do two values hold the same numbers in every run, as `equal_values`, or as constants of whatever type? Booleans
+    are 0 and 1."""
+    left, right = constant(one), constant(other)
+    folded = left is not None and right is not None and np.array_equal(left, right)
+    return folded or equal_values(one, other)
 
 
 def _are_one(one: ir.Value | None, other: ir.Value | None) -> bool:
@@ -173,10 +178,9 @@ def _are_one(one: ir.Value | None, other: ir.Value | None) -> bool:
     return np.array_equal(arrays[0], arrays[1])
 
 
-def _pairs_above(pair: _Pair) -> list[_Pair]:
-    """The operands by which two values that are not one may be told apart. Empty where there are none, or where other
-    things differ."""
-    one, other = pair
+def operand_pairs(one: ir.Value | None, other: ir.Value | None) -> list[tuple[ir.Value | None, ir.Value | None]]:
+    """The operands of two values, in pairs, where the same operator with the same attributes makes both: the values are
+    equal if all pairs are. Empty where another thing differs, and where the values are one."""
     left, right = producer(one), producer(other)
     if one is None or other is None or left is None or right is None or _are_one(one, other):
         return []

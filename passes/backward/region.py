@@ -36,7 +36,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
@@ -49,7 +48,7 @@ from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probability_path import adds_nothing
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import axes_of, constant, equal_values, input_of, int_attr, is_op, producer
+from fa_compiler.passes.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, producer
 from fa_compiler.passes.patterns import Bind, OneOf, Op, match
 from fa_compiler.passes.score_ops import AlignedTensor, Select
 
@@ -329,7 +328,7 @@ class Region:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
         if own is None or theirs is None:
             return False
-        known = self.tracer.trace(theirs if _equal(own, theirs) else own, {theirs: dims})
+        known = self.tracer.trace(theirs if equal_numbers(own, theirs) else own, {theirs: dims})
         if known is None:
             return False
         space = self.viewer.space
@@ -420,11 +419,3 @@ class Region:
         one = dict(zip(product.labels[side], mine, strict=True))
         two = dict(zip(product.labels[1 - side], other, strict=True))
         return self.viewer.space.resolve_all(one.get(label) or two.get(label) or () for label in product.out)
-
-
-def _equal(one: ir.Value, other: ir.Value) -> bool:
-    """Do two conditions hold the same? jax2onnx writes one twice, once for the gradient, and tf2onnx folds the casts of
-    a constant one, so that booleans are compared with numbers."""
-    left, right = constant(one), constant(other)
-    folded = left is not None and right is not None and np.array_equal(left, right)
-    return folded or equal_values(one, other)

@@ -337,6 +337,22 @@ def test_masks_that_are_computed_twice(first: str, second: str) -> None:
         declined(original, Code.TRAINING)
 
 
+BY_EXPONENTIALS = {
+    "p": "mx = ReduceMax<axes=[-1], keepdims=1>(m) sh = Sub(m, mx) e = Exp(sh) z = ReduceSum<keepdims=1>(e, last) "
+    "p = Div(e, z)",
+    "t": "dz = Div(dp, z) t = Mul(dz, e)",
+    "u": "rz = Div(r, z) u = Mul(e, rz)",
+}
+
+
+def test_the_reason_is_what_keeps_both_from_being_fused() -> None:
+    """And not that the probabilities are read twice: as in jax's gradients, only products read them here."""
+    original = model({**BY_EXPONENTIALS, "m": "m = Where(keep, x, two)", "dm": SELECTED["dm"]}, KEEP)
+    assert [block.status for block in fused_pair(original)[1].blocks] == ["fused", "fused"]
+    (block,) = fused_pair(original, "ascend")[1].blocks
+    assert (block.code, block.culprit) == (Code.MASK_VALUE, "m")
+
+
 FIRST = "kept = Constant<value=bool[1,1,1,6] {1,1,0,1,1,0}>()"
 TWICE = "again = Constant<value=bool[1,1,1,6] {1,1,0,1,1,0}>() dm = Where(again, ds, zero)"
 
