@@ -293,6 +293,80 @@ def fused_with_an_empty_row(original: onnx.ModelProto) -> None:
         assert_close(got[name], value, 1e-5)
 
 
+CAUSAL = "tri = Constant<value=bool[6,6] {1,0,0,0,0,0,1,1,0,0,0,0,1,1,1,0,0,0,1,1,1,1,0,0,1,1,1,1,1,0,1,1,1,1,1,1}>()"
+PADDED = (
+    f"{CAUSAL} low2 = Constant<value=float {{LOW}}>() pad = Constant<value=float {{PAD}}>() "
+    "kf = Cast<to=1>(keep) n = Sub(one, kf) padding = Mul(n, pad)"
+)
+SELECTED_AND_ADDED = {
+    "m": f"{PADDED} m0 = Where(tri, x, low2) m = Add(m0, padding)",
+    "dm": "dm = Where(tri, ds, zero)",
+}
+BLENDED_AND_ADDED = {
+    "m": f"{PADDED} b = Cast<to=1>(tri) nt = Not(tri) nb = Cast<to=1>(nt) fill = Mul(low2, nb) xb = Mul(x, b) "
+    "m0 = Add(xb, fill) m = Add(m0, padding)",
+    "dm": "dm = Mul(ds, b)",
+}
+"""GPT-2's masks: a causal one that puts a number in place of the scores, and padding that adds one."""
+
+
+def padded(changes: Mapping[str, str], low: str, pad: str, more: str = KEEP) -> onnx.ModelProto:
+    return model({name: line.replace("LOW", low).replace("PAD", pad) for name, line in changes.items()}, more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "low", "pad"),
+    [
+        (SELECTED_AND_ADDED, "-1e4", "-1e4"),
+        (SELECTED_AND_ADDED, "-2.0", "-3.0"),
+        (SELECTED_AND_ADDED, "-inf", "-1e4"),
+        (SELECTED_AND_ADDED, "-3.4028234663852886e38", "-3.4028234663852886e38"),
+        (BLENDED_AND_ADDED, "-1e4", "-1e4"),
+    ],
+)
+def test_masked_keys_keep_what_is_added_to_their_number(changes: Mapping[str, str], low: str, pad: str) -> None:
+    """As in GPT-2 by onnxruntime-training and by tf2onnx. A row whose keys are all padding gives all keys a share."""
+    original = padded(changes, low, pad)
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    assert all("EXT-MASKED-BIAS" in block.extensions for block in report.blocks)
+    feeds = random_feeds(original)
+    feeds["keep"][0] = False
+    feeds["keep"][1, ..., 0] = False
+    wanted = evaluate(original, feeds)
+    for got in (evaluate(changed, feeds), named(changed, run(changed, feeds))):
+        for name, value in wanted.items():
+            assert_close(got[name], value, 2e-5)
+
+
+OTHER_GRADIENTS = {
+    "the causal mask is not the gradient's": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e4", Code.MASK_VALUE),
+    "nor is it of a number that outweighs": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e38", None),
+    "zeros times a row that may be NaN": (
+        {**BLENDED_AND_ADDED, "m": f"{BLENDED_AND_ADDED['m'].replace('padding)', 'given)')}"},
+        "-1e4",
+        Code.MASK_VALUE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "low", "code"), OTHER_GRADIENTS.values(), ids=OTHER_GRADIENTS)
+def test_masked_keys_whose_number_the_gradient_does_not_leave_out(
+    changes: Mapping[str, str], low: str, code: Code | None
+) -> None:
+    """Then the mask is a bias, if its number is one that outweighs the scores."""
+    original = padded(changes, low, "-2.0", f"{KEEP}, float[B,1,1,6] given")
+    if code is not None:
+        declined(original, code)
+        return
+    changed, report = fused_pair(original)
+    assert [block.mask for block in report.blocks] == ["real_shift", "real_shift"]
+    feeds = random_feeds(original)
+    wanted, got = evaluate(original, feeds), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
 @pytest.mark.parametrize("number", ["-2.0", "-1e4", "-1e30"])
 def test_gradients_of_scores_that_are_multiplied_by_the_mask(number: str) -> None:
     """As GPT-1 and TensorFlow's GPT-2 mask: w * b + number * (1 - b)."""
