@@ -123,7 +123,7 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-MASKED-BIAS",
-        "the attribute cpu_masked_bias adds the bias real_shift to the score that a masked key has by cpu_mask_value, "
+        "the attribute cpu_masked_bias adds the bias to the score that a masked key has by cpu_mask_value, "
         "as a bias that is added behind the mask does",
         attr="cpu_masked_bias",
         values=MASKED_BIAS,

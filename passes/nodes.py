@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,16 @@ import onnx_ir as ir
 T = TypeVar("T")
 
 STANDARD = ("", "ai.onnx")
+RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+    "Dropout",
+)
+"""The standard operators that may give other numbers each time."""
 FOLD_LIMIT = 1 << 22
 """Constants of more elements than this are not read as a whole; values/large_constants.py tells what they hold."""
 
@@ -139,6 +150,68 @@ def _numbers_of_attribute(node: ir.Node | None) -> np.ndarray | None:
             if (attr := node.attributes.get(name)) is not None:
                 return np.asarray(attr.value, dtype=np.float32 if "float" in name else np.int64)
     return None
+
+
+def equal_values(one: ir.Value | None, other: ir.Value | None, limit: int = 64) -> bool:
+    """Do two values hold the same in every run, because they are one value, constants of the same content, or computed
+    in the same way from such values? Then they are of one type and shape, too. Not more than `limit` pairs are looked
+    at."""
+    pairs = list(islice(reached([(one, other)], lambda pair: operand_pairs(*pair)), limit))
+    return len(pairs) < limit and all(_are_one(*pair) or operand_pairs(*pair) for pair in pairs)
+
+
+def equal_numbers(one: ir.Value, other: ir.Value) -> bool:
+    """Do two values hold the same numbers in every run, as `equal_values`, or as constants of whatever type? Booleans
+    are 0 and 1."""
+    left, right = constant(one), constant(other)
+    folded = left is not None and right is not None and np.array_equal(left, right)
+    return folded or equal_values(one, other)
+
+
+def _are_one(one: ir.Value | None, other: ir.Value | None) -> bool:
+    """Are these the same value, absent both, or constants of the same content?"""
+    if one is other:
+        return True
+    arrays = constant(one), constant(other)
+    if arrays[0] is None or arrays[1] is None or arrays[0].dtype != arrays[1].dtype:
+        return False
+    return np.array_equal(arrays[0], arrays[1])
+
+
+def operand_pairs(one: ir.Value | None, other: ir.Value | None) -> list[tuple[ir.Value | None, ir.Value | None]]:
+    """The operands of two values, in pairs, where the same operator with the same attributes makes both: the values are
+    equal if all pairs are. Empty where another thing differs, and where the values are one."""
+    left, right = producer(one), producer(other)
+    if one is None or other is None or left is None or right is None or _are_one(one, other):
+        return []
+    alike = (
+        left.op_identifier() == right.op_identifier()
+        and is_op(left, left.op_type)
+        and left.op_type not in RANDOM
+        and left.graph is right.graph
+        and left.outputs.index(one) == right.outputs.index(other)
+        and len(left.inputs) == len(right.inputs)
+        and _same_attributes(left, right)
+    )
+    return list(zip(left.inputs, right.inputs, strict=True)) if alike else []
+
+
+def _same_attributes(one: ir.Node, other: ir.Node) -> bool:
+    """Do two nodes have the same attributes, and none of them a graph or a reference?"""
+    if one.attributes.keys() != other.attributes.keys():
+        return False
+    pairs = [(attr, other.attributes[name]) for name, attr in one.attributes.items()]
+    return all(_same_attribute(*pair) for pair in pairs)
+
+
+def _same_attribute(one: ir.Attr, other: ir.Attr) -> bool:
+    if one.is_ref() or other.is_ref() or one.type != other.type:
+        return False
+    if one.type == ir.AttributeType.TENSOR:
+        left, right = one.as_tensor(), other.as_tensor()
+        return left.dtype == right.dtype and np.array_equal(left.numpy(), right.numpy())
+    plain = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
+    return bool(one.type in plain and one.value == other.value)
 
 
 def is_overridable(value: ir.Value | None) -> bool:

@@ -265,6 +265,13 @@ def sparse_mode_known(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_mode", f"sparse_mode is {mode}, expected one of {listed} for {layout}")
 
 
+def masked_bias(call: CheckedNode, bias: str) -> Iterator[Diagnostic]:
+    """cpu_masked_bias needs a mask and the bias, which is the input `bias`."""
+    for name in ("atten_mask", bias) if call.attrs.get("cpu_masked_bias") == "added" else ():
+        if call[name] is None:
+            yield Diagnostic("cpu_masked_bias", f"cpu_masked_bias is 'added' without {name}, expected ''")
+
+
 def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]:
     """atten_mask has the type and shape that sparse_mode requires, and in the compressed modes also the content.
 

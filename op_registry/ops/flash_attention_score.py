@@ -224,12 +224,8 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
     """atten_mask has the type, shape and content that sparse_mode requires. cpu_masked_bias needs a mask and a bias,
     and excludes cpu_masked_values."""
     yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
-    if call.attrs.get("cpu_masked_bias") != "added":
-        return
-    for name in ("atten_mask", "real_shift"):
-        if call[name] is None:
-            yield Diagnostic("cpu_masked_bias", f"cpu_masked_bias is 'added' without {name}, expected ''")
-    if call.attrs.get("cpu_masked_values") == "zero":
+    yield from training.masked_bias(call, "real_shift")
+    if call.attrs.get("cpu_masked_bias") == "added" and call.attrs.get("cpu_masked_values") == "zero":
         yield Diagnostic("cpu_masked_values", "cpu_masked_values is 'zero' beside cpu_masked_bias, expected ''")
 
 

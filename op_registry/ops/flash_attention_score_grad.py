@@ -250,12 +250,14 @@ def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(8)
 def masking(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is one of the modes of the layout. The mask, the band and the bias fit it."""
+    """sparse_mode is one of the modes of the layout. The mask, the band and the bias fit it. cpu_masked_bias needs a
+    mask and a bias."""
     unknown = list(training.sparse_mode_known(call))
     yield from unknown
     if unknown:
         return
     yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
+    yield from training.masked_bias(call, "pse_shift")
     if call["atten_mask"] is None:
         return
     mode, g = call.attr("sparse_mode"), call.geometry
@@ -480,6 +482,7 @@ OPERATOR = Operator(
             "EXT-GRAD-EMPTY-ROWS",
             "EXT-NAN-ROWS",
             "EXT-MASK-VALUE",
+            "EXT-MASKED-BIAS",
             "EXT-SOFTCAP",
             "EXT-GRAD-ROPE",
             "EXT-VALUE-WIDER",

@@ -24,18 +24,9 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import STANDARD, int_attr
+from fa_compiler.passes.nodes import RANDOM, STANDARD, int_attr
 from fa_compiler.passes.report import Code
 
-RANDOM = (
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Bernoulli",
-    "Multinomial",
-    "Dropout",
-)
 TERMS = {
     Code.NO_SCORES_MATMUL: Code.SCORE_TERM,
     Code.NO_VALUE_MATMUL: Code.PROBABILITY_TERM,

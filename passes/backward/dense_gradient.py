@@ -33,6 +33,8 @@ from fa_compiler.passes.values.symbolic import Dim
 OP = "FlashAttentionScoreGrad"
 RENAMED = {"real_shift": "pse_shift"}
 """Inputs of FlashAttentionScore that its gradient takes under another name."""
+EXTENSIONS = {"cpu_nan_rows", "cpu_mask_value", "cpu_masked_bias", "cpu_softcap"}
+"""The extensions that are attributes of both operators, and say the same of both."""
 OUTPUTS: dict[Role, str] = {
     "query": "dq",
     "key": "dk",
@@ -124,7 +126,7 @@ class Backward(GradientCompanion):
     def _attrs(self, forward: ir.Node) -> dict[str, int | float | str]:
         """The forward node's attributes, as far as its gradient has them."""
         spec = self._spec
-        shared = {attr.name for attr in spec.attrs} | {"cpu_nan_rows", "cpu_mask_value", "cpu_softcap"}
+        shared = {attr.name for attr in spec.attrs} | EXTENSIONS
         attrs = {name: attr.value for name, attr in forward.attributes.items() if name in shared}
         if self.rewriter.options.target == "ort" and self.record.empty_rows in ("mean", "nan"):
             attrs["cpu_empty_rows"] = self.record.empty_rows

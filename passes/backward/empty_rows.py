@@ -6,12 +6,15 @@ The cases:
     none, or 0                anything finite                  the plan as it is: the operator gives zeros
     mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
     mean                      zeros times the row of P         the same
-    a number as score         zeros (a selection), everywhere  cpu_mask_value at the gradient, too
+    a number as score         zeros, times P or not            cpu_mask_value and cpu_masked_bias at the gradient, too
+    such a number and a bias  computed like any other          the mask as a bias, which makes it a row like any other
     mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
+    NaN                       zeros times the row of P: NaN    the same
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fa_compiler.passes.backward.match import Pair, PairDecline
@@ -20,10 +23,11 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
+from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import Select
+from fa_compiler.passes.score_ops import Add, Select
 
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 
@@ -39,44 +43,58 @@ def keep_empty_rows(pair: Pair, options: Options) -> Pair:
 def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     match, gradients = pair.forward, pair.backward.gradients
     plan = match.mask
-    if plan.masked_score is not None:
-        _check_mask_value(pair, plan.masked_score, plan.drops_masked_values)
-        return match, ""
-    states = {gradient.rows for gradient in gradients}
     scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
     values = {gradient.rows for gradient in gradients if gradient.role == "value"}
+    if plan.adds_bias_to_masked and MaskedRows.SAME in scores:
+        match = _as_bias(pair)
+        plan = match.mask
+    if plan.masked_score is not None:
+        _check_mask_value(pair, plan)
+        return match, ""
+    carried_out = [step for step in plan.bias if isinstance(step, Select)]
+    if plan.empty_rows == "nan" or (carried_out and all(step.fill == -math.inf for step in carried_out)):
+        # Zeros times NaN are what any other multiple of the row is.
+        scores = {MaskedRows.SAME if each is MaskedRows.SCALED else each for each in scores}
+    states = scores | values
     used_raw = any(gradient.source.raw for gradient in gradients)
     if (used_raw and plan.nan_rows) or (MaskedRows.RAW in states and plan.empty_rows):
         raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
-    carried_out = any(isinstance(step, Select) for step in plan.bias)
     if carried_out and states != {MaskedRows.SAME} and NO_EMPTY_ROWS not in options.assume:
         raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
     if plan.empty_rows in ("", "zero"):
         return match, plan.empty_rows
-    zeros = {MaskedRows.ZERO, MaskedRows.SCALED} if plan.empty_rows == "mean" else {MaskedRows.ZERO}
-    if scores <= zeros and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
+    zeros = scores <= {MaskedRows.ZERO, MaskedRows.SCALED}
+    if zeros and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
         return match, plan.empty_rows
     if states == {MaskedRows.SAME}:
         return _as_bias(pair), ""
     raise _rows_differ(pair, "rows that are masked everywhere get another gradient than the operator gives")
 
 
-def _check_mask_value(pair: Pair, value: float, drops_masked_values: bool) -> None:
+def _check_mask_value(pair: Pair, plan: MaskPlan) -> None:
     """Decline gradients that leave out the share of masked keys.
 
     With a mask value, masked keys have probabilities: the gradient has to be computed with all of them and masked
-    afterwards. The operator has none for keys without a value.
+    afterwards. These are finite unless all scores of a row are -inf. The operator has none for keys without a value.
     """
+    finite = not plan.adds_bias_to_masked or _is_bias_finite(pair)
+    zeros = {MaskedRows.ZERO, MaskedRows.SCALED} if finite else {MaskedRows.ZERO}
     for gradient in pair.backward.gradients:
-        wanted = MaskedRows.SAME if gradient.role == "value" else MaskedRows.ZERO
-        source = gradient.source
+        wanted = {MaskedRows.SAME} if gradient.role == "value" else zeros
+        source, value = gradient.source, plan.masked_score or 0.0
         zeroed = gradient.role == "value" and source.zeroed
-        if drops_masked_values or source.rows is not wanted or source.spoilt or source.raw or zeroed:
+        if plan.drops_masked_values or source.rows not in wanted or source.spoilt or source.raw or zeroed:
             reason = f"masked scores become {value:g}: masked keys may have a share, which the gradient leaves out"
             hint = (
                 f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= ASSUMED_MASK else FILL
             )
             raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
+
+
+def _is_bias_finite(pair: Pair) -> bool:
+    """Are all numbers that are added to the scores proven to be finite?"""
+    terms, values = pair.derivation.paths.scores.terms, pair.derivation.masking.planner.values
+    return not any(values.may_be_infinite(terms, index) for index, term in enumerate(terms) if isinstance(term, Add))
 
 
 def _as_bias(pair: Pair) -> AttentionMatch:

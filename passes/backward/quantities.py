@@ -132,11 +132,17 @@ class Quantity:
             result[(0, 0, d + 1, length, 0, 0)] = factor
         return _made(Polynomial.of(result), self.rows, self)
 
-    def selected(self, selection: int, selections: int) -> Quantity:
-        """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros."""
+    def selected(self, selection: int, selections: int, multiplied: bool = False) -> Quantity:
+        """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros.
+
+        If they are `multiplied` by 0 there, what is NaN stays NaN.
+        """
         zeroed = self.zeroed | {selection}
         partly = MaskedRows.RAW if self.rows is MaskedRows.RAW else MaskedRows.OTHER
-        return replace(self, rows=MaskedRows.ZERO if len(zeroed) == selections else partly, zeroed=zeroed)
+        rows = MaskedRows.ZERO if len(zeroed) == selections else partly
+        if multiplied and rows is MaskedRows.ZERO and self.rows is not rows and not self.is_finite:
+            rows = MaskedRows.RAW if self.rows is MaskedRows.RAW else MaskedRows.SCALED
+        return replace(self, rows=rows, zeroed=zeroed)
 
     def guarded(self) -> Quantity:
         """With zeros where the guard puts them, in rows in which P is 0 for the same reason."""

@@ -21,6 +21,8 @@ code cites the numbers of the cases; c is a number:
      13   | Tanh of a soft cap, in the forward part       T
      14   | region + c | region - c | c - region          beside a soft cap: of 1 - T^2, or of (1 - T) * (1 + T)
      15   | TanhGrad(region, T)                           com.microsoft: region * (1 - T^2)
+     16   | region * c                                    c of 0 and 1, from the condition of a selection on the scores
+     17   | region + 0                                    left of a Where that tf2onnx writes as g * b + 0 * (1 - b)
 
 Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
 multiplied by a probability of 0. Zeros put anywhere else change the gradient: not accepted.
@@ -31,9 +33,9 @@ one without keys included: there O was made of the same P. Who else reads O does
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
@@ -44,10 +46,11 @@ from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
+from fa_compiler.passes.matching.probability_path import adds_nothing
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, is_op, producer
+from fa_compiler.passes.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, producer
 from fa_compiler.passes.patterns import Bind, OneOf, Op, match
-from fa_compiler.passes.score_ops import Select
+from fa_compiler.passes.score_ops import AlignedTensor, Select
 
 BASE = Bind("base")
 POWER = OneOf((Op("Pow", BASE, Bind("exponent")), Op("Reciprocal", BASE), Op("Div", Bind("number"), BASE)))  # 4
@@ -120,7 +123,7 @@ class Region:
     def _made_by(self, node: ir.Node) -> Tensor[Quantity] | None:
         if is_op(node, "Cast") and (kept := self._kept(node.inputs[0])) is not None:  # 11
             return kept
-        if (made := self.reader.made_by(node)) is not None:  # 3
+        if (made := self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)) is not None:  # 3
             return made
         if self.match.softcap != 0.0 and is_op(node, "Add", "Sub"):  # 14
             return self._plus_number(node)
@@ -270,17 +273,31 @@ class Region:
     def _is_zero(self, value: ir.Value) -> bool:
         return self.viewer.facts.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
 
+    def _zeroed(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """Case 16: zeros where the forward part masks, by a factor that is 0 there and 1 elsewhere."""
+        if not is_op(node, "Mul"):
+            return None
+        for region, factor in (node.inputs, node.inputs[::-1]):
+            if factor is None or not (self.viewer.facts.sets.of(factor) or {math.nan}) <= {0.0, 1.0}:
+                continue
+            tensor = self.reader.tensor(region)
+            if tensor is not None and (selection := self._selection(factor, True, tensor)) is not None:
+                return Tensor(tensor.quantity.selected(selection, len(self._selections), multiplied=True), tensor.dims)
+        return None
+
+    def _unchanged(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """Case 17: what 0 is added to."""
+        given = (value for value in node.inputs if value is not None and adds_nothing(node, value, self.viewer))
+        return self.reader.tensor(next(given, None))
+
     def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
         own, negated = bare(condition, self.viewer.info)
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
-        selections = [term for term in self.derivation.paths.scores.terms if isinstance(term, Select)]
-        for index, term in enumerate(selections):
-            theirs, other = bare(term.operand.value, self.viewer.info)
-            if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
-                return tensor.quantity.selected(index, len(selections))
+        if (selection := self._selection(condition, keep, tensor)) is not None:
+            return tensor.quantity.selected(selection, len(self._selections))
         guard = self.derivation.paths.after.guard
         if guard is None:
             return None
@@ -294,11 +311,24 @@ class Region:
             return None
         return tensor.quantity.guarded()
 
+    @property
+    def _selections(self) -> list[Select[AlignedTensor]]:
+        return [term for term in self.derivation.paths.scores.terms if isinstance(term, Select)]
+
+    def _selection(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> int | None:
+        """The place of the selection on the scores that keeps what is kept where `condition` is `keep`."""
+        own, negated = bare(condition, self.viewer.info)
+        for place, term in enumerate(self._selections):
+            theirs, other = bare(term.operand.value, self.viewer.info)
+            if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
+                return place
+        return None
+
     def _same(self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor[Quantity]) -> bool:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
         if own is None or theirs is None:
             return False
-        known = self.tracer.trace(theirs if _equal(own, theirs) else own, {theirs: dims})
+        known = self.tracer.trace(theirs if equal_numbers(own, theirs) else own, {theirs: dims})
         if known is None:
             return False
         space = self.viewer.space
@@ -389,11 +419,3 @@ class Region:
         one = dict(zip(product.labels[side], mine, strict=True))
         two = dict(zip(product.labels[1 - side], other, strict=True))
         return self.viewer.space.resolve_all(one.get(label) or two.get(label) or () for label in product.out)
-
-
-def _equal(one: ir.Value, other: ir.Value) -> bool:
-    """Are these two constants of the same content? jax2onnx writes a mask twice, once for the gradient."""
-    arrays = constant(one), constant(other)
-    if arrays[0] is None or arrays[1] is None or arrays[0].dtype != arrays[1].dtype:
-        return False
-    return np.array_equal(arrays[0], arrays[1])

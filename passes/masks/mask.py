@@ -158,7 +158,7 @@ class MaskPlanner:
     packing: bool = True
     """May sequences be packed? Beside dropout they may not: the dropout mask is indexed by rows and keys."""
     gradient: bool = False
-    """Is the plan for a gradient, too? The gradient operator adds no bias to the scores of masked keys."""
+    """Is the plan for a gradient, too?"""
     _structures: dict[tuple[Term, ...], Structure | NoStructure] = field(default_factory=dict, init=False)
 
     @property
@@ -315,8 +315,12 @@ class MaskPlanner:
     def _with_masked_bias(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
     ) -> MaskPlan | None:
-        """Cases 8 and 9: the plan in which biases are added to the scores of masked keys; None for other terms."""
-        if self.as_bias or self.gradient or self.options.target != "ort" or guard not in SCORE_GUARDS:
+        """Cases 8 and 9: the plan in which biases are added to the scores of masked keys; None for other terms.
+
+        The gradient operator computes no gradient of a masked score, as behind a selection. An addend has none of its
+        own that could be 0, so it is no mask then.
+        """
+        if self.as_bias or self.options.target != "ort" or guard not in SCORE_GUARDS or (self.gradient and not selects):
             return None
         masks = selects or [index for index in adds if self._is_mask(live, index)]
         unknown = any(

@@ -159,6 +159,6 @@ def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
         if is_op(anchor.nodes[0], "LogSoftmax") and len(distinct_consumers(anchor.nodes[0].outputs[0])) > 1:
             reason = "the softmax of a loss: the logarithm of its probabilities is read, too"
             raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
-        if decline.code == Code.PROBABILITIES_ARE_OUTPUT and feeds_backward(anchor.output):
+        if decline.code == Code.PROBABILITIES_ARE_OUTPUT and feeds_backward(anchor):
             raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
         raise

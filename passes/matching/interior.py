@@ -11,10 +11,11 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.matching.probability_path import ProbabilityPath
+from fa_compiler.passes.matching.probability_path import PRODUCTS, ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, reads_shape, reads_type
+from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
@@ -65,15 +66,16 @@ def check_private(
     return harmless
 
 
-def feeds_backward(probabilities: ir.Value) -> bool:
-    """Are the probabilities read by what looks like their own gradient?"""
-    readers = distinct_consumers(probabilities)
-    products = sum(
-        reader.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum", "Transpose", "Reshape") for reader in readers
-    )
-    return any(reader.op_type in BACKWARD_OPS for reader in readers) or (
-        products >= 1 and any(reader.op_type in ("Mul", "Neg") for reader in readers)
-    )
+def feeds_backward(anchor: SoftmaxAnchor) -> bool:
+    """Are the probabilities read by what looks like their own gradient? It reads them in a product, and it multiplies
+    them or what the softmax makes on the way to them."""
+    readers = distinct_consumers(anchor.output)
+    if any(reader.op_type in BACKWARD_OPS for reader in readers):
+        return True
+    on_the_way = [output for node in anchor.nodes for output in node.outputs if output is not anchor.output]
+    inner = [each for value in on_the_way for each in distinct_consumers(value) if each not in anchor.nodes]
+    multiplied = any(is_op(reader, "Mul", "Neg") for reader in (*readers, *inner))
+    return multiplied and any(is_op(reader, *LAYOUT_OPS) or reader.op_type in PRODUCTS for reader in readers)
 
 
 def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: int = 16) -> bool:

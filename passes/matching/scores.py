@@ -17,7 +17,9 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
             | Sub(scores, t) | Sub(t, scores)
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
      11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection; 1 - b
-            | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where
+            | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where;
+                                                           b and t constants, or moved in the same way by layout or
+                                                           Expand, as jax2onnx writes it
      12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
      13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
@@ -44,6 +46,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
@@ -57,8 +60,16 @@ from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
 from fa_compiler.passes.matching.softmax import shifted_by
-from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import input_of, is_op, is_weight
+from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
+from fa_compiler.passes.nodes import (
+    constant,
+    equal_numbers,
+    equal_values,
+    input_of,
+    is_op,
+    is_weight,
+    operand_pairs,
+)
 from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.report import Code
@@ -396,26 +407,47 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
         return None
     left, right = node.inputs[0], node.inputs[1]
     for zeroed, other in ((left, right),) if node.op_type == "Sub" else ((left, right), (right, left)):
-        maker = None if other is None else other.producer()
-        share = None if maker is None else viewer.factor(maker)
         product = None if zeroed is None else zeroed.producer()
-        if share is None or zeroed is None or product is None or not is_op(product, "Mul"):
+        if zeroed is None or other is None or product is None or not is_op(product, "Mul"):
             continue
-        rest, fill = share
         for keep, scores in (product.inputs, product.inputs[::-1]):
-            if keep is None or scores is None or not _is_rest(rest, keep, viewer.info):
+            fill = None if keep is None else _fill(other, keep, viewer)
+            if keep is None or scores is None or fill is None:
                 continue
             if _leads_to_product(scores, viewer):
                 return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), zeroed
     return None
 
 
+def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
+    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
+    left, right = constant(rest), constant(keep)
+    if left is not None and right is not None:
+        return _folded_fill(left, right)
+    while is_op(rest.producer(), *MOVES) and (pairs := operand_pairs(rest, keep)):
+        source, kept = pairs[0]
+        if source is None or kept is None or not all(equal_values(*pair) for pair in pairs[1:]):
+            return None
+        rest, keep = source, kept
+    maker = rest.producer()
+    share = None if maker is None else viewer.factor(maker)
+    return share[1] if share is not None and _is_rest(share[0], keep, viewer.info) else None
+
+
+def _folded_fill(rest: np.ndarray, keep: np.ndarray) -> float | None:
+    """f where the first constant is f * (1 - the second)."""
+    if rest.shape != keep.shape or not np.isin(keep, (0, 1)).all() or np.any(rest[keep == 1]):
+        return None
+    numbers = np.unique(rest[keep == 0])
+    return float(numbers[0]) if numbers.size == 1 else None
+
+
 def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
     """Is `rest` equal to 1 - keep?"""
     if match(LEFT_OF_ONE, rest, info, {"keep": keep}) is not None:
         return True
-    one, other = _flag(rest, info), _flag(keep, info)
-    return one is not None and other is not None and one[0] is other[0] and one[1] != other[1]
+    one, other = _flag(rest, info), _flag(keep, info) or (keep, False)
+    return one is not None and one[1] != other[1] and equal_numbers(one[0], other[0])
 
 
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:

@@ -175,19 +175,27 @@ def test_rows_without_a_key(rule: str, dropped: bool, dtype: str, rng: np.random
     np.testing.assert_array_equal(got["dq"][:, :, 7], 0.0)
 
 
-@thinned(mode=[1, 4], dropped=[False, True], dtype=["float32", "bfloat16"])
-def test_masked_keys_that_keep_a_score(mode: int, dropped: bool, dtype: str, rng: np.random.Generator) -> None:
-    """They count in dV, also those beyond a band; what is not finite in their keys is not read."""
+@thinned(mode=[1, 4], dropped=[False, True], bias=["", "row", "rows"], dtype=["float32", "bfloat16"])
+def test_masked_keys_that_keep_a_score(
+    mode: int, dropped: bool, bias: str, dtype: str, rng: np.random.Generator
+) -> None:
+    """They count in dV, also those beyond a band; what is not finite in their keys is not read. A bias of -1e4 leaves
+    some of them no weight, in all rows of a head or in some."""
     attrs = {"sparse_mode": mode, "cpu_mask_value": -3.0, "pre_tockens": 30, "next_tockens": 5}
     form = Form(dtype=dtype, queries=110, keys=290, attrs=attrs)
     inputs: Inputs = form.inputs(rng) | {"atten_mask": mask(rng, (2, 1, 110 if mode == 1 else 1, 290))}
     inputs["atten_mask"][..., 250] = True
     inputs["key"][:, :, 250] = np.inf
+    if bias:
+        shape = (2, 2, 1 if bias == "row" else 110, 290)
+        inputs["real_shift"] = rng.choice([0.5, -1.0, -1e4], shape).astype(inputs["query"].dtype)
+        inputs["real_shift"][1, 1] = -1e4
+        attrs |= {"pse_type": 0, "cpu_masked_bias": "added"}
     if dropped:
         inputs["drop_mask"] = np.packbits(rng.random(4 * 110 * 290) < 0.7, bitorder="little")
         attrs["keep_prob"] = 0.7
     got = check(*backward(inputs, form.all_attrs | attrs, rng))
-    assert np.all(got["dv"] != 0)
+    assert np.all(got["dv"] != 0) or bias
 
 
 @thinned(rule=["", "zero", "infinite"], dtype=["float32", "bfloat16"])

@@ -191,7 +191,9 @@ BROKEN: list[tuple[str, NodeView, str]] = [
         backward(packed((10, 16), (12, 24), pse_shift=tensor((N1 * 24, 1))), layout="TND"),
         "pse_shift",
     ),
-    # It has a diagnostic of G0 besides, because soft caps are an extension.
+    # These have a diagnostic of G0 besides, because they are extensions.
+    ("FAG.8", backward({"pse_shift": tensor((B, N1, S1, S2))}, {"cpu_masked_bias": "added"}), "cpu_masked_bias"),
+    ("FAG.8", backward({"atten_mask": mask(S1, S2)}, {"cpu_masked_bias": "added"}), "cpu_masked_bias"),
     ("FAG.20", backward(attrs={"cpu_softcap": 1e7}), "cpu_softcap"),
     ("FAG.20", backward({"pse_shift": tensor((B, N1, S1, S2))}, {"cpu_softcap": 5.0}), "pse_type"),
 ]
@@ -200,7 +202,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
 @pytest.mark.parametrize("target", ["ort", "A2"])
 @pytest.mark.parametrize(("constraint", "node", "culprits"), BROKEN)
 def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprits: str, target: str) -> None:
-    found = [each for each in verify(node, target) if each.extension != "EXT-SOFTCAP"]
+    found = [each for each in verify(node, target) if each.extension not in ("EXT-SOFTCAP", "EXT-MASKED-BIAS")]
     assert [(v.constraint, v.tensor) for v in found] == [(constraint, name) for name in culprits.split()]
     assert {v.code for v in found} == {161002}
     assert all(v.extension is None and v.tensor in v.message for v in found)
@@ -363,6 +365,11 @@ EXTENDED = [
     ("EXT-GRAD-EMPTY-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
     ("EXT-NAN-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
     ("EXT-MASK-VALUE", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_mask_value": -1e4})),
+    (
+        "EXT-MASKED-BIAS",
+        "G0",
+        backward({"atten_mask": mask(S1, S2), "pse_shift": tensor((B, N1, S1, S2))}, {"cpu_masked_bias": "added"}),
+    ),
     ("EXT-SOFTCAP", "G0", backward(attrs={"cpu_softcap": 50.0})),
     ("EXT-VALUE-WIDER", "FAG.5", backward(sized() | {n: tensor((B, h, s, D + 8)) for n, h, s in VALUES})),
     ("EXT-RANGE", "FAG.6", backward(sized(n=512), {"head_num": 512})),

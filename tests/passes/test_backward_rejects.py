@@ -261,28 +261,170 @@ def test_a_mask_that_is_not_the_forward_parts_is_declined(changes: Mapping[str, 
     declined(model({**SELECTED, **changes}, f"{KEEP}, bool[B,1,1,6] other"), Code.TRAINING)
 
 
-ZEROS_TIMES_NAN = {
+ZEROS_TIMES_ROWS = {
     "of the probabilities' gradient": {"t": "dz = Where(keep, dp, zero) t = Mul(dz, p)"},
     "of the difference": {"u": "d0 = Sub(dp, r) d1 = Where(keep, d0, zero)", "ds": "ds = Mul(d1, p)"},
+    "of the scores' gradient, as tf2onnx writes it": {
+        "dm": "b = Cast<to=1>(keep) d0 = Mul(b, ds) n = Not(keep) nb = Cast<to=1>(n) z = Mul(zero, nb) dm = Add(d0, z)"
+    },
 }
 
 
-@pytest.mark.parametrize("changes", ZEROS_TIMES_NAN.values(), ids=ZEROS_TIMES_NAN)
-@pytest.mark.parametrize("low", ["-inf", "-3.4028234663852886e38"])
+@pytest.mark.parametrize("changes", ZEROS_TIMES_ROWS.values(), ids=ZEROS_TIMES_ROWS)
+@pytest.mark.parametrize("low", ["-inf", "-3.4028234663852886e38", "-2.0"])
 def test_zeros_that_are_multiplied_by_the_probabilities_of_an_empty_row(changes: Mapping[str, str], low: str) -> None:
-    """With -inf these are NaN, and so is the gradient; otherwise they are the mean, and the gradient is zero."""
+    """With -inf these are NaN, and so is the gradient; otherwise they are the mean, and the gradient is zero. Of -2 the
+    masked keys have a share."""
     lines = {"kt": f"low2 = Constant<value=float {{{low}}}>() {BODY['kt']}", "m": "m = Where(keep, x, low2)"}
     original = model({**lines, **changes}, KEEP)
-    if low == "-inf":
-        declined(original, Code.EMPTY_ROWS)
-        return
+    if low == "-2.0" and "dm" not in changes:
+        declined(original, Code.MASK_VALUE)
+    else:
+        fused_with_an_empty_row(original)
+
+
+def fused_with_an_empty_row(original: onnx.ModelProto) -> None:
     changed, report = fused_pair(original)
-    assert [block.status for block in report.blocks] == ["fused", "fused"]
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
     feeds = random_feeds(original)
     feeds["keep"][0] = False
     wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
     for name, value in wanted.items():
         assert_close(got[name], value, 1e-5)
+
+
+CAUSAL = "tri = Constant<value=bool[6,6] {1,0,0,0,0,0,1,1,0,0,0,0,1,1,1,0,0,0,1,1,1,1,0,0,1,1,1,1,1,0,1,1,1,1,1,1}>()"
+PADDED = (
+    f"{CAUSAL} low2 = Constant<value=float {{LOW}}>() pad = Constant<value=float {{PAD}}>() "
+    "kf = Cast<to=1>(keep) n = Sub(one, kf) padding = Mul(n, pad)"
+)
+SELECTED_AND_ADDED = {
+    "m": f"{PADDED} m0 = Where(tri, x, low2) m = Add(m0, padding)",
+    "dm": "dm = Where(tri, ds, zero)",
+}
+BLENDED_AND_ADDED = {
+    "m": f"{PADDED} b = Cast<to=1>(tri) nt = Not(tri) nb = Cast<to=1>(nt) fill = Mul(low2, nb) xb = Mul(x, b) "
+    "m0 = Add(xb, fill) m = Add(m0, padding)",
+    "dm": "dm = Mul(ds, b)",
+}
+"""GPT-2's masks: a causal one that puts a number in place of the scores, and padding that adds one."""
+
+
+def padded(changes: Mapping[str, str], low: str, pad: str, more: str = KEEP) -> onnx.ModelProto:
+    return model({name: line.replace("LOW", low).replace("PAD", pad) for name, line in changes.items()}, more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "low", "pad"),
+    [
+        (SELECTED_AND_ADDED, "-1e4", "-1e4"),
+        (SELECTED_AND_ADDED, "-2.0", "-3.0"),
+        (SELECTED_AND_ADDED, "-inf", "-1e4"),
+        (SELECTED_AND_ADDED, "-3.4028234663852886e38", "-3.4028234663852886e38"),
+        (BLENDED_AND_ADDED, "-1e4", "-1e4"),
+    ],
+)
+def test_masked_keys_keep_what_is_added_to_their_number(changes: Mapping[str, str], low: str, pad: str) -> None:
+    """As in GPT-2 by onnxruntime-training and by tf2onnx. A row whose keys are all padding gives all keys a share."""
+    original = padded(changes, low, pad)
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    assert all("EXT-MASKED-BIAS" in block.extensions for block in report.blocks)
+    feeds = random_feeds(original)
+    feeds["keep"][0] = False
+    feeds["keep"][1, ..., 0] = False
+    wanted = evaluate(original, feeds)
+    for got in (evaluate(changed, feeds), named(changed, run(changed, feeds))):
+        for name, value in wanted.items():
+            assert_close(got[name], value, 2e-5)
+
+
+OTHER_GRADIENTS = {
+    "the causal mask is not the gradient's": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e4", Code.MASK_VALUE),
+    "nor is it of a number that outweighs": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e38", None),
+    "zeros times a row that may be NaN": (
+        {**BLENDED_AND_ADDED, "m": f"{BLENDED_AND_ADDED['m'].replace('padding)', 'given)')}"},
+        "-1e4",
+        Code.MASK_VALUE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "low", "code"), OTHER_GRADIENTS.values(), ids=OTHER_GRADIENTS)
+def test_masked_keys_whose_number_the_gradient_does_not_leave_out(
+    changes: Mapping[str, str], low: str, code: Code | None
+) -> None:
+    """Then the mask is a bias, if its number is one that outweighs the scores."""
+    original = padded(changes, low, "-2.0", f"{KEEP}, float[B,1,1,6] given")
+    if code is not None:
+        declined(original, code)
+        return
+    changed, report = fused_pair(original)
+    assert [block.mask for block in report.blocks] == ["real_shift", "real_shift"]
+    feeds = random_feeds(original)
+    wanted, got = evaluate(original, feeds), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
+@pytest.mark.parametrize("number", ["-2.0", "-1e4", "-1e30"])
+def test_gradients_of_scores_that_are_multiplied_by_the_mask(number: str) -> None:
+    """As GPT-1 and TensorFlow's GPT-2 mask: w * b + number * (1 - b)."""
+    masked = f"n = Constant<value=float {{{number}}}>() b = Cast<to=1>(keep) xb = Mul(x, b) nb = Sub(one, b)"
+    changes = {"m": f"{masked} f = Mul(nb, n) m = Add(xb, f)", "dm": "dm = Mul(ds, b)"}
+    fused_with_an_empty_row(model(changes, KEEP))
+
+
+FACTORS = {
+    "another mask": "b = Cast<to=1>(other)",
+    "the opposite of the mask": "n = Not(keep) b = Cast<to=1>(n)",
+    "numbers besides 0 and 1": "b0 = Cast<to=1>(keep) b = Mul(b0, two)",
+}
+
+
+@pytest.mark.parametrize("line", FACTORS.values(), ids=FACTORS)
+def test_a_factor_that_is_not_the_mask_is_declined(line: str) -> None:
+    changes = {"m": SELECTED["m"], "dm": f"{line} dm = Mul(ds, b)"}
+    declined(model(changes, f"{KEEP}, bool[B,1,1,6] other"), Code.TRAINING)
+
+
+COMPUTED_TWICE = {
+    "in the same way": ("And(keep, other)", "And(keep, other)"),
+    "by another operator": ("And(keep, other)", "Or(keep, other)"),
+    "from another operand": ("And(keep, other)", "And(keep, keep)"),
+    "with another attribute": ("Trilu<upper=0>(square)", "Trilu<upper=1>(square)"),
+    "by chance": ("Bernoulli<dtype=9>(chance)", "Bernoulli<dtype=9>(chance)"),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), COMPUTED_TWICE.values(), ids=COMPUTED_TWICE)
+def test_masks_that_are_computed_twice(first: str, second: str) -> None:
+    """jax2onnx writes one mask twice, once for the gradient. It is one if the same operators compute it."""
+    lines = "half = Constant<value=float {0.5}>() f = Cast<to=1>(keep) chance = Mul(f, half)"
+    original = model(
+        {"m": f"{lines} w1 = {first} m = Where(w1, x, low)", "dm": f"w2 = {second} dm = Where(w2, ds, zero)"},
+        f"{KEEP}, bool[B,1,1,6] other, bool[B,1,6,6] square",
+    )
+    if (first, second) == COMPUTED_TWICE["in the same way"]:
+        fused_with_an_empty_row(original)
+    else:
+        declined(original, Code.TRAINING)
+
+
+BY_EXPONENTIALS = {
+    "p": "mx = ReduceMax<axes=[-1], keepdims=1>(m) sh = Sub(m, mx) e = Exp(sh) z = ReduceSum<keepdims=1>(e, last) "
+    "p = Div(e, z)",
+    "t": "dz = Div(dp, z) t = Mul(dz, e)",
+    "u": "rz = Div(r, z) u = Mul(e, rz)",
+}
+
+
+def test_the_reason_is_what_keeps_both_from_being_fused() -> None:
+    """And not that the probabilities are read twice: as in jax's gradients, only products read them here."""
+    original = model({**BY_EXPONENTIALS, "m": "m = Where(keep, x, two)", "dm": SELECTED["dm"]}, KEEP)
+    assert [block.status for block in fused_pair(original)[1].blocks] == ["fused", "fused"]
+    (block,) = fused_pair(original, "ascend")[1].blocks
+    assert (block.code, block.culprit) == (Code.MASK_VALUE, "m")
 
 
 FIRST = "kept = Constant<value=bool[1,1,1,6] {1,1,0,1,1,0}>()"

@@ -35,11 +35,17 @@ def same(proto: onnx.ModelProto, assume: tuple[str, ...] = (), **given: Array) -
     return report.blocks[0]
 
 
+ENDS = (
+    "end = Constant<value=int64[1] {-1}>() start = Constant<value=int64[1] {-9}>() "
+    "axis = Constant<value=int64[1] {3}>() "
+)
 BLENDS = {
     "added": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(one, b) t = Mul(r, f) x = Add(g, t) ",
     "added_in_front": "b = Cast<to=1>(m) g = Mul(b, s) r = Sub(one, b) t = Mul(f, r) x = Add(t, g) ",
     "subtracted": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(one, b) t = Mul(r, h) x = Sub(g, t) ",
     "of_the_opposite": "b = Cast<to=1>(m) g = Mul(b, s) d = Not(m) r = Cast<to=1>(d) t = Mul(f, r) x = Add(g, t) ",
+    "turned_round": f"{ENDS} b = Cast<to=1>(m) bm = Slice(b, end, start, axis, end) g = Mul(s, bm) r = Sub(one, b) "
+    "t = Mul(r, f) tm = Slice(t, end, start, axis, end) x = Add(g, tm) ",
     "kept_where_not": "d = Not(m) e = Not(d) b = Cast<to=1>(e) g = Mul(s, b) r = Cast<to=1>(d) t = Mul(f, r) "
     "x = Add(g, t) ",
 }
@@ -60,6 +66,9 @@ NO_BLENDS = {
     "x = Add(g, t) ",
     "subtracted_the_other_way": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(one, b) t = Mul(r, f) x = Sub(t, g) ",
     "of_another_opposite": "b = Cast<to=1>(m) g = Mul(s, b) d = Not(n) r = Cast<to=1>(d) t = Mul(r, f) x = Add(g, t) ",
+    "turned_round_alone": f"{ENDS} b = Cast<to=1>(m) bm = Slice(b, end, start, axis, end) g = Mul(s, bm) "
+    "r = Sub(one, b) t0 = Mul(r, f) t1 = Slice(t0, end, start, axis, end) t = Slice(t1, end, start, axis, end) "
+    "x = Add(g, t) ",
     "of_itself": "b = Cast<to=1>(m) g = Mul(s, b) r = Cast<to=1>(m) t = Mul(r, f) x = Add(g, t) ",
     "subtracted_from_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, f) x = Sub(g, t) ",
 }
@@ -68,6 +77,26 @@ NO_BLENDS = {
 @pytest.mark.parametrize("name", NO_BLENDS)
 def test_what_is_no_selection(name: str) -> None:
     assert same(on_scores(NO_BLENDS[name])).code == "scale"
+
+
+FOLDED = {
+    "a constant": ("0,0,-1e4,0,0,-1e4", "1,1,0,1,1,0", "mask_value"),
+    "-inf": ("0,0,-inf,0,0,-inf", "1,1,0,1,1,0", None),
+    "two numbers": ("0,0,-1e4,0,0,-2e4", "1,1,0,1,1,0", "scale"),
+    "a number at a key that is kept": ("0,3,-1e4,0,0,-1e4", "1,1,0,1,1,0", "scale"),
+    "a weight besides 0 and 1": ("0,0,-1e4,0,0,-1e4", "1,2,0,1,1,0", "scale"),
+    "nothing masked": ("0,0,0,0,0,0", "1,1,1,1,1,1", "scale"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_selection_by_constants(name: str) -> None:
+    """1 - b times a number is folded, as grappler does with TensorFlow's causal masks."""
+    rest, keep, code = FOLDED[name]
+    constants = f"b = Constant<value=float[1,1,1,6] {{{keep}}}>() t = Constant<value=float[1,1,1,6] {{{rest}}}>() "
+    proto = on_scores(constants + "g = Mul(s, b) x = Add(g, t) ")
+    block = same(proto)
+    assert block.code in (None, code) and (block.status == "fused") == (code != "scale")
 
 
 FILLERS = {

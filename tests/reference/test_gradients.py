@@ -101,6 +101,22 @@ def test_soft_caps(softcap):
     check(inputs, attrs | {"pse_type": 0, "cpu_softcap": softcap})
 
 
+@pytest.mark.parametrize("pse_type", [0, 1])
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+def test_masked_keys_with_a_score(pse_type, softcap):
+    """It is a number, and with cpu_masked_bias their bias is added, also in a row without any other key. Both count in
+    the softmax, and neither depends on query or key."""
+    inputs, attrs = problem()
+    inputs["atten_mask"] = np.array([[0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], np.uint8)
+    inputs["drop_mask"] = np.array([0b10110101, 0b01101101, 0b11011010], np.uint8)
+    attrs |= {"cpu_mask_value": 0.4, "keep_prob": 0.7} | ({"cpu_softcap": softcap} if softcap else {})
+    check(inputs, attrs)
+    inputs["real_shift"] = random(9, 1, 2, 3, 4)
+    biased = attrs | {"pse_type": pse_type if not softcap else 0, "cpu_masked_bias": "added"}
+    got = check(inputs, biased)
+    np.testing.assert_array_equal(got["dq"][0, :, 1], 0.0)
+
+
 @pytest.mark.parametrize("pse_type", [2, 3])
 def test_generated_bias(pse_type):
     inputs, attrs = problem(s1=3, s2=3)

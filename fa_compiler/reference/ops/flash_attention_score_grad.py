@@ -12,7 +12,8 @@ dK and dV are sums over the query heads of a group. There is no gradient of the 
 
 Rows that the attribute cpu_nan_rows made 0 in the forward pass contribute to no gradient. A row that attends no key
 contributes to dV only, with the P that cpu_empty_rows gave it: 0 for "" and "zero", 1 / S2 for "mean", NaN for "nan".
-With the attribute cpu_mask_value, a masked key has that score and a P. It contributes to dV, but not to dQ and dK.
+With the attribute cpu_mask_value, a masked key has that score and a P, with cpu_masked_bias that number plus its bias.
+It contributes to dV, but not to dQ and dK.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def flash_attention_score_grad(call: OpCall) -> dict[str, Output]:
     d_key = [np.zeros_like(part) for part in attention.key]
     d_value = [np.zeros_like(part) for part in attention.value]
     d_sink = np.zeros(q_side.heads)
+    biased = call.attrs.get("cpu_masked_bias") == "added"
     for batch, head, kv_head in attention.heads():
         query, key, value = (
             attention.query[batch][head],
@@ -48,11 +50,12 @@ def flash_attention_score_grad(call: OpCall) -> dict[str, Output]:
         )
         d_o = d_out[batch][head]
         allowed = attention.allowed(batch, head)
-        counted = np.ones_like(allowed) if np.isfinite(attention.mask_value) else allowed
+        counted = np.ones_like(allowed) if biased or np.isfinite(attention.mask_value) else allowed
+        masked = attention.masked_scores(batch, head) if biased else attention.mask_value
         top, total = row_max[batch][head][:, None], row_sum[batch][head][:, None]
         with np.errstate(invalid="ignore", over="ignore"):
             # A row that attends no key has the statistics of an empty row, with which P is 0.
-            scores = np.where(allowed, attention.scores(batch, head, kv_head), attention.mask_value)
+            scores = np.where(allowed, attention.scores(batch, head, kv_head), masked)
             p = np.where(counted, np.exp(_below(scores, counted, top)) / total, 0.0)
             p[_silenced(call, row_max[batch][head], row_sum[batch][head])] = 0.0
             kept = attention.dropout.factors(batch, head)

@@ -7,8 +7,8 @@
 //     dsink = -sum over rows of p_sink rowsum(P dP),  p_sink = exp(sink - softmax_max) / softmax_sum
 //
 // A score that exceeds softmax_max, because the statistics were rounded in another way, counts as softmax_max. So P
-// never exceeds 1 / softmax_sum. If a row does not attend a key, P is 0, or with a finite mask_value the probability of
-// this score; dS is 0 in both cases. dK and dV are sums over the query heads that share a key head.
+// never exceeds 1 / softmax_sum. If a row does not attend a key, P is 0, or with a finite mask_value or masked_bias the
+// probability of its score; dS is 0 in all cases. dK and dV are sums over the query heads that share a key head.
 #pragma once
 
 #include "attention.hpp"

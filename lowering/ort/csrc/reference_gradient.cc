@@ -50,8 +50,8 @@ struct Head {
     bool zeroed = false;
     if (problem().nan_rows == NanRows::zero) zeroed = std::isnan(sum);
     if (problem().nan_rows == NanRows::infinite) zeroed = std::isinf(max) && max < 0;
-    const bool finite_mask = !std::isinf(problem().mask_value);  // then masked keys have this score
-    bool empty = !finite_mask;
+    const bool masked_have_score = !std::isinf(problem().mask_value) || problem().masked_bias;
+    bool empty = !masked_have_score;
     for (int64_t j = 0; j < sequence.key_length; ++j) empty = empty && !row.attended(j);
     if (empty) {
       add_empty_row(row);
@@ -66,8 +66,8 @@ struct Head {
     double dot = 0;
     for (int64_t j = 0; j < sequence.key_length; ++j) {
       const bool attended = row.attended(j);
-      if (!attended && !finite_mask) continue;
-      const double above = (attended ? row.score(j) : problem().mask_value) - max;
+      if (!attended && !masked_have_score) continue;
+      const double above = (attended ? row.score(j) : row.masked_score(j)) - max;
       // `above` is positive after other rounding, or with statistics of other scores.
       const double p = zeroed ? 0.0 : std::exp(above > 0 ? 0.0 : above) / sum;
       double dp = 0;

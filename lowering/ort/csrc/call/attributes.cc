@@ -15,7 +15,7 @@ using E = ort::Element;
 namespace {
 
 // FlashAttentionScore and its gradient share these attributes and their defaults, so the forward operator's names serve
-// both. Only the forward operator has cpu_masked_bias and cpu_masked_values; a gradient gets their defaults.
+// both. Only the forward operator has cpu_masked_values; a gradient gets its default.
 namespace attr = flash_attention_score::attr;
 namespace gradient = flash_attention_score_grad::attr;
 
@@ -33,7 +33,7 @@ static_assert(same(attr::scale_value, gradient::scale_value) && same(attr::keep_
               same(attr::sparse_mode, gradient::sparse_mode) && same(attr::pse_type, gradient::pse_type) &&
               same(attr::cpu_empty_rows, gradient::cpu_empty_rows) &&
               same(attr::cpu_nan_rows, gradient::cpu_nan_rows) && same(attr::cpu_mask_value, gradient::cpu_mask_value) &&
-              same(attr::cpu_softcap, gradient::cpu_softcap));
+              same(attr::cpu_masked_bias, gradient::cpu_masked_bias) && same(attr::cpu_softcap, gradient::cpu_softcap));
 
 class Reader {
  public:

@@ -14,7 +14,7 @@ std::string text_of(const Form& form) {
   return text;
 }
 
-Form drawn_form(Random& random, unsigned without) {
+Form drawn_form(Random& random) {
   Form form;
   form.key_heads = one_of(random, {1, 1, 2, 3});
   form.heads = form.key_heads * one_of(random, {1, 1, 2, 4});
@@ -22,7 +22,7 @@ Form drawn_form(Random& random, unsigned without) {
   form.keys = one_of(random, {1, 2, 7, 16, 29, 33, 64, 70, 130, 300});
   form.size = one_of(random, {1, 5, 8, 16, 24, 33, 64, 80});
   form.value_size = random() % 4 == 0 ? one_of(random, {1, 3, 16, 40}) : form.size;
-  form.features = static_cast<unsigned>(random() & random()) & (2 * kSoftcap - 1) & ~without;
+  form.features = static_cast<unsigned>(random() & random()) & (2 * kSoftcap - 1);
   if (form.has(kBias)) form.features &= ~kSlopes;
   if (!form.has(kMask) && !form.has(kCausal)) form.features &= ~kMaskValue;
   if (form.has(kSink) || form.has(kMaskValue)) form.features &= ~kMean;  // no row is empty

@@ -34,8 +34,8 @@ struct Form {
 
 std::string text_of(const Form& form);
 
-// A random form whose features are compatible, without those of `without`.
-Form drawn_form(Random& random, unsigned without);
+// A random form whose features are compatible.
+Form drawn_form(Random& random);
 
 // A problem and the memory of its operands.
 struct AttentionProblem {

@@ -28,7 +28,7 @@ void check_forward(Report& report, Random* random) {
       {4, 2, 2, 130, 32, 32, kSoftcap | kBias},
       {2, 2, 50, 45, 64, 64, kSoftcap | kCausal},
   };
-  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random, 0)};
+  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
     for (const Form& form : forms) {
       ++report.problems;

@@ -37,10 +37,12 @@ void check_gradient(Report& report, Random* random) {
       {2, 2, 19, 40, 16, 16, kSlopes | kSink | kMask},
       {2, 1, 30, 35, 24, 24, kMask | kMean | kPacked},
       {2, 2, 30, 35, 24, 24, kMask | kMaskValue},
+      {4, 2, 30, 155, 24, 24, kMask | kMaskValue | kBias | kMaskedBias},
+      {2, 2, 50, 45, 24, 24, kCausal | kMaskValue | kBias | kMaskedBias},
       {2, 1, 30, 70, 24, 24, kSoftcap | kBias | kCausal},
   };
   static constexpr const char* kNames[] = {"query", "key", "value", "query_rope", "key_rope", "sink"};
-  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random, kMaskedBias)};
+  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
     for (const Form& form : forms) {
       ++report.problems;

@@ -50,4 +50,36 @@ FA_INLINE const float* bias_row(const Problem& problem, const Sequence& sequence
   return buffer;
 }
 
+// Whether all rows of a head have the same bias.
+FA_INLINE bool rows_share_bias(const Problem& problem, const Sequence& sequence) {
+  return problem.slopes == nullptr && !problem.pse_compressed && sequence.pse_row == 0;
+}
+
+// The scores of masked keys with this bias, if `cpu_masked_bias` is set.
+FA_INLINE Vec masked_scores(const Problem& problem, Vec bias) {
+  return bias * (problem.pse_inside_scale ? problem.scale : 1.0f) + problem.mask_value;
+}
+
+// An upper bound of these scores for row i, computed over all keys. NaN if the bias contains a NaN. `buffer` has room for
+// kKeys floats.
+template <int64_t kKeys>
+static float masked_score_bound(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i, float* buffer) {
+  Vec largest = splat(-kInfinity);
+  IntVec undefined{};
+  for (int64_t first = 0; first < sequence.key_length; first += kKeys) {
+    const int64_t keys = smaller(kKeys, sequence.key_length - first);
+    const float* bias = bias_row(problem, sequence, head, i, first, keys, buffer);
+    for (int64_t c = 0; c < keys; c += kLanes) {
+      const IntVec inside = first_lanes(keys - c);
+      const Vec score = inside ? masked_scores(problem, load(bias + c)) : splat(-kInfinity);
+      undefined |= score != score;
+      largest = maximum(score, largest);
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (undefined[lane] != 0) return __builtin_nanf("");
+  }
+  return max_lanes(largest);
+}
+
 }  // namespace fa::FA_ISA

@@ -44,28 +44,6 @@ FA_INLINE const float* masked_bias_row(const QueryTile& tile, int64_t r, int64_t
   return bias_row(tile.problem, tile.sequence, tile.head_of(r), tile.index_of(r), first, keys, tile.s.row_buffer);
 }
 
-// An upper bound of the masked scores of a row, computed over all keys. NaN if the bias contains a NaN.
-static float masked_score_bound(const QueryTile& tile, int64_t r) {
-  const Problem& problem = tile.problem;
-  const float factor = problem.pse_inside_scale ? problem.scale : 1.0f;
-  Vec largest = splat(-kInfinity);
-  IntVec undefined{};
-  for (int64_t first = 0; first < tile.sequence.key_length; first += kBlockKeys) {
-    const int64_t keys = smaller(kBlockKeys, tile.sequence.key_length - first);
-    const float* bias = masked_bias_row(tile, r, first, keys);
-    for (int64_t c = 0; c < keys; c += kLanes) {
-      const IntVec inside = first_lanes(keys - c);
-      const Vec score = inside ? load(bias + c) * factor + problem.mask_value : splat(-kInfinity);
-      undefined |= score != score;
-      largest = maximum(score, largest);
-    }
-  }
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (undefined[lane] != 0) return __builtin_nanf("");
-  }
-  return max_lanes(largest);
-}
-
 // The largest score of the keys that the row does not attend. NaN if one of them is NaN.
 static float masked_score_max(const QueryTile& tile, int64_t r) {
   float masked_max = -kInfinity;
@@ -157,7 +135,7 @@ static void add_masked_keys(const QueryTile& tile) {
   const Scratch& s = tile.s;
   const Problem& problem = tile.problem;
   if (problem.mask_value == -kInfinity && !problem.masked_bias) return;
-  const bool rows_share_bias = problem.slopes == nullptr && !problem.pse_compressed && tile.sequence.pse_row == 0;
+  const bool shared = rows_share_bias(problem, tile.sequence);
   float bound = problem.mask_value;
   int64_t bound_head = -1;  // the head that the bound was computed for
   for (int64_t r = 0; r < tile.rows(); ++r) {
@@ -165,8 +143,8 @@ static void add_masked_keys(const QueryTile& tile) {
     // score but its sink.
     if (problem.sink != nullptr && !(problem.sink[tile.head_of(r)] < kInfinity)) s.sum[r] = __builtin_nanf("");
     if (is_nan(s.sum[r])) continue;
-    if (problem.masked_bias && !(rows_share_bias && tile.head_of(r) == bound_head)) {
-      bound = masked_score_bound(tile, r);
+    if (problem.masked_bias && !(shared && tile.head_of(r) == bound_head)) {
+      bound = masked_score_bound<kBlockKeys>(problem, tile.sequence, tile.head_of(r), tile.index_of(r), s.row_buffer);
       bound_head = tile.head_of(r);
     }
     if (s.max[r] - bound > kVanishes || attends_all_keys(tile, r)) continue;

@@ -1,6 +1,7 @@
 // Copies that the micro-kernel reads: rows, rows transposed into panels, and, for products of pairs, interleaved rows.
 #pragma once
 
+#include "../bias.hpp"
 #include "../prefetch.hpp"
 #include "../exp.hpp"
 #include "../rows.hpp"
@@ -100,6 +101,12 @@ FA_INLINE float dot(const float* a, const float* b, int64_t count) {
   return sum_lanes(sums);
 }
 
+// exp(score - softmax_max) of a row. A score counts as softmax_max at most, so that P never exceeds 1 / softmax_sum.
+// Statistics of another library may differ by their rounding.
+FA_INLINE Vec probability(Vec score, float max) {
+  return exp2_nonpositive(minimum(Vec{}, (score - max) * kLog2E));
+}
+
 FA_INLINE bool is_zeroed(const Problem& problem, float max, float sum) {
   if (problem.nan_rows == NanRows::nan) return false;
   return problem.nan_rows == NanRows::zero ? is_nan(sum) : max == -kInfinity;
@@ -110,7 +117,10 @@ template <bool kPairs>
 static void load_chunk(const Gradients& gradients, const Sequence& sequence, const Shape& shape, const QueryChunk& chunk,
                        const Scratch& s) {
   const Problem& problem = gradients.problem;
-  const bool has_masked_p = problem.mask_value > -kInfinity;  // then no row is empty
+  const bool has_masked_p = problem.mask_value > -kInfinity || problem.masked_bias;  // then no row is empty
+  const bool shared_bias = rows_share_bias(problem, sequence);
+  float masked_score = problem.mask_value;
+  int64_t score_head = -1;  // the head that the masked score was computed for
   const bool keep_empty = problem.empty_rows != EmptyRows::zero && !has_masked_p;
   Strided dys = problem.out;
   dys.data = const_cast<void*>(gradients.dy);
@@ -151,7 +161,11 @@ static void load_chunk(const Gradients& gradients, const Sequence& sequence, con
       s.zeroed[r] = is_zeroed(problem, s.max[r], sum);
       s.masked_p[r] = 0;
       if (has_masked_p && !s.zeroed[r]) {
-        s.masked_p[r] = exp_nonpositive(splat(problem.mask_value - s.max[r]))[0] * s.weight[r];
+        if (problem.masked_bias && !(shared_bias && head == score_head)) {
+          masked_score = masked_score_bound<kBlockKeys>(problem, sequence, head, i, s.row_buffer);
+          score_head = head;
+        }
+        s.masked_p[r] = is_nan(masked_score) ? masked_score : probability(splat(masked_score), s.max[r])[0] * s.weight[r];
       }
       s.empty[r] = keep_empty && view_of(problem, sequence, head, i, 0, sequence.key_length).empty();
     }

@@ -5,15 +5,9 @@
 #include "../dropout.hpp"
 #include "../exp.hpp"
 #include "../softcap.hpp"
-#include "plan.hpp"
+#include "pack.hpp"
 
 namespace fa::FA_ISA::grad {
-
-// exp(score - softmax_max) of a row. A score counts as softmax_max at most, so that P never exceeds 1 / softmax_sum.
-// Statistics of another library may differ by their rounding.
-FA_INLINE Vec probability(Vec score, float max) {
-  return exp2_nonpositive(minimum(Vec{}, (score - max) * kLog2E));
-}
 
 // One row of a block. Columns count from the block's first key. bias, hidden and drop begin at the vector that holds
 // `begin`.
@@ -29,7 +23,7 @@ struct Row {
   const uint8_t* hidden = nullptr;  // bytes, not 0 where the key is masked
   int64_t drop = 0;                 // the first bit
   bool zeroed = false;
-  float masked_p = 0;  // P of masked keys
+  float masked_p = 0;  // the largest P of masked keys, which all of them have without cpu_masked_bias
   bool empty = false;  // the row attends no key; all keys have the probability `share`
   float share = 0;
   bool common = false;  // the row has none of bias, mask, dropout, sink, and is neither empty nor zeroed
@@ -75,7 +69,13 @@ FA_INLINE Weights general_weights(const Row& row, const Problem& problem, int64_
   const Vec score =
       row.bias == nullptr ? rounded(product * scale) : rounded(biased_score(problem, product, load(row.bias + at)));
   Vec p = clear_where(row.zeroed ? ~IntVec{} : masked, probability(score, row.max) * row.weight);
-  if (row.masked_p != 0) p = masked ? splat(row.masked_p) : p;
+  if (row.masked_p != 0) {
+    Vec masked_p = splat(row.masked_p);
+    if (problem.masked_bias) {
+      masked_p = probability(rounded(masked_scores(problem, load(row.bias + at))), row.max) * row.weight;
+    }
+    p = masked ? masked_p : p;
+  }
   // Lanes beyond the row's range must not enter the sum.
   const IntVec excluded = (row.masked_p == 0 ? masked : IntVec{}) | ~first_lanes(row.end - c) | first_lanes(row.begin - c);
   const Vec dp = clear_where(excluded, load(row.ds + c) * factor);
