@@ -131,7 +131,9 @@ HALF_MIN = -65504.0
             {0.0, -math.inf},
         ),
         ("x = Relu(zero)", None),
-        ("x = Pad(mixed, shape)", None),
+        ("x = Pad(mixed, shape)", {0.0, -1e4, 1.0}),
+        ("x = Pad(many, wide, nan)", None),
+        ('x = Pad<mode="edge">(one, shape)', {1.0}),
     ],
 )
 def test_rule(body: str, expected: set[float] | None) -> None:
