@@ -83,11 +83,14 @@ class _Composer(Rare):
         self.conditions: list[str] = []
         """Booleans of the shape of a mask, true where a key is kept: guards reuse them."""
         self.addends: list[str] = []
+        self.multiplied = "", ""
+        """The operands of the product that makes the scores."""
 
     def case(self) -> Case:
         rng, g = self.rng, self.g
         query, key, value = self._operands()
         scores = self._product(query, key)
+        self.multiplied = query, key
         upcast = self.dtype == "float16" and rng.random() < 0.6
         if upcast and rng.random() < 0.5:
             scores, self.score_type = g.cast(scores, "float32"), "float32"
@@ -547,7 +550,8 @@ class _Composer(Rare):
             outputs.append((p, self.dtype, ("B", "N", "S", "T")))
         if rng.random() < 0.03 and self.dtype == dtype:
             g.words.append("difference")
-            other = g.op("Softmax", g.op("Mul", scores, g.const(0.5, dtype)), axis=-1)
+            other = scores if rng.random() < 0.3 else self._product(*self.multiplied)
+            other = g.op("Softmax", other, axis=-1)
             p = g.op(rng.choice(["Sub", "Sub", "Add"]), p, g.op("Mul", other, g.const(rng.choice([0.5, INF]), dtype)))
         if rng.random() < 0.1:
             result = g.op("Einsum", p, value, equation="bnst,bnte->bnse")
