@@ -47,14 +47,19 @@ def explained(
 
 
 def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed:
-    given = planner.options.assume
+    given, found = planner.options.assume, planner.structure(terms)
     for words in WORDS:  # 2
-        if not given.issuperset(words) and _is_lean_assuming(words, planner, terms, guard):
-            reasons, culprit = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words], label(terms[-1].node)
+        if not given.issuperset(words) and _is_lean_with(terms, guard, _assuming(words, planner)):
+            reasons = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words]
             hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
-            if plan.missed and words[0] == SAME_SIZES:
-                reasons[0], culprit, hint = plan.missed[0].reason, plan.missed[0].culprit, f"{hint}; or {ONE_NAME}"
-            return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), culprit, hint)
+            if words[0] == SAME_SIZES and isinstance(found, NoStructure) and found.hint == ONE_NAME:
+                reasons[0], hint = found.reason, f"{hint}; or {ONE_NAME}"
+            return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), label(terms[-1].node), hint)
+    if isinstance(found, NoStructure) and found.hint == ONE_NAME:
+        # Other sizes alone would not help: there is a reason behind them.
+        found = _assuming((SAME_SIZES,), planner).structure(terms)
+        if isinstance(found, NoStructure):
+            return found.missed(terms[-1].node)
     if plan.missed:  # 3
         return plan.missed[0]
     node = next(step.node for step, view in _masks_in_bias(plan, planner) if _is_dense(view, planner))
@@ -97,13 +102,17 @@ def _is_lean(plan: MaskPlan, planner: MaskPlanner) -> bool:
     return not any(_is_dense(view, planner) for view in masks)
 
 
-def _is_lean_assuming(words: tuple[str, ...], planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> bool:
-    """Would the plan be lean if the user vouched for these words, too?"""
+def _is_lean_with(terms: tuple[Term, ...], guard: RowGuard, planner: MaskPlanner) -> bool:
+    """Is the plan of this planner lean?"""
+    try:
+        return _is_lean(planner.plan(terms, guard), planner)
+    except Decline:
+        return False
+
+
+def _assuming(words: tuple[str, ...], planner: MaskPlanner) -> MaskPlanner:
+    """The planner, if the user vouched for these words, too. It learns of axes in a space of its own."""
     facts = planner.viewer.facts
     options = replace(facts.options, assume=facts.options.assume.union(words))
     viewer = Viewer(replace(facts, options=options), planner.viewer.space.branch())
-    other = replace(planner, values=replace(planner.values, viewer=viewer))
-    try:
-        return _is_lean(other.plan(terms, guard), other)
-    except Decline:
-        return False
+    return replace(planner, values=replace(planner.values, viewer=viewer))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from fa_compiler.passes.layout.plan import Transpose
+from fa_compiler.passes.layout.plan import PACKED, Transpose
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op
@@ -32,7 +32,8 @@ def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo)
         moved["result"] = plan.destination.value
     if moved:
         reason = f"the model holds {_listed(tuple(moved))} in another order than the layout {plan.name}"
-        hint = "hold query, key, value and result alike: [batch, heads, rows, size] or [batch, rows, heads, size]"
+        orders = ["[batch, rows, heads, size]", *(["[batch, heads, rows, size]"] if plan.name != PACKED else [])]
+        hint = f"hold query, key, value and result alike, as {' or '.join(orders)}"
         yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
     repeated = {name: view.base for name, view, _ in operands[1:3] if _repeats_heads(view, match)}  # 2
     if repeated:
@@ -51,13 +52,10 @@ def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo)
 
 def _is_transposed(view: View, source: OperandSource) -> bool:
     """Is an operand transposed, by a node of the model or by a new one?"""
-    between = []
-    for value, _ in view.equivalent_values:
-        between.append(value)
-        if value is source.value:
-            break
-    made = any(is_op(value.producer(), "Transpose") for value in between[1:])
-    return made or any(isinstance(move, Transpose) for move in source.plan)
+    values = [value for value, _ in view.equivalent_values]
+    between = values[1 : values.index(source.value) + 1]
+    own = any(is_op(value.producer(), "Transpose") for value in between)
+    return own or any(isinstance(move, Transpose) for move in source.plan)
 
 
 def _repeats_heads(view: View, match: AttentionMatch) -> bool:

@@ -81,6 +81,10 @@ def test_inspect_tells_what_a_fused_attention_misses(tmp_path: Path, capsys: pyt
     explained = capsys.readouterr().out
     assert explained.count(f"missed dense mask: {MissedCode.DENSE_MASK.meaning}") == 2
     assert explained.count("try: --assume masks-dominate if that holds") == 2
+    assert main(["inspect", path, "--json"]) == 0
+    (missed,) = json.loads(capsys.readouterr().out)["blocks"][1]["missed"]
+    assert (missed["code"], missed["culprit"]) == ("dense_mask", "x2")
+    assert "it is not proven" in missed["reason"] and "masks-dominate" in missed["hint"]
     page = tmp_path / "page.html"
     assert main(["inspect", path, "--html", str(page), "--quiet"]) == 0
     assert "What was fused and could be better" in page.read_text()

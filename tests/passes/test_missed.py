@@ -90,9 +90,15 @@ LOST = {
         "make it a constant",
         lambda: masked("m = Identity(given)", SELECT, more="bool[S,S] given"),
     ),
+    "what is behind the sizes": Lost(
+        DENSE,
+        "the input 'given' may mask any keys",
+        "make it a constant",
+        lambda: masked("m = Identity(given)", SELECT, more="bool[S,U] given"),
+    ),
     "sizes and a number": Lost(
         DENSE,
-        "a mask has as many rows and keys as the scores, except along dimensions that are 1 in every run, and it is",
+        "the U columns of 'f' are not proven to be the S keys of the scores, and it is not proven that a mask constant",
         "--assume same-sizes --assume masks-dominate",
         lambda: masked(OTHER_SIZE, SMALL, more="int64[U] ids"),
     ),

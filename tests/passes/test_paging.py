@@ -302,7 +302,7 @@ def test_other_caches_are_gathered_and_the_report_says_why(name: str) -> None:
     model = case.model(body, "int64[B,M] other", rows="S" if "queries" in name else "1")
     after, report = fused(model, "ort", assume)
     assert report.blocks[0].op == "FlashAttentionScore", report.blocks[0].reason
-    assert any(reason in line for line in report.missed), report.notes
+    assert any(reason in line for line in report.missed), report.missed
     other = np.random.default_rng(1).integers(0, BLOCKS, (BATCH, PAGES))
     check(model, after, case.feeds() | {"other": other})
 
@@ -312,7 +312,7 @@ def test_blocks_that_the_operator_does_not_take() -> None:
     model = case.model(block=8)
     after, report = fused(model, "ort", NONE_EMPTY)
     assert report.blocks[0].op == "FlashAttentionScore"
-    assert any("block_size is 8" in line for line in report.missed), report.notes
+    assert any("block_size is 8" in line for line in report.missed), report.missed
     feeds = case.feeds(lengths=(5, 24))
     check(model, after, feeds | {name: feeds[name][:, :8] for name in ("kp", "vp")})
 
@@ -322,7 +322,7 @@ def test_pools_that_may_differ_in_size_are_gathered() -> None:
     case = Paged()
     model = case.model(blocks="R")
     after, report = fused(model, "ort", NONE_EMPTY)
-    assert any("different numbers of blocks" in line for line in report.missed), report.notes
+    assert any("different numbers of blocks" in line for line in report.missed), report.missed
     feeds = case.feeds()
     feeds["vp"] = np.concatenate([feeds["vp"], feeds["vp"][:1]])
     check(model, after, feeds)
@@ -376,7 +376,7 @@ def test_other_roundings_stay_behind_the_attention(name: str) -> None:
     after, report = fused(model, "ort", NONE_EMPTY)
     assert report.blocks[0].op == "IncreFlashAttention"
     assert operators(after)[-1] == "QuantizeLinear"
-    assert any(reason in line for line in report.missed), report.notes
+    assert any(reason in line for line in report.missed), report.missed
     feeds = Paged().feeds()
     np.testing.assert_array_equal(run(after, feeds)[0], run(model, feeds)[0])
 
