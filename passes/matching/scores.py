@@ -16,8 +16,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
      11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection; 1 - b
             | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where;
-                                                           b and t constants, or moved in the same way by layout or
-                                                           Expand, as jax2onnx writes it
+                                                           b and t constants, b of 0 and c, which is a scale, too; or
+                                                           moved in the same way by layout or Expand, as by jax2onnx
      12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
      13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
@@ -35,7 +35,6 @@ other is a term like any tensor, so either choice is right.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -148,7 +147,8 @@ def _is_nothing(values: TermValues, terms: tuple[Term, ...], index: int) -> bool
 
 @dataclass(frozen=True)
 class ZeroSelected(OwnStep):
-    """Case 11: everything so far times `value`, which is 0 or 1. The Select that follows fills what this makes 0."""
+    """Case 11: everything so far times `value`, which is 0 or one number, the scale. The Select that follows fills what
+    this makes 0."""
 
     value: ir.Value
     sets_shape: ClassVar[bool] = False
@@ -157,8 +157,11 @@ class ZeroSelected(OwnStep):
         if (endless := _infinite(walk)) is not None:
             reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
             raise Decline(Code.SCORE_TERM, reason, self.node)
-        if not (walk.viewer.facts.sets.of(self.value) or {math.nan}) <= {0.0, 1.0}:
+        number = walk.viewer.facts.sets.only_besides_zero(self.value)
+        if number is None or (number != 1.0 and constant(self.value) is None):
             raise Decline(Code.SCALE, f"the factor {self.value.name!r} is not proven to be 0 or 1", self.node)
+        if number != 1.0:
+            walk.multiply(Scale(self.node, number))
 
 
 def _infinite(walk: ScoreWalk) -> Term | None:
@@ -359,8 +362,8 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
     """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
     left, right = constant(rest), constant(keep)
-    if left is not None and right is not None:
-        return _folded_fill(left, right)
+    if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
+        return None if left is None else _folded_fill(left, right)
     while is_op(rest.producer(), *MOVES) and (pairs := operand_pairs(rest, keep)):
         source, kept = pairs[0]
         if source is None or kept is None or not all(equal_values(*pair) for pair in pairs[1:]):
@@ -372,8 +375,8 @@ def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
 
 
 def _folded_fill(rest: np.ndarray, keep: np.ndarray) -> float | None:
-    """f where the first constant is f * (1 - the second)."""
-    if rest.shape != keep.shape or not np.isin(keep, (0, 1)).all() or np.any(rest[keep == 1]):
+    """f where the first constant is 0 except where the second, which holds one number besides 0, is 0."""
+    if rest.shape != keep.shape or np.unique(keep[keep != 0]).size != 1 or np.any(rest[keep != 0]):
         return None
     numbers = np.unique(rest[keep == 0])
     return float(numbers[0]) if numbers.size == 1 else None
