@@ -15,6 +15,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                                                            tf2onnx writes as p * b + 0 * (1 - b)
       9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
      10     | Slice(probabilities)                         as large as they are, forwards: it leaves out nothing
+            | Expand(probabilities) | Tile(probabilities)  as large as they are, as torch's matmul is decomposed
      11 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
                over all the dimensions that this axis was taken apart into
 
@@ -41,6 +42,7 @@ from fa_compiler.passes.matching.scores import QUANTISED_ADVICE, QUANTISING
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import axes_of, data_readers, distinct_consumers, int_attr, is_op, only_reader
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.slices import keeps_everything
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
@@ -178,7 +180,7 @@ class _Walk:
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     """Cases 2, 3 and 8 to 10: does a node keep the probabilities apart from layout, type and size?"""
-    if adds_nothing(node, current, viewer):
+    if adds_nothing(node, current, viewer) or (keeps_everything(node, viewer.info) and node.inputs[0] is current):
         return True
     if node.inputs[0] is not current:
         return False

@@ -8,6 +8,7 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
       3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
       4     | layout(scores)                               what views.py looks through
       5     | Slice(scores)                                as large as the scores, forwards: it leaves out nothing
+            | Expand(scores) | Tile(scores)                as large as the scores: it repeats nothing
       6     | Cast(scores)                                 to the same type or a wider one
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
       8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
