@@ -45,7 +45,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
-from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX
+from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
@@ -155,7 +155,7 @@ class ZeroSelected(OwnStep):
     sets_shape: ClassVar[bool] = False
 
     def walk(self, walk: ScoreWalk) -> None:
-        if (endless := _infinite(walk)) is not None:
+        if (endless := TermValues(walk.viewer).first_infinite(tuple(walk.terms))) is not None:
             reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
             raise Decline(Code.SCORE_TERM, reason, self.node)
         number = walk.viewer.facts.sets.only_besides_zero(self.value)
@@ -163,25 +163,6 @@ class ZeroSelected(OwnStep):
             raise Decline(Code.SCALE, f"the factor {self.value.name!r} is not proven to be 0 or 1", self.node)
         if number != 1.0:
             walk.multiply(Scale(self.node, number))
-
-
-def _infinite(walk: ScoreWalk) -> Term | None:
-    """The first term after which a score may be infinite, alone or together with the terms before it; None if all are
-    bounded. The scores themselves are not counted: beside the largest float32 a finite score is rounded away."""
-    size = 0.0
-    for term in walk.terms:
-        match term:
-            case Add():
-                size += walk.viewer.facts.largest(term.operand.value)
-            case Select():
-                size = max(size, abs(term.fill))
-            case Scale():
-                size *= abs(term.factor)
-            case Floor():
-                size = max(size, abs(term.floor))
-        if not size <= FLOAT32_MAX:
-            return term
-    return None
 
 
 @dataclass(frozen=True)

@@ -340,22 +340,24 @@ def test_masked_keys_keep_what_is_added_to_their_number(changes: Mapping[str, st
 
 
 OTHER_GRADIENTS = {
-    "the causal mask is not the gradient's": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e4", Code.MASK_VALUE),
-    "nor is it of a number that outweighs": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e38", None),
+    "the mask is not the gradient's": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e4", "-2.0", Code.MASK_VALUE),
+    "nor is it of a number that outweighs": ({**SELECTED_AND_ADDED, "dm": BODY["dm"]}, "-1e38", "-2.0", None),
+    "zeros times a row that may be -inf everywhere": (BLENDED_AND_ADDED, "-3e38", "-3e38", Code.EMPTY_ROWS),
     "zeros times a row that may be NaN": (
         {**BLENDED_AND_ADDED, "m": f"{BLENDED_AND_ADDED['m'].replace('padding)', 'given)')}"},
         "-1e4",
+        "-2.0",
         Code.MASK_VALUE,
     ),
 }
 
 
-@pytest.mark.parametrize(("changes", "low", "code"), OTHER_GRADIENTS.values(), ids=OTHER_GRADIENTS)
+@pytest.mark.parametrize(("changes", "low", "pad", "code"), OTHER_GRADIENTS.values(), ids=OTHER_GRADIENTS)
 def test_masked_keys_whose_number_the_gradient_does_not_leave_out(
-    changes: Mapping[str, str], low: str, code: Code | None
+    changes: Mapping[str, str], low: str, pad: str, code: Code | None
 ) -> None:
     """Then the mask is a bias, if its number is one that outweighs the scores."""
-    original = padded(changes, low, "-2.0", f"{KEEP}, float[B,1,1,6] given")
+    original = padded(changes, low, pad, f"{KEEP}, float[B,1,1,6] given")
     if code is not None:
         declined(original, code)
         return
