@@ -7,7 +7,8 @@ The cases:
     mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
     mean                      zeros times the row of P         the same
     a number as score         zeros, times P or not            cpu_mask_value and cpu_masked_bias at the gradient, too
-    such a number and a bias  computed like any other          the mask as a bias, which makes it a row like any other
+    such a number and a bias  computed like any other, or      the mask as a bias, which makes it a row like any other
+                              zeros times P, which may be NaN
     mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
     NaN                       zeros times the row of P: NaN    the same
 """
@@ -27,7 +28,7 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, Select
+from fa_compiler.passes.score_ops import Select
 
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 
@@ -45,7 +46,9 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     plan = match.mask
     scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
     values = {gradient.rows for gradient in gradients if gradient.role == "value"}
-    if plan.adds_bias_to_masked and MaskedRows.SAME in scores:
+    added = pair.derivation.masking.planner.values.first_infinite(pair.derivation.paths.scores.terms)
+    may_be_nan = MaskedRows.SCALED in scores and added is not None
+    if plan.adds_bias_to_masked and (MaskedRows.SAME in scores or may_be_nan):
         match = _as_bias(pair)
         plan = match.mask
     if plan.masked_score is not None:
@@ -75,10 +78,10 @@ def _check_mask_value(pair: Pair, plan: MaskPlan) -> None:
     """Decline gradients that leave out the share of masked keys.
 
     With a mask value, masked keys have probabilities: the gradient has to be computed with all of them and masked
-    afterwards. These are finite unless all scores of a row are -inf. The operator has none for keys without a value.
+    afterwards. These are finite, unless a bias makes all scores of a row -inf. The operator has none for keys without a
+    value.
     """
-    finite = not plan.adds_bias_to_masked or _is_bias_finite(pair)
-    zeros = {MaskedRows.ZERO, MaskedRows.SCALED} if finite else {MaskedRows.ZERO}
+    zeros = {MaskedRows.ZERO, MaskedRows.SCALED}
     for gradient in pair.backward.gradients:
         wanted = {MaskedRows.SAME} if gradient.role == "value" else zeros
         source, value = gradient.source, plan.masked_score or 0.0
@@ -89,12 +92,6 @@ def _check_mask_value(pair: Pair, plan: MaskPlan) -> None:
                 f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= ASSUMED_MASK else FILL
             )
             raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
-
-
-def _is_bias_finite(pair: Pair) -> bool:
-    """Are all numbers that are added to the scores proven to be finite?"""
-    terms, values = pair.derivation.paths.scores.terms, pair.derivation.masking.planner.values
-    return not any(values.may_be_infinite(terms, index) for index, term in enumerate(terms) if isinstance(term, Add))
 
 
 def _as_bias(pair: Pair) -> AttentionMatch:

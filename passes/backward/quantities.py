@@ -98,15 +98,21 @@ class Quantity:
         rows = self.rows.times(other.rows)
         if rows is MaskedRows.ZERO and not all(each.rows is rows or each.is_finite for each in (self, other)):
             rows = MaskedRows.SCALED
-        # Zeros stay zeros beside a factor that is finite everywhere.
-        pairs = ((self, other), (other, self))
-        zeroed = frozenset[int]().union(*(one.zeroed for one, factor in pairs if factor.is_finite))
+        # Zeros stay zeros beside a factor that is finite everywhere. Of zeros at all keys that are masked `rows` tells
+        # what becomes of them beside other factors.
+        kept = [one.zeroed for one, factor in ((self, other), (other, self)) if one.is_masked or factor.is_finite]
+        zeroed = frozenset[int]().union(*kept)
         return _made(found, rows, self, other, zeroed=zeroed)
 
     @property
     def is_finite(self) -> bool:
         """Is it finite in a row that is masked everywhere, even where P is NaN there? G, F and T are."""
         return all(p == d == length == 0 for p, _, d, length, _, _ in self.polynomial.terms)
+
+    @property
+    def is_masked(self) -> bool:
+        """Are there zeros wherever the forward part masks, or NaN in a row that is masked everywhere?"""
+        return self.rows in (MaskedRows.ZERO, MaskedRows.SCALED)
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
@@ -142,6 +148,8 @@ class Quantity:
         rows = MaskedRows.ZERO if len(zeroed) == selections else partly
         if multiplied and rows is MaskedRows.ZERO and self.rows is not rows and not self.is_finite:
             rows = MaskedRows.RAW if self.rows is MaskedRows.RAW else MaskedRows.SCALED
+        if rows is MaskedRows.ZERO and self.rows is MaskedRows.SCALED and selections > 1:
+            rows = MaskedRows.SCALED  # what the other selections mask
         return replace(self, rows=rows, zeroed=zeroed)
 
     def guarded(self) -> Quantity:

@@ -21,7 +21,7 @@ code cites the numbers of the cases; c is a number:
      13   | Tanh of a soft cap, in the forward part       T
      14   | region + c | region - c | c - region          beside a soft cap: of 1 - T^2, or of (1 - T) * (1 + T)
      15   | TanhGrad(region, T)                           com.microsoft: region * (1 - T^2)
-     16   | region * c                                    c of 0 and 1, from the condition of a selection on the scores
+     16   | region * b                                    b of 0 and c, from the condition of a selection on the scores
      17   | region + 0                                    left of a Where that tf2onnx writes as g * b + 0 * (1 - b)
 
 Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
@@ -33,7 +33,6 @@ one without keys included: there O was made of the same P. Who else reads O does
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -274,15 +273,16 @@ class Region:
         return self.viewer.facts.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
 
     def _zeroed(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """Case 16: zeros where the forward part masks, by a factor that is 0 there and 1 elsewhere."""
+        """Case 16: zeros where the forward part masks, by a factor that is 0 there and one number elsewhere."""
         if not is_op(node, "Mul"):
             return None
         for region, factor in (node.inputs, node.inputs[::-1]):
-            if factor is None or not (self.viewer.facts.sets.of(factor) or {math.nan}) <= {0.0, 1.0}:
+            number = None if factor is None else self.viewer.facts.sets.only_besides_zero(factor)
+            tensor = None if number is None else self.reader.tensor(region)
+            if tensor is None or number is None or (place := self._selection(factor, True, tensor)) is None:
                 continue
-            tensor = self.reader.tensor(region)
-            if tensor is not None and (selection := self._selection(factor, True, tensor)) is not None:
-                return Tensor(tensor.quantity.selected(selection, len(self._selections), multiplied=True), tensor.dims)
+            masked = tensor.quantity.selected(place, len(self._selections), multiplied=True)
+            return Tensor.of(masked.scaled(number), tensor.dims)
         return None
 
     def _unchanged(self, node: ir.Node) -> Tensor[Quantity] | None:

@@ -570,7 +570,7 @@ class MaskPlanner:
             return not (large.zeros_only if isinstance(term, Select) and term.keep else large.no_zeros)
         if array is None:
             return False
-        excluded = array != (False if isinstance(term, Add) else term.keep)
+        excluded = (array != 0) != (False if isinstance(term, Add) else term.keep)
         return not bool(excluded.all(axis=-1).any())
 
     def _is_mask(self, terms: tuple[Term, ...], index: int) -> bool:

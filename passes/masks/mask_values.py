@@ -145,6 +145,25 @@ class TermValues:
         interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
         return interval is None or not all(map(math.isfinite, interval))
 
+    def first_infinite(self, terms: tuple[Term, ...]) -> Term | None:
+        """The first term after which a score may be infinite, alone or together with the terms before it; None if all
+        are bounded. The scores themselves are not counted: beside the largest float32 a finite score is rounded away.
+        """
+        size = 0.0
+        for term in terms:
+            match term:
+                case Add():
+                    size += self.viewer.facts.largest(term.operand.value)
+                case Select():
+                    size = max(size, abs(term.fill))
+                case Scale():
+                    size *= abs(term.factor)
+                case Floor():
+                    size = max(size, abs(term.floor))
+            if not size <= FLOAT32_MAX:
+                return term
+        return None
+
     def is_float32(self, term: Term) -> bool:
         """Are the scores float32 where the term joins them? Scores of 16 bits are rounded coarsely anyway."""
         return self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT

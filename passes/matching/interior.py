@@ -14,7 +14,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.matching.probability_path import PRODUCTS, ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 
@@ -75,7 +75,7 @@ def feeds_backward(anchor: SoftmaxAnchor) -> bool:
     on_the_way = [output for node in anchor.nodes for output in node.outputs if output is not anchor.output]
     inner = [each for value in on_the_way for each in distinct_consumers(value) if each not in anchor.nodes]
     multiplied = any(is_op(reader, "Mul", "Neg") for reader in (*readers, *inner))
-    return multiplied and any(is_op(reader, *LAYOUT_OPS) or reader.op_type in PRODUCTS for reader in readers)
+    return multiplied and any(is_op(reader, *LAYOUT_OPS, *REPEATS) or reader.op_type in PRODUCTS for reader in readers)
 
 
 def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: int = 16) -> bool:

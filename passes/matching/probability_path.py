@@ -16,6 +16,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
       9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
      10     | Slice(probabilities) | Pad(probabilities)    as large as they are, forwards: it leaves out nothing; a Pad
                                                            of no width
+            | Expand(probabilities) | Tile(probabilities)  as large as they are, as torch's matmul is decomposed
      11     | rounded(probabilities)                       see activation_rounding.py; only if the user says so
      12 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
                over all the dimensions that this axis was taken apart into
@@ -186,7 +187,7 @@ class _Walk:
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     """Cases 2, 3 and 8 to 11: does a node keep the probabilities apart from layout, type and size?"""
-    if adds_nothing(node, current, viewer):
+    if adds_nothing(node, current, viewer) or (keeps_everything(node, viewer.info) and node.inputs[0] is current):
         return True
     if node.inputs[0] is not current:
         return False
@@ -194,8 +195,6 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return True
     if is_op(node, "Cast", "CastLike"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
-    if is_op(node, "Pad"):
-        return keeps_everything(node, viewer.info)
     return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))
 
 

@@ -20,6 +20,7 @@ from fa_compiler.passes.matching.dropout import drop_mask
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import data_readers, distinct_consumers, is_op
+from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_STEPS = 64
 """More nodes than this between a softmax and its products are no attention."""
@@ -61,7 +62,7 @@ def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
                 continue
             if contraction(node, facts.info) is not None:
                 products.append(node)
-            elif is_op(node, *PASSING) or viewer.factor(node) is not None or drop_mask(node, viewer) is not None:
+            elif _passes(node, viewer):
                 pending.extend(node.outputs)
             else:
                 others = True
@@ -70,6 +71,12 @@ def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
     if len(products) < 2 and not others:
         return []
     return [_path_to(product, parents) for product in products]
+
+
+def _passes(node: ir.Node, viewer: Viewer) -> bool:
+    """May a node stand between probabilities and their product?"""
+    known = is_op(node, *PASSING) or keeps_everything(node, viewer.info)
+    return known or viewer.factor(node) is not None or drop_mask(node, viewer) is not None
 
 
 def _path_to(product: ir.Node, parents: dict[ir.Node, list[ir.Node]]) -> tuple[ir.Node, ...]:

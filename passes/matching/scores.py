@@ -9,6 +9,7 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
       4     | layout(scores)                               what views.py looks through
       5     | Slice(scores) | Pad(scores)                  as large as the scores, forwards: it leaves out nothing; a
                                                            Pad of no width
+            | Expand(scores) | Tile(scores)                as large as the scores: it repeats nothing
       6     | Cast(scores)                                 to the same type or a wider one; from float32 to bfloat16
                                                            before any term: the rounding is left out, which is noted
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
@@ -18,8 +19,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
      11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection; 1 - b
             | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where;
-                                                           b and t constants, or moved in the same way by layout or
-                                                           Expand, as jax2onnx writes it
+                                                           b and t constants, b of 0 and c, which is a scale, too; or
+                                                           moved in the same way by layout or Expand, as by jax2onnx
      12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
      13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
@@ -42,7 +43,6 @@ other is a term like any tensor, so either choice is right.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,7 +52,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
-from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX
+from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
@@ -197,36 +197,21 @@ class RoundScores(OwnStep):
 
 @dataclass(frozen=True)
 class ZeroSelected(OwnStep):
-    """Case 11: everything so far times `value`, which is 0 or 1. The Select that follows fills what this makes 0."""
+    """Case 11: everything so far times `value`, which is 0 or one number, the scale. The Select that follows fills what
+    this makes 0."""
 
     value: ir.Value
     sets_shape: ClassVar[bool] = False
 
     def walk(self, walk: ScoreWalk) -> None:
-        if (endless := _infinite(walk)) is not None:
+        if (endless := TermValues(walk.viewer).first_infinite(tuple(walk.terms))) is not None:
             reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
             raise Decline(Code.SCORE_TERM, reason, self.node)
-        if not (walk.viewer.facts.sets.of(self.value) or {math.nan}) <= {0.0, 1.0}:
+        number = walk.viewer.facts.sets.only_besides_zero(self.value)
+        if number is None or (number != 1.0 and constant(self.value) is None):
             raise Decline(Code.SCALE, f"the factor {self.value.name!r} is not proven to be 0 or 1", self.node)
-
-
-def _infinite(walk: ScoreWalk) -> Term | None:
-    """The first term after which a score may be infinite, alone or together with the terms before it; None if all are
-    bounded. The scores themselves are not counted: beside the largest float32 a finite score is rounded away."""
-    size = 0.0
-    for term in walk.terms:
-        match term:
-            case Add():
-                size += walk.viewer.facts.largest(term.operand.value)
-            case Select():
-                size = max(size, abs(term.fill))
-            case Scale():
-                size *= abs(term.factor)
-            case Floor():
-                size = max(size, abs(term.floor))
-        if not size <= FLOAT32_MAX:
-            return term
-    return None
+        if number != 1.0:
+            walk.multiply(Scale(self.node, number))
 
 
 @dataclass(frozen=True)
@@ -422,8 +407,8 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
     """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
     left, right = constant(rest), constant(keep)
-    if left is not None and right is not None:
-        return _folded_fill(left, right)
+    if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
+        return None if left is None else _folded_fill(left, right)
     while is_op(rest.producer(), *MOVES) and (pairs := operand_pairs(rest, keep)):
         source, kept = pairs[0]
         if source is None or kept is None or not all(equal_values(*pair) for pair in pairs[1:]):
@@ -435,8 +420,8 @@ def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
 
 
 def _folded_fill(rest: np.ndarray, keep: np.ndarray) -> float | None:
-    """f where the first constant is f * (1 - the second)."""
-    if rest.shape != keep.shape or not np.isin(keep, (0, 1)).all() or np.any(rest[keep == 1]):
+    """f where the first constant is 0 except where the second, which holds one number besides 0, is 0."""
+    if rest.shape != keep.shape or np.unique(keep[keep != 0]).size != 1 or np.any(rest[keep != 0]):
         return None
     numbers = np.unique(rest[keep == 0])
     return float(numbers[0]) if numbers.size == 1 else None

@@ -48,13 +48,15 @@ def _within(bounds: list[tuple[int, Dim, int]], rank: int) -> list[tuple[int, Di
 
 
 def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
-    """Does the node keep every element in its place? A Slice does if its steps are positive and its result is proven to
-    be as large as its input, and a Pad if it pads nothing."""
+    """Does the node keep every element in its place? A Slice, Expand or Tile does if its result is proven to be as large
+    as its input, and the steps of a Slice are positive. A Pad does if it pads nothing."""
     if node is not None and is_op(node, "Pad"):
         return _pads_nothing(node, info)
-    source = input_of(node, 0) if node is not None and is_op(node, "Slice") else None
+    source = input_of(node, 0) if node is not None and is_op(node, "Slice", "Expand", "Tile") else None
     if node is None or source is None or info.shape(source) is None:
         return False
+    if not is_op(node, "Slice"):
+        return info.shape(node.outputs[0]) == info.shape(source)
     steps = input_of(node, 4)
     found = () if steps is None else info.content(steps)
     forwards = isinstance(found, tuple) and all(step.is_at_least(1) for step in found)

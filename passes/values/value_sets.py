@@ -70,6 +70,12 @@ class ValueSets(Analysis[ValueSet]):
         numbers = self.of(value)
         return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
 
+    def only_besides_zero(self, value: ir.Value) -> float | None:
+        """The one number that a tensor may hold besides 0; None where there is none, or it is not finite."""
+        others = (self.of(value) or frozenset()) - {0.0}
+        number = next(iter(others)) if len(others) == 1 else math.nan
+        return number if math.isfinite(number) else None
+
     def _compute(self, value: ir.Value) -> ValueSet | None:
         array = constant(value)
         if array is not None:

@@ -40,9 +40,9 @@ class Training:
     softcap: str = "none"
     """none, or how the derivative of tanh is written: 1 - t*t, 1 - t^2, (1 + t)*(1 - t)."""
     mask: str = "none"
-    """none, select (input), select_const (a triangle), select_twice, add (input of 0 and fill), bias (input), packed
-    (sequences end to end by cumulative lengths), packed_causal, listed (the two keys that rank highest), listed_causal
-    (of those that the row sees)."""
+    """none, select (input), select_const (a triangle), select_twice, select_bias (a bias behind it), add (input of 0
+    and fill), bias (input), packed (sequences end to end by cumulative lengths), packed_causal, listed (the two keys
+    that rank highest), listed_causal (of those that the row sees)."""
     second: bool = False
     """A second product, of qr and kr, is added to the scores."""
     fill: float = -math.inf
@@ -50,6 +50,8 @@ class Training:
     """none, nan: Where(IsNaN(p), 0, p), with the gradient of the guarded or of the plain probabilities; safe."""
     masked_gradient: bool = True
     """Where(keep, dS, 0) behind a selection; without it dS is used as it is."""
+    blended: bool = False
+    """Selections of a finite number as x * b + number * (1 - b), and their gradient as dS * b."""
     softmax: str = "op"
     """op, decomposed."""
     form: str = "t - p*sum(t)"
@@ -167,10 +169,20 @@ class Tape:
 
     def selected(self, x: str, keep: str, fill: float) -> str:
         low, zero = self.writer.const(np.float32(fill)), self.writer.const(np.float32(0))
+        if self.case.blended and math.isfinite(fill):
+            return self._blended(x, keep, low)
         out = self.writer.op("Where", keep, x, low)
         if not self.case.masked_gradient:
             return self.made(out, self.dims[x], lambda g: {x: g})
         return self.made(out, self.dims[x], lambda g: {x: self.writer.op("Where", keep, g, zero)})
+
+    def _blended(self, x: str, keep: str, low: str) -> str:
+        op = self.writer.op
+        weight = op("Cast", keep, to=TensorProto.FLOAT)
+        rest = op("Mul", low, op("Sub", self.writer.const(np.float32(1)), weight))
+        out = op("Add", op("Mul", x, weight), rest)
+        masked = self.case.masked_gradient
+        return self.made(out, self.dims[x], lambda g: {x: op("Mul", g, weight) if masked else g})
 
     def added(self, x: str, term: str) -> str:
         return self.made(self.writer.op("Add", x, term), self.dims[x], lambda g: {x: g})
@@ -337,18 +349,18 @@ def _masked(tape: Tape, scores: str) -> str:
     if case.mask.startswith("listed"):
         return tape.selected(scores, _listed(tape, case.mask == "listed_causal"), case.fill)
     padding = [w.size("B"), 1, 1, columns]
-    if case.mask in ("select", "select_twice"):
-        for index in range(1 if case.mask == "select" else 2):
+    if case.mask.startswith("select"):
+        for index in range(2 if case.mask == "select_twice" else 1):
             keep = w.input(f"m{index}", TensorProto.BOOL, "B11T", lambda rng: _some_rows_empty(rng, padding))
             scores = tape.selected(scores, keep, case.fill)
     elif case.mask == "add":
         keep = w.input("m0", TensorProto.BOOL, "B11T", lambda rng: _some_rows_empty(rng, padding))
         pair = w.const(np.float32(0)), w.const(np.float32(case.fill))
         scores = tape.added(scores, w.op("Where", keep, *pair))
-    elif case.mask == "bias":
+    if case.mask.endswith("bias"):
         shape = [1, w.size("N"), rows, columns]
         scores = tape.added(
-            scores, w.input("m0", TensorProto.FLOAT, "1NST", lambda rng: rng.standard_normal(shape, np.float32))
+            scores, w.input("bias", TensorProto.FLOAT, "1NST", lambda rng: rng.standard_normal(shape, np.float32))
         )
     return scores
 

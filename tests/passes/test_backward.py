@@ -40,7 +40,7 @@ def consistent(case: dict[str, Any]) -> dict[str, Any]:
         sizes["K"] = sizes["N"]
     if case["form"] in ("quotient", "power"):
         case["softmax"] = "decomposed"
-    if case["mask"] not in ("select", "select_const", "select_twice", "packed", "packed_causal"):
+    if case["mask"] not in ("select", "select_const", "select_twice", "select_bias", "packed", "packed_causal"):
         case["masked_gradient"] = True
     if case["mask"] == "select_const":
         # A constant has sizes, so the scores have them, too.
@@ -54,6 +54,7 @@ CASES = training(
     mask=st.sampled_from(["none", "select", "select_const", "select_twice", "add", "bias", "packed", "packed_causal"]),
     guard=st.sampled_from(["none", "none", "safe", "nan"]),
     second=st.sampled_from([False, False, True]),
+    blended=st.sampled_from([False, False, True]),
     softcap=st.sampled_from(SOFTCAPS),
 ).map(consistent)
 
@@ -103,12 +104,14 @@ def test_rows_without_a_key_keep_their_gradient(mask: str, fill: float, masked_g
     checked(case, model, report, composed, range(2))
 
 
-@pytest.mark.parametrize("mask", ["select", "select_twice"])
+@pytest.mark.parametrize(
+    ("mask", "blended"), [("select", False), ("select", True), ("select_twice", False), ("select_bias", False)]
+)
 @pytest.mark.parametrize("softcap", ["none", "1 - t*t", "(1 + t)*(1 - t)"])
-def test_masked_keys_with_a_share_keep_it_in_the_gradient(mask: str, softcap: str) -> None:
+def test_masked_keys_with_a_share_keep_it_in_the_gradient(mask: str, blended: bool, softcap: str) -> None:
     """Their score of -2 is none that outweighs the others. Behind a soft cap their zeros are multiplied by its
     derivative."""
-    case = Training(mask=mask, fill=-2.0, softcap=softcap)
+    case = Training(mask=mask, fill=-2.0, softcap=softcap, blended=blended)
     composed = compose(case)
     model, report = fused_pair(composed.model)
     assert all("EXT-MASK-VALUE" in block.extensions for block in report.blocks)
@@ -136,8 +139,8 @@ def numeric(feeds: Feeds, name: str, capped: bool, step: float = 1e-5) -> Array:
         key, value = (np.repeat(values[each], repeat, 1) for each in "kv")
         scores = 0.4 * values["q"] @ key.swapaxes(-1, -2)
         scores = 1.5 * np.tanh(scores / 1.5) if capped else scores
-        if "m0" in values:
-            scores = scores + values["m0"]
+        if "bias" in values:
+            scores = scores + values["bias"]
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         return float((weights / weights.sum(-1, keepdims=True) @ value * values["dy"]).sum())
 

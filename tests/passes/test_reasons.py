@@ -172,6 +172,7 @@ def test_dead_nodes_of_a_model_that_is_not_fused_stay() -> None:
 
 END = "zero = Constant<value_ints=[0]>() end = Constant<value_ints=[9223372036854775807]>() "
 LAST = "last = Constant<value_ints=[-1]>() "
+ONES = "ones = Constant<value_ints=[1,1,1,1]>() "
 KEYS = "two = Constant<value_ints=[2]>() sh = Shape(k) t = Gather(sh, two) "
 
 
@@ -182,15 +183,30 @@ KEYS = "two = Constant<value_ints=[2]>() sh = Shape(k) t = Gather(sh, two) "
         END + LAST + PRODUCT_QK + "x = Slice(s, zero, end, last) " + SOFTMAX.format("x") + PRODUCT_PV,
         END + LAST + KEYS + PRODUCT_QK + "x = Slice(s, zero, t, last) " + SOFTMAX.format("x") + PRODUCT_PV,
         END + LAST + KEYS + PRODUCT_QK + SOFTMAX.format("s") + "x = Slice(p, zero, t, last) y = MatMul(x, v)",
+        PRODUCT_QK + SOFTMAX.format("s") + "sh = Shape(p) x = Expand(p, sh) y = MatMul(x, v)",
+        PRODUCT_QK + ONES + "x = Expand(s, ones) z = Tile(x, ones) " + SOFTMAX.format("z") + PRODUCT_PV,
     ],
-    ids=["probabilities", "scores", "scores up to the keys' length", "probabilities up to it"],
+    ids=[
+        "probabilities",
+        "scores",
+        "scores up to the keys' length",
+        "probabilities up to it",
+        "expanded",
+        "repeated once",
+    ],
 )
-def test_a_slice_that_leaves_out_nothing(body: str) -> None:
+def test_what_leaves_out_and_repeats_nothing(body: str) -> None:
     proto = parse(body)
     model, report = fused(proto)
     assert report.blocks[0].status == "fused", report.blocks[0]
     feeds = random_feeds(proto)
     assert_same(run(model, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def test_an_expand_that_repeats_probabilities() -> None:
+    more = "more = Constant<value_ints=[2,1,1,1]>() "
+    block = only(parse(PRODUCT_QK + SOFTMAX.format("s") + more + "x = Expand(p, more) y = MatMul(x, v)"))
+    assert (block.code, block.culprit) == ("probability_term", "x")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def test_a_selection_by_arithmetic(name: str) -> None:
 
 
 NO_BLENDS = {
+    "of_a_half": "b = Constant<value=float[1,1,1,6] {0.5,0.5,0,0.5,0.5,0}>() g = Mul(s, b) r = Sub(one, b) "
+    "t = Mul(r, f) x = Add(g, t) ",
     "of_floats": "g = Mul(s, w) r = Sub(one, w) t = Mul(r, f) x = Add(g, t) ",
     "of_another_mask": "b = Cast<to=1>(m) c = Cast<to=1>(n) g = Mul(s, b) r = Sub(one, c) t = Mul(r, f) x = Add(g, t) ",
     "of_twice_the_rest": "b = Cast<to=1>(m) g = Mul(s, b) two = Add(one, one) r = Sub(two, b) t = Mul(r, f) "
@@ -84,7 +86,9 @@ FOLDED = {
     "-inf": ("0,0,-inf,0,0,-inf", "1,1,0,1,1,0", None),
     "two numbers": ("0,0,-1e4,0,0,-2e4", "1,1,0,1,1,0", "scale"),
     "a number at a key that is kept": ("0,3,-1e4,0,0,-1e4", "1,1,0,1,1,0", "scale"),
-    "a weight besides 0 and 1": ("0,0,-1e4,0,0,-1e4", "1,2,0,1,1,0", "scale"),
+    "a scale besides": ("0,0,-1e4,0,0,-1e4", "0.5,0.5,0,0.5,0.5,0", "mask_value"),
+    "two scales": ("0,0,-1e4,0,0,-1e4", "1,2,0,1,1,0", "scale"),
+    "no scale that is a number": ("0,0,-1e4,0,0,-1e4", "inf,inf,0,inf,inf,0", "scale"),
     "nothing masked": ("0,0,0,0,0,0", "1,1,1,1,1,1", "scale"),
 }
 

@@ -132,7 +132,7 @@ HALF_MIN = -65504.0
         ),
         ("x = Relu(zero)", None),
         ("x = Pad(mixed, shape)", {0.0, -1e4, 1.0}),
-        ("x = Pad(many, wide, nan)", None),
+        ("x = Pad(mixed, shape, nan)", None),
         ('x = Pad<mode="edge">(one, shape)', {1.0}),
     ],
 )
