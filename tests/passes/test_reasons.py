@@ -195,7 +195,8 @@ KEYS = "two = Constant<value_ints=[2]>() sh = Shape(k) t = Gather(sh, two) "
         "repeated once",
     ],
 )
-def test_what_leaves_out_and_repeats_nothing(body: str) -> None:
+def test_a_slice_that_leaves_out_nothing(body: str) -> None:
+    """Nor does an Expand or a Tile that repeats nothing."""
     proto = parse(body)
     model, report = fused(proto)
     assert report.blocks[0].status == "fused", report.blocks[0]
