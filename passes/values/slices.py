@@ -48,8 +48,8 @@ def _within(bounds: list[tuple[int, Dim, int]], rank: int) -> list[tuple[int, Di
 
 
 def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
-    """Does the node keep every element in its place? A Slice, Expand or Tile does if its result is proven to be as large
-    as its input, and the steps of a Slice are positive. A Pad does if it pads nothing."""
+    """Does the node keep every element in its place? A Slice, Expand or Tile does if its result is proven to be as
+    large as its input, and the steps of a Slice are positive. A Pad does if it pads nothing."""
     if node is not None and is_op(node, "Pad"):
         return _pads_nothing(node, info)
     source = input_of(node, 0) if node is not None and is_op(node, "Slice", "Expand", "Tile") else None
