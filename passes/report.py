@@ -43,16 +43,15 @@ class Code(StrEnum):
     )
     SCORES_ARE_OUTPUT = (
         "scores_are_output",
-        "the score matrix is an output of the model or is read elsewhere",
-        "leave out what reads the scores: export again without them among the outputs (a fused attention beside them "
-        "computes query x key twice, and is measured to be slower but for one row on repeated heads)",
+        "the score matrix is an output of the model or is read elsewhere; a fused attention beside it is slower",
+        "leave out what reads the scores: export again without them among the outputs",
     )
     PROBABILITIES_ARE_OUTPUT = (
         "probabilities_are_output",
-        "the attention probabilities are an output of the model or are read elsewhere",
+        "the attention probabilities are an output of the model or are read elsewhere; a fused attention beside them "
+        "is slower",
         "leave out what reads the probabilities: export again with output_attentions=False (torch.nn: "
-        "need_weights=False) (a fused attention beside them computes query x key twice, and is measured to be slower "
-        "but for one row on repeated heads)",
+        "need_weights=False)",
     )
     HEAD_SIZE_OVER_768 = "head_size_over_768", "the head size exceeds the operator's limit of 768"
     # What could not be proven or recognised.
