@@ -359,7 +359,7 @@ class Keys:
             else:
                 mode, own = int(call.attrs["antiquant_mode"]), ("antiquant_scale", "antiquant_offset")
                 both = given.get(own[0])
-                if both is None or both.shape[0] != 2:
+                if both is None or both.ndim == 0 or both.shape[0] != 2:
                     raise call.error(own[0], "two scales, of keys and values, are needed for INT8 keys")
                 scale, pair = both[index], given.get(own[1])
                 if pair is not None and pair.shape != both.shape:

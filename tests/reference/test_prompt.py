@@ -338,6 +338,7 @@ FUSED_REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
     ("key_rope", {"query_rope": ROPE["query_rope"]}, {}, "is absent"),
     ("pse_shift", {**ROPE, "pse_shift": np.ones((1, N1, 5, 7))}, {}, "is given"),
     ("key_antiquant_scale", {**ROPE, **INT8_KEYS, **SCALES}, {}, "is given"),
+    ("antiquant_scale", {**INT8_KEYS, "antiquant_scale": np.float32(0.5)}, {}, "two scales"),
     ("antiquant_scale", INT8_KEYS, {}, "two scales"),
     ("key_antiquant_scale", SCALES, {}, "not INT8"),
     ("value_antiquant_scale", {**INT8_KEYS, "key_antiquant_scale": np.ones(1)}, {}, "absent"),
