@@ -3,7 +3,7 @@
 Grammar; the code cites the numbers of the cases:
 
     output :=
-      1     MatMul(difference, values)
+      1     MatMul(difference, values)                     values of rank 2 or more
     difference, read by nothing else :=
       2     Sub(part, part) | Add(part, part)              parts of the same shape
     part :=
@@ -201,7 +201,7 @@ def _differences(found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Diffe
         if len(parts) == 2 and parts[0] and parts[1] and len(alike) == 1 and None not in alike:
             difference = Difference(combining, product, (parts[0], parts[1]))
             fits = all(_fits(difference.values, part.chooser, facts.info) for part in difference.parts)
-            if fits and _is_closed(difference):
+            if fits and len(facts.info.shape(difference.values) or ()) > 1 and _is_closed(difference):
                 yield difference
 
 

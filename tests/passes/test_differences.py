@@ -97,6 +97,17 @@ def test_what_stays_as_it_is(body: str) -> None:
     assert nodes(result) == nodes(proto)
 
 
+@pytest.mark.parametrize("axis", [-3, 1])
+def test_values_of_one_dimension(axis: int) -> None:
+    """Each product then lacks the last dimension of the probabilities, and factors and parts are those of others."""
+    body = STACKED + f"a, b = Split<axis={axis}>(p) w = Mul(share, b) d = Sub(a, w) y = MatMul(d, v) "
+    proto = parse(body, inputs=INPUTS.replace("float[B,4,T,8] v", "float[T] v"), outputs="float[B,4,S] y")
+    result, _ = fused(proto, assume=["finite-scores"])
+    feeds = random_feeds(proto)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+
+
 def test_moved_back_where_the_target_refuses() -> None:
     """FlashAttentionScore of Ascend takes heads of up to 768."""
     proto = parse(
