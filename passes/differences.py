@@ -3,7 +3,7 @@
 Grammar; the code cites the numbers of the cases:
 
     output :=
-      1     MatMul(difference, values)
+      1     MatMul(difference, values)                     values of rank 2 or more
     difference, read by nothing else :=
       2     Sub(part, part) | Add(part, part)              parts of the same shape
     part :=
@@ -17,13 +17,15 @@ The product is linear: (p - t q) v = p v - t (q v), and where p and q are parts 
 parts of its product with values that are repeated for all parts. Each product is then an ordinary attention, and what
 is left is done to the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a value
 of +inf, (p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. So the user has to vouch for that. An infinite t
-would give NaN for keys with q = 0 only on one side, so t has to be proven finite.
+would give NaN for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has to be proven
+not to be above 1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf is NaN.
 
 The change is made first, so that the ordinary matcher can say whether all its attentions match; if not, it is undone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -48,6 +50,7 @@ UNSOUND = (
     "a difference of probabilities is multiplied by the values; the difference of two attentions is the same only if "
     "no value is infinite: inf - inf is NaN"
 )
+OVERFLOWS = "the factor {!r} is not proven to be 1 at most: multiplied by it, a result in float16 may overflow"
 CONSTANT_ADVICE = "make the factor of the difference a constant of the model"
 HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 
@@ -201,7 +204,7 @@ def _differences(found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Diffe
         if len(parts) == 2 and parts[0] and parts[1] and len(alike) == 1 and None not in alike:
             difference = Difference(combining, product, (parts[0], parts[1]))
             fits = all(_fits(difference.values, part.chooser, facts.info) for part in difference.parts)
-            if fits and _is_closed(difference):
+            if fits and len(facts.info.shape(difference.values) or ()) > 1 and _is_closed(difference):
                 yield difference
 
 
@@ -287,8 +290,18 @@ def _check(difference: Difference, facts: Facts) -> None:
             divides = part.scaling.op_type == "Div"
             if (reason := immoderate(part.factor, divides, Viewer(facts, AxisSpace()))) is not None:
                 raise Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
+            half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
+            if half and not _never_enlarges(part.factor, divides, facts):
+                raise Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)
     if not _is_finite(facts.options):
         raise Decline(Code.PROBABILITY_TERM, UNSOUND, difference.combining, HINT)
+
+
+def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
+    """Is the result of a product with this factor, or of a division by it, proven not to be larger?"""
+    number = facts.info.scalar(factor)
+    low, high = (number, number) if number is not None else facts.bounds.of(factor) or (-math.inf, math.inf)
+    return low >= 1.0 or high <= -1.0 if divides else low >= -1.0 and high <= 1.0
 
 
 def _is_finite(options: Options) -> bool:

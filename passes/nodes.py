@@ -169,13 +169,14 @@ def equal_numbers(one: ir.Value, other: ir.Value) -> bool:
 
 
 def _are_one(one: ir.Value | None, other: ir.Value | None) -> bool:
-    """Are these the same value, absent both, or constants of the same content?"""
+    """Are these the same value, absent both, or constants of the same content? 0 and -0 are not: 1 divided by them is
+    not."""
     if one is other:
         return True
-    arrays = constant(one), constant(other)
-    if arrays[0] is None or arrays[1] is None or arrays[0].dtype != arrays[1].dtype:
+    left, right = constant(one), constant(other)
+    if left is None or right is None or left.dtype != right.dtype or left.shape != right.shape:
         return False
-    return np.array_equal(arrays[0], arrays[1])
+    return left.tobytes() == right.tobytes()
 
 
 def operand_pairs(one: ir.Value | None, other: ir.Value | None) -> list[tuple[ir.Value | None, ir.Value | None]]:

@@ -11,6 +11,7 @@ The cases:
                               zeros times P, which may be NaN
     mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
     NaN                       zeros times the row of P: NaN    the same
+    NaN                       both, at different keys          declined
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 from dataclasses import replace
 
 from fa_compiler.passes.backward.match import Pair, PairDecline
-from fa_compiler.passes.backward.quantities import MaskedRows
+from fa_compiler.passes.backward.quantities import ZEROS, MaskedRows
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
@@ -47,7 +48,7 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
     values = {gradient.rows for gradient in gradients if gradient.role == "value"}
     added = pair.derivation.masking.planner.values.first_infinite(pair.derivation.paths.scores.terms)
-    may_be_nan = MaskedRows.SCALED in scores and added is not None
+    may_be_nan = added is not None and not scores.isdisjoint(ZEROS - {MaskedRows.ZERO})
     if plan.adds_bias_to_masked and (MaskedRows.SAME in scores or may_be_nan):
         match = _as_bias(pair)
         plan = match.mask
@@ -66,7 +67,7 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
         raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
     if plan.empty_rows in ("", "zero"):
         return match, plan.empty_rows
-    zeros = scores <= {MaskedRows.ZERO, MaskedRows.SCALED}
+    zeros = scores <= (ZEROS if plan.empty_rows == "mean" else {MaskedRows.ZERO})
     if zeros and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
         return match, plan.empty_rows
     if states == {MaskedRows.SAME}:
@@ -81,9 +82,8 @@ def _check_mask_value(pair: Pair, plan: MaskPlan) -> None:
     afterwards. These are finite, unless a bias makes all scores of a row -inf. The operator has none for keys without a
     value.
     """
-    zeros = {MaskedRows.ZERO, MaskedRows.SCALED}
     for gradient in pair.backward.gradients:
-        wanted = {MaskedRows.SAME} if gradient.role == "value" else zeros
+        wanted = {MaskedRows.SAME} if gradient.role == "value" else ZEROS
         source, value = gradient.source, plan.masked_score or 0.0
         zeroed = gradient.role == "value" and source.zeroed
         if plan.drops_masked_values or source.rows not in wanted or source.spoilt or source.raw or zeroed:

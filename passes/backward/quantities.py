@@ -42,6 +42,7 @@ class MaskedRows(Enum):
     SAME    the polynomial of what the forward part computed in that row
     ZERO    zeros, because a selection put them there
     SCALED  such zeros times what the forward part computed in that row: NaN where that is NaN, else zeros
+    MIXED   SCALED at some keys, ZERO at the others
     OTHER   finite where SAME is, but neither
     RAW     made from probabilities that a guard replaced afterwards, so possibly NaN where the forward part has 0
     """
@@ -49,13 +50,14 @@ class MaskedRows(Enum):
     SAME = "same"
     ZERO = "zero"
     SCALED = "scaled"
+    MIXED = "mixed"
     OTHER = "other"
     RAW = "raw"
 
     def times(self, other: MaskedRows) -> MaskedRows:
         """Of a product; the factors beside zeros are finite."""
         pair = {self, other}
-        for state in (MaskedRows.RAW, MaskedRows.SCALED, MaskedRows.ZERO):
+        for state in (MaskedRows.RAW, MaskedRows.SCALED, MaskedRows.MIXED, MaskedRows.ZERO):
             if state in pair:
                 return state
         return MaskedRows.SAME if pair == {MaskedRows.SAME} else MaskedRows.OTHER
@@ -64,9 +66,13 @@ class MaskedRows(Enum):
         """Of a sum."""
         if MaskedRows.RAW in (self, other):
             return MaskedRows.RAW
-        if {self, other} == {MaskedRows.ZERO, MaskedRows.SCALED}:
-            return MaskedRows.SCALED
+        if self is not other and {self, other} <= ZEROS:
+            return MaskedRows.SCALED if MaskedRows.SCALED in (self, other) else MaskedRows.MIXED
         return self if self is other else MaskedRows.OTHER
+
+
+ZEROS = {MaskedRows.ZERO, MaskedRows.SCALED, MaskedRows.MIXED}
+"""What is zeros in a row that is masked everywhere, unless the forward part has NaN there."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,9 @@ class Quantity:
     """A polynomial in P, G, D, L, F and T, and what it is in rows that are masked everywhere.
 
     `raw` says whether probabilities before their guard have a part in it, in whatever rows; `zeroed` which of the
-    forward part's selections have put zeros into it, and it is the polynomial at all other keys. `spoilt` says whether
-    it was computed from something with such zeros in another way: where P is not 0 at masked keys it is not the
-    polynomial then.
+    forward part's selections have put zeros into it, and it is the polynomial at all other keys. `multiplied` are those
+    of them whose zeros are products of 0 with what may be NaN. `spoilt` says whether it was computed from something
+    with such zeros in another way: where P is not 0 at masked keys it is not the polynomial then.
     """
 
     polynomial: Polynomial
@@ -84,6 +90,7 @@ class Quantity:
     raw: bool = False
     zeroed: frozenset[int] = frozenset()
     spoilt: bool = False
+    multiplied: frozenset[int] = frozenset()
 
     @staticmethod
     def of(monomial: Monomial, factor: float = 1.0, rows: MaskedRows = MaskedRows.SAME, raw: bool = False) -> Quantity:
@@ -96,13 +103,16 @@ class Quantity:
         if found is None or any(dropped > 1 for *_, dropped, _ in found.terms):
             return None
         rows = self.rows.times(other.rows)
-        if rows is MaskedRows.ZERO and not all(each.rows is rows or each.is_finite for each in (self, other)):
+        if rows in ZEROS and not all(each.rows in (MaskedRows.ZERO, rows) or each.is_finite for each in (self, other)):
             rows = MaskedRows.SCALED
         # Zeros stay zeros beside a factor that is finite everywhere. Of zeros at all keys that are masked `rows` tells
         # what becomes of them beside other factors.
-        kept = [one.zeroed for one, factor in ((self, other), (other, self)) if one.is_masked or factor.is_finite]
-        zeroed = frozenset[int]().union(*kept)
-        return _made(found, rows, self, other, zeroed=zeroed)
+        kept = [one for one, factor in ((self, other), (other, self)) if one.is_masked or factor.is_finite]
+        zeroed = frozenset[int]().union(*(each.zeroed for each in kept))
+        multiplied = frozenset[int]().union(*(each.multiplied for each in kept))
+        if rows is MaskedRows.SCALED:
+            multiplied = zeroed
+        return _made(found, rows, self, other, zeroed=zeroed, multiplied=multiplied)
 
     @property
     def is_finite(self) -> bool:
@@ -112,13 +122,15 @@ class Quantity:
     @property
     def is_masked(self) -> bool:
         """Are there zeros wherever the forward part masks, or NaN in a row that is masked everywhere?"""
-        return self.rows in (MaskedRows.ZERO, MaskedRows.SCALED)
+        return self.rows in ZEROS
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
-        zeroed = self.zeroed if self.zeroed == other.zeroed else frozenset[int]()
-        rows = self.rows.plus(other.rows)
-        return _made(self.polynomial.plus(other.polynomial, sign), rows, self, other, zeroed=zeroed)
+        zeroed, multiplied = self.zeroed, self.multiplied | other.multiplied
+        if zeroed != other.zeroed:
+            zeroed = multiplied = frozenset()
+        found, rows = self.polynomial.plus(other.polynomial, sign), self.rows.plus(other.rows)
+        return _made(found, rows, self, other, zeroed=zeroed, multiplied=multiplied)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
@@ -136,21 +148,25 @@ class Quantity:
             if (p, g, f, t) != (1, 1, int(dropout), 0):
                 return None
             result[(0, 0, d + 1, length, 0, 0)] = factor
-        return _made(Polynomial.of(result), self.rows, self)
+        rows = MaskedRows.OTHER if self.rows is MaskedRows.MIXED else self.rows
+        return _made(Polynomial.of(result), rows, self)
 
     def selected(self, selection: int, selections: int, multiplied: bool = False) -> Quantity:
         """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros.
 
         If they are `multiplied` by 0 there, what is NaN stays NaN.
         """
-        zeroed = self.zeroed | {selection}
-        partly = MaskedRows.RAW if self.rows is MaskedRows.RAW else MaskedRows.OTHER
-        rows = MaskedRows.ZERO if len(zeroed) == selections else partly
-        if multiplied and rows is MaskedRows.ZERO and self.rows is not rows and not self.is_finite:
-            rows = MaskedRows.RAW if self.rows is MaskedRows.RAW else MaskedRows.SCALED
-        if rows is MaskedRows.ZERO and self.rows is MaskedRows.SCALED and selections > 1:
-            rows = MaskedRows.SCALED  # what the other selections mask
-        return replace(self, rows=rows, zeroed=zeroed)
+        zeroed, products = self.zeroed | {selection}, self.multiplied
+        if not multiplied:
+            products -= {selection}
+        elif selection not in self.zeroed and not self.is_finite and self.rows is not MaskedRows.ZERO:
+            products |= {selection}
+        rows = MaskedRows.OTHER if len(zeroed) < selections else MaskedRows.ZERO
+        if rows is MaskedRows.ZERO and products:
+            rows = MaskedRows.SCALED if products == zeroed else MaskedRows.MIXED
+        if rows is not MaskedRows.ZERO and self.rows is MaskedRows.RAW:
+            rows = MaskedRows.RAW
+        return replace(self, rows=rows, zeroed=zeroed, multiplied=products)
 
     def guarded(self) -> Quantity:
         """With zeros where the guard puts them, in rows in which P is 0 for the same reason."""
@@ -175,9 +191,13 @@ class Quantity:
 
 
 def _made(
-    found: Polynomial | None, rows: MaskedRows, *sources: Quantity, zeroed: frozenset[int] = frozenset()
+    found: Polynomial | None,
+    rows: MaskedRows,
+    *sources: Quantity,
+    zeroed: frozenset[int] = frozenset(),
+    multiplied: frozenset[int] = frozenset(),
 ) -> Quantity | None:
     """The polynomial that was computed from these; of their zeros it has those of the selections `zeroed`."""
     raw = any(source.raw for source in sources)
     spoilt = any(source.spoilt or source.zeroed - zeroed for source in sources)
-    return None if found is None else Quantity(found, rows, raw, zeroed, spoilt)
+    return None if found is None else Quantity(found, rows, raw, zeroed, spoilt, multiplied)

@@ -3,8 +3,8 @@
 The exponent of powers (softmax.py, case 15) is the last scale. A factor up to 1 shrinks the number of a mask as it does
 the scores. A larger one may make it infinite, while the graph subtracts the maximum first and has 0 there.
 
-Refused: a scale that rounds to 0 or infinity; a mask or bias before an exponent above 1, and a sink before any; what
-score_walk.py and the steps of scores.py refuse.
+Refused: a scale that rounds to 0 or infinity; a mask or bias before an exponent above 1; a sink, or a factor of unknown
+size, before any exponent; what score_walk.py and the steps of scores.py refuse.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ def _raise_to(exponent: Scale, walk: ScoreWalk) -> None:
     if walk.found_sink is not None:
         reason = "beside the scores is a sink, and their softmax is one of powers"
         raise Decline(Code.SCORE_TERM, reason, exponent.node, EXPONENTIALS_ADVICE)
+    if walk.is_unbounded:
+        reason = "scores times a factor of unknown size are multiplied once more, which may make them infinite"
+        raise Decline(Code.SCALE, reason, exponent.node, EXPONENTIALS_ADVICE)
     if exponent.factor > 1.0 and walk.terms:
         reason = f"a mask or bias less the maximum is multiplied by {exponent.factor:g}, which may make it infinite"
         raise Decline(Code.SCORE_TERM, reason, exponent.node, EXPONENTIALS_ADVICE)

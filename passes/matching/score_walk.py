@@ -103,7 +103,7 @@ class ScoreWalk:
     def multiply(self, step: Scale) -> None:
         """Multiply by a number. Raises Decline."""
         self._check_sign(step.node, step.factor)
-        if abs(step.factor) < 1.0:
+        if abs(step.factor) < 1.0 or self.shifted:
             self._check_overflow(step.node)
         self.scale *= step.factor
         self.softcap *= abs(step.factor)
@@ -151,7 +151,8 @@ class ScoreWalk:
         return any(each.unbounded for each in self.factors)
 
     def _check_overflow(self, node: ir.Node) -> None:
-        """Decline what may make scores smaller again that a factor of unknown size may have made infinite."""
+        """Decline what may make scores smaller again that a factor of unknown size may have made infinite, and what is
+        multiplied behind the maximum there: it is 0 for the largest score, which the kernels multiply itself."""
         if self.is_unbounded:
             reason = "scores times a factor of unknown size, which may be infinite, are multiplied once more"
             raise Decline(Code.SCALE, reason, node)

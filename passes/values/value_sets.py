@@ -148,8 +148,12 @@ class ValueSets(Analysis[ValueSet]):
         if text_attr(node, "mode", "constant") != "constant":
             return self.of(node.inputs[0])
         if attr is not None:
-            number = attr.as_float()
-            return None if math.isnan(number) else _union((self.of(node.inputs[0]), frozenset((number + 0.0,))))
+            dtype = self.info.dtype(node.outputs[0])
+            if dtype not in NUMPY:
+                return None
+            with np.errstate(over="ignore"):
+                number = np.array(attr.as_float()).astype(NUMPY[dtype])
+            return _union((self.of(node.inputs[0]), _content(number)))
         return _union((self.of(node.inputs[0]), _ZERO if given is None else self.of(given)))
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> ValueSet | None:

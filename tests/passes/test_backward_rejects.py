@@ -283,6 +283,28 @@ def test_zeros_that_are_multiplied_by_the_probabilities_of_an_empty_row(changes:
         fused_with_an_empty_row(original)
 
 
+ZEROED_BY_BOTH = {
+    "Where first": "d0 = Where(other, ds, zero) dm = Mul(d0, kf)",
+    "Mul first": "d0 = Mul(ds, kf) dm = Where(other, d0, zero)",
+    "Where last": "d0 = Mul(ds, kf) d1 = Mul(d0, of) dm = Where(keep, d1, zero)",
+    "Mul alone": "d0 = Mul(ds, kf) dm = Mul(d0, of)",
+    "Mul between": "d0 = Mul(ds, kf) d1 = Where(keep, d0, zero) dm = Where(other, d1, zero)",
+}
+
+
+@pytest.mark.parametrize("low", ["-inf", "-2.0"])
+@pytest.mark.parametrize("name", ZEROED_BY_BOTH)
+def test_zeros_of_which_some_are_products(name: str, low: str) -> None:
+    """In a row whose probabilities are NaN the products are NaN, and the zeros of a Where are not."""
+    lines = f"low2 = Constant<value=float {{{low}}}>() kf = Cast<to=1>(keep) of = Cast<to=1>(other)"
+    changes = {"m": f"{lines} m0 = Where(keep, x, low2) m = Where(other, m0, low2)", "dm": ZEROED_BY_BOTH[name]}
+    original = model(changes, f"{KEEP}, bool[B,1,1,6] other")
+    if low == "-inf" and name in ("Where first", "Mul first", "Where last"):
+        declined(original, Code.EMPTY_ROWS)
+    else:
+        fused_with_an_empty_row(original)
+
+
 def fused_with_an_empty_row(original: onnx.ModelProto) -> None:
     changed, report = fused_pair(original)
     assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
@@ -395,6 +417,7 @@ COMPUTED_TWICE = {
     "by another operator": ("And(keep, other)", "Or(keep, other)"),
     "from another operand": ("And(keep, other)", "And(keep, keep)"),
     "with another attribute": ("Trilu<upper=0>(square)", "Trilu<upper=1>(square)"),
+    "from a zero of another sign": ("Greater(up, half)", "Greater(down, half)"),
     "by chance": ("Bernoulli<dtype=9>(chance)", "Bernoulli<dtype=9>(chance)"),
 }
 
@@ -402,7 +425,10 @@ COMPUTED_TWICE = {
 @pytest.mark.parametrize(("first", "second"), COMPUTED_TWICE.values(), ids=COMPUTED_TWICE)
 def test_masks_that_are_computed_twice(first: str, second: str) -> None:
     """jax2onnx writes one mask twice, once for the gradient. It is one if the same operators compute it."""
-    lines = "half = Constant<value=float {0.5}>() f = Cast<to=1>(keep) chance = Mul(f, half)"
+    lines = (
+        "half = Constant<value=float {0.5}>() f = Cast<to=1>(keep) chance = Mul(f, half) "
+        "minus = Constant<value=float {-0.0}>() up = Div(f, zero) down = Div(f, minus)"
+    )
     original = model(
         {"m": f"{lines} w1 = {first} m = Where(w1, x, low)", "dm": f"w2 = {second} dm = Where(w2, ds, zero)"},
         f"{KEEP}, bool[B,1,1,6] other, bool[B,1,6,6] square",

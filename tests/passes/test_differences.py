@@ -97,6 +97,31 @@ def test_what_stays_as_it_is(body: str) -> None:
     assert nodes(result) == nodes(proto)
 
 
+@pytest.mark.parametrize("axis", [-3, 1])
+def test_values_of_one_dimension(axis: int) -> None:
+    """Each product then lacks the last dimension of the probabilities, and factors and parts are those of others."""
+    body = STACKED + f"a, b = Split<axis={axis}>(p) w = Mul(share, b) d = Sub(a, w) y = MatMul(d, v) "
+    proto = parse(body, inputs=INPUTS.replace("float[B,4,T,8] v", "float[T] v"), outputs="float[B,4,S] y")
+    result, _ = fused(proto, assume=["finite-scores"])
+    feeds = random_feeds(proto)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("line", "fuses"), [("Mul(b, half)", True), ("Div(b, half)", False), ("Mul(b, two)", False)])
+def test_factors_of_float16(line: str, fuses: bool) -> None:
+    """Twice a result may overflow where twice the difference of probabilities does not."""
+    numbers = "h = Constant<value=float {0.5}>() half = Cast<to=10>(h) two = Reciprocal(half) "
+    body = (
+        numbers + STACKED.replace(NUMBERS, "") + f"a, b = Split<axis=1>(p) w = {line} d = Sub(a, w) y = MatMul(d, v) "
+    )
+    inputs = INPUTS.replace("float[", "float16[")
+    for assume, target in ((["finite-scores"], "ort"), ([], "ascend")):
+        (block,) = fused(parse(body, inputs=inputs, outputs="float16[B,4,S,8] y"), target, assume)[1].blocks
+        assert (block.status == "fused") == fuses, block.reason
+        assert fuses or (block.code == "probability_term" and "may overflow" in (block.reason or ""))
+
+
 def test_moved_back_where_the_target_refuses() -> None:
     """FlashAttentionScore of Ascend takes heads of up to 768."""
     proto = parse(

@@ -193,6 +193,23 @@ def test_powers_beside_a_column_of_the_scores() -> None:
     assert [block.code for block in report.blocks] == ["score_term"]
 
 
+BEHIND_TEN = {
+    "a power": OF_TEN,
+    "a factor": TOTAL.replace("e = Exp(d)", "c = Mul(d, ten) e = Exp(c)") + "p = Div(e, t) ",
+    "a factor before a Softmax": EXPONENTIALS.replace("e = Exp(d)", "c = Mul(d, ten) p = Softmax(c)"),
+}
+
+
+@pytest.mark.parametrize("softmax", BEHIND_TEN.values(), ids=BEHIND_TEN)
+def test_behind_the_maximum_of_scores_times_a_factor_of_unknown_size(softmax: str) -> None:
+    """Scores of 1e38 less their maximum are 0 or far below it; ten times such scores are infinite."""
+    proto = parse(NUMBERS + BASES + PRODUCT_QK + "x = Mul(s, g) " + softmax + PRODUCT_PV, "float g")
+    feeds = random_feeds(proto, g=np.array(3e37, np.float32))
+    (got,), (wanted,) = run(fused(proto)[0], feeds), run(proto, feeds)
+    assert np.isfinite(wanted).all()
+    assert_same(got, wanted, 1e-5)
+
+
 NO_SOFTMAX = {
     "another_total": TOTAL.replace("e, last", "x, last") + "p = Div(e, t) ",
     "half_the_reciprocal": "half = Constant<value=float {0.5}>() " + TOTAL + "r = Div(half, t) p = Mul(e, r) ",

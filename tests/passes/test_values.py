@@ -134,6 +134,8 @@ HALF_MIN = -65504.0
         ("x = Pad(mixed, shape)", {0.0, -1e4, 1.0}),
         ("x = Pad(mixed, shape, nan)", None),
         ('x = Pad<mode="edge">(one, shape)', {1.0}),
+        ("n = Cast<to=10>(zero) x = Pad<pads=[1], value=-1e9>(n)", {0.0, -math.inf}),
+        ("x = Pad<pads=[1], value=nan>(zero)", None),
     ],
 )
 def test_rule(body: str, expected: set[float] | None) -> None:
