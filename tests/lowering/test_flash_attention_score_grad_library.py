@@ -52,6 +52,8 @@ def refused(form: Form, inputs: dict[str, Any], **attrs: Any) -> str:
          "sparse_mode is 7, expected 0 to 6 for input_layout BNSD (FAG.8)"),
         ({"atten_mask": TRIANGLE.T.copy()}, {"sparse_mode": 2},
          "input atten_mask of sparse_mode 2 differs in row 0 from the expected 1 above the diagonal"),
+        ({"atten_mask": TRIANGLE[None]}, {"sparse_mode": 2},
+         "input atten_mask has shape [1,2048,2048], expected [2048,2048] (FAG.8)"),
         ({}, {"cpu_empty_rows": "unmasked"},
          'cpu_empty_rows is "unmasked", expected one of "", "zero", "mean", "nan" (FAG.8)'),
         ({}, {"pse_type": 2}, "pse_type is 2 without the input pse_shift, expected 1 (FAG.9)"),

@@ -78,6 +78,9 @@ void Call::read_mask() {
   read_band();
   const Tensor& mask = in(Role::atten_mask);
   if (is_compressed_mask(a_, mask.dims)) {
+    if (mask.rank() != 2 && mask.rank() != 4) {
+      wrong_shape(&Rules::mask, Role::atten_mask, fa::text_of({a_.compressed_mask_rows(), kCompressedMaskColumns}));
+    }
     check_compressed_mask(diagnostics_, a_, mask, compressed_mask_checked_);
     return;
   }
