@@ -116,8 +116,8 @@ class Move:
 
     @staticmethod
     def of(difference: Difference, builder: Builder) -> Move:
-        """Build what replaces the product of a difference, and put it in its place. The nodes before read nothing any
-        more."""
+        """Build what replaces the product of a difference, and put it in its place. The inputs of the old nodes are
+        taken away, so that nothing counts them as readers."""
         old = difference.product.outputs[0]
         results = [part.of(_product(part, difference, builder), builder) for part in difference.parts]
         new = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
@@ -129,7 +129,7 @@ class Move:
         return Move(old, new, before)
 
     def keep(self, graph: ir.Graph) -> None:
-        """Remove the nodes before."""
+        """Remove the old nodes for good."""
         replace_value(self.old, self.new)
         graph.remove([node for node, _ in self.before])
         restore_order(graph)
@@ -253,8 +253,10 @@ def _is_closed(difference: Difference) -> bool:
 
 
 def _moved(graph: ir.Graph, difference: Difference, matcher: Matcher, builder: Builder) -> Move | None:
-    """Move the product, if each attention matches then; else leave the graph as it is. Raises Decline where they match,
-    and yet it is not sound."""
+    """Move the product if each of its attentions then matches. Otherwise the graph stays as it was.
+
+    Raises Decline if the attentions match but the move is not sound.
+    """
     taken = set(builder.names.taken)
     move = Move.of(difference, builder)
     graph.meta.pop(ORDER, None)

@@ -40,7 +40,7 @@ ASSUMPTIONS = {
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
     FINITE_SCORES: "query, key and value are finite: a NaN guard has no work, and a difference of probabilities times "
-    "values is one of two attentions (assumed for Ascend)",
+    "values becomes a difference of two attentions (assumed for Ascend)",
     NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for Ascend, a NaN guard or a difference of "
     "probabilities is a reason to decline",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",

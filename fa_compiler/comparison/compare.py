@@ -36,6 +36,7 @@ from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.model_files.tensors import all_tensors
+from fa_compiler.passes.nodes import RANDOM
 
 TOLERANCES = {
     onnx.TensorProto.BFLOAT16: 1.6e-2,
@@ -50,13 +51,6 @@ EMPTY_ROW_TOLERANCE = 5e-3
 """The least tolerance for masks with a row that is masked everywhere. Beside a mask number such as -1e4, a float32
 score keeps only ten bits behind the binary point: a difference in the last bit of a score becomes visible. The error
 of a wrong fusion is larger than this in such rows."""
-
-
-RANDOM = (
-    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("Bernoulli", "Multinomial", "Dropout", "BitmaskDropout"),
-)
-"""Operators that draw random numbers. A Dropout does in training only."""
 
 
 class CannotRunError(FaCompilerError):

@@ -132,7 +132,7 @@ class KeyMaskBuilder:
         part = next((each for each in masked if is_dense(each.view, grid, viewer.space)), None)
         if part is None:
             return ()
-        reason = window_reason or "its mask is no band beside what else it masks"
+        reason = window_reason or "the mask and the band together are no band"
         if not window_reason and call.builder.has_made(part.view.base):
             reason = "which keys a row sees depends on numbers of the run"
         elif not window_reason:

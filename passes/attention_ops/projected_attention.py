@@ -3,7 +3,7 @@
     query | key | value = input [B, S, I] x weights [I, N * D + N * D + N * E] + bias
                           cut as qkv_hidden_sizes says, else into three equal parts
                           QAttention takes input and weights as 8-bit integers, with a scale and a zero point each; the
-                          product is a MatMulIntegerToFloat, which gives the same bits. All that follows is in floats
+                          product is a MatMulIntegerToFloat, which gives the same bits. Everything after it is in floats
     mask_index, attention_bias, unidirectional, mask_filter_value
                           padding.py
     past [2, B, N, P, D]  keys and values, concatenated in front of the new ones; present likewise

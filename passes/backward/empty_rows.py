@@ -57,7 +57,7 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
         return match, ""
     carried_out = [step for step in plan.bias if isinstance(step, Select)]
     if plan.empty_rows == "nan" or (carried_out and all(step.fill == -math.inf for step in carried_out)):
-        # Zeros times NaN are what any other multiple of the row is.
+        # Zeros times NaN are NaN, like any other multiple of a row of NaN.
         scores = {MaskedRows.SAME if each is MaskedRows.SCALED else each for each in scores}
     states = scores | values
     used_raw = any(gradient.source.raw for gradient in gradients)

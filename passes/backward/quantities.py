@@ -105,8 +105,8 @@ class Quantity:
         rows = self.rows.times(other.rows)
         if rows in ZEROS and not all(each.rows in (MaskedRows.ZERO, rows) or each.is_finite for each in (self, other)):
             rows = MaskedRows.SCALED
-        # Zeros stay zeros beside a factor that is finite everywhere. Of zeros at all keys that are masked `rows` tells
-        # what becomes of them beside other factors.
+        # Zeros stay zeros beside a factor that is finite everywhere. Where all masked keys have zeros, `rows` tells
+        # what other factors make of them.
         kept = [one for one, factor in ((self, other), (other, self)) if one.is_masked or factor.is_finite]
         zeroed = frozenset[int]().union(*(each.zeroed for each in kept))
         multiplied = frozenset[int]().union(*(each.multiplied for each in kept))

@@ -1,12 +1,12 @@
 """What a plan misses that reads a mask of all rows and keys.
 
-It could have a band, packed sequences or one row of padding, which cost next to nothing,
+A band, packed sequences or one row of padding would cost next to nothing. The plan would have one of these
 
     1 if the mask did not have to stay a bias (the caller knows why)
     2 if the user vouched for same-sizes, masks-dominate or no-empty-rows, or for several of them
     3 if the boolean mask had a structure (structure.py), or the target took it (mask.py)
     4 if a mask that is a part of the bias had a structure
-    5 if what else is added to the scores were proven to be lost beside that mask
+    5 if everything else that is added to the scores were proven to be lost beside that mask
 
 The first case that applies is reported. Nothing here changes a plan. In case 2 the plan is made again under these
 assumptions, so the hint helps.

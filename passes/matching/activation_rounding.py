@@ -7,7 +7,8 @@ Scale and zero point are constants of one number, equal in both nodes; the scale
 A rounding moves a number by up to half of the scale, and one outside of the range of the integers by more. So it is
 left out only if the user says that scores and probabilities need not be rounded, by
 `--assume drop-activation-quantisation`. The fused model then computes what the model computed before these roundings
-were put into it; also in a row that is masked everywhere by -inf, which is NaN there, while the integers have no -inf.
+were put into it. A row that is masked everywhere by -inf is then NaN, as it was in that model; the integers have no
+-inf.
 
 The roundings of query, key, value and of the result stay where they are: no attention is declined for them.
 

@@ -1,4 +1,4 @@
-"""What the steps between the product of query and key and the softmax come to: the scale, terms, factors and sink.
+"""The scale, terms, factors and sink that the steps from the product of query and key to the softmax add up to.
 
 The exponent of powers (softmax.py, case 15) is the last scale. A factor up to 1 shrinks the number of a mask as it does
 the scores. A larger one may make it infinite, while the graph subtracts the maximum first and has 0 there.

@@ -59,7 +59,6 @@ from fa_compiler.passes.values.formula import negation
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MAX_STEPS = 12
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 P, OTHER, SCORES = Bind("probabilities"), Bind("other"), Bind("scores")
 TESTED = OneOf((P, Op("Cast", P, name="tested")))
@@ -146,7 +145,8 @@ class NanGuard(Guard):
         found = None if where is None else match(NAN_TEST, where.outputs[0], info, {P.name: asked.value})
         if where is None or found is None or not set(asked.readers) <= set(found.nodes):
             return None
-        if not all(info.dtype(each.outputs[0]) in FLOATS for each in found.nodes if is_op(each, "Cast")):
+        types = [info.dtype(each.outputs[0]) for each in found.nodes if is_op(each, "Cast")]
+        if not all(kind is not None and kind.is_floating_point() for kind in types):
             return None
         inner = [output for node in found.nodes if node is not where for output in node.outputs]
         reads = [node for value in inner for node in data_readers(value) if asked.among is None or node in asked.among]

@@ -41,7 +41,7 @@ from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.guards import Guard, GuardQuery, guard_after
 from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
-from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING, quantised_advice
+from fa_compiler.passes.matching.scores import QUANTISED, QUANTISED_PRODUCTS, QUANTISING, quantised_advice
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import axes_of, data_readers, distinct_consumers, int_attr, is_op, only_reader
 from fa_compiler.passes.options import DROP_ROUNDINGS
@@ -53,10 +53,7 @@ RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before
 NAN_GUARD_ADVICE = (
     "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
 )
-PRODUCTS = (
-    *("MatMul", "Gemm", "FusedMatMul", "Einsum"),
-    *("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul"),
-)
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", *QUANTISED_PRODUCTS)
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -80,10 +80,8 @@ from fa_compiler.passes.values.slices import keeps_everything
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
-QUANTISED = (
-    *("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul"),
-    *("QLinearAdd", "QLinearMul", "QLinearWhere"),
-)
+QUANTISED_PRODUCTS = ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul")
+QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 """Operators on integers that stand for numbers, of ONNX and of com.microsoft."""
 LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"

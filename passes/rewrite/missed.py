@@ -25,7 +25,7 @@ SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo) -> Iterator[Missed]:
-    """What this plan makes of operands and result that a model could hold otherwise. Pages are read in place."""
+    """What operands and result miss in this plan. Where keys and values are read from pages, only the query counts."""
     operands = list(zip(NAMES, match.views, plan.operands, strict=False))[: 1 if plan.paged else None]
     moved = {name: source.value for name, view, source in operands if _is_transposed(view, source)}  # 1
     if any(isinstance(move, Transpose) for move in plan.destination.plan):

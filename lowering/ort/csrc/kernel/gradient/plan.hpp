@@ -147,7 +147,7 @@ struct Scratch {
   float* max;                // [kChunkRows]
   float* weight;             // [kChunkRows]: 1 / softmax_sum
   float* delta;              // [kChunkRows]: rowsum(dO O)
-  float* masked_p;           // [kChunkRows]: the largest P of a masked key, or more; 0 if none has one (cpu_mask_value)
+  float* masked_p;           // [kChunkRows]: at least the largest P of a masked key; 0 if masked keys have no score (cpu_mask_value)
   float* key_lines;          // K of a block: [keys][line], with pairs two keys in each line
   float* keys_transposed;    // K^T as panels [depth_padded][kPanel]
   float* values_transposed;  // V^T as panels [value_depth_padded][kPanel]
