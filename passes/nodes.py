@@ -169,14 +169,16 @@ def equal_numbers(one: ir.Value, other: ir.Value) -> bool:
 
 
 def _are_one(one: ir.Value | None, other: ir.Value | None) -> bool:
-    """Are these the same value, absent both, or constants of the same content? 0 and -0 are not: 1 divided by them is
-    not."""
+    """Are these the same value, absent both, or constants of the same content?"""
     if one is other:
         return True
     left, right = constant(one), constant(other)
-    if left is None or right is None or left.dtype != right.dtype or left.shape != right.shape:
-        return False
-    return left.tobytes() == right.tobytes()
+    return left is not None and right is not None and _same_content(left, right)
+
+
+def _same_content(one: np.ndarray, other: np.ndarray) -> bool:
+    """Do two arrays hold the same bits? 0 and -0 are not the same: 1 divided by them is not."""
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def operand_pairs(one: ir.Value | None, other: ir.Value | None) -> list[tuple[ir.Value | None, ir.Value | None]]:
@@ -209,9 +211,10 @@ def _same_attribute(one: ir.Attr, other: ir.Attr) -> bool:
     if one.is_ref() or other.is_ref() or one.type != other.type:
         return False
     if one.type == ir.AttributeType.TENSOR:
-        left, right = one.as_tensor(), other.as_tensor()
-        return left.dtype == right.dtype and np.array_equal(left.numpy(), right.numpy())
-    plain = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
+        return _same_content(one.as_tensor().numpy(), other.as_tensor().numpy())
+    if one.type == ir.AttributeType.FLOAT:
+        return _same_content(np.array(one.as_float()), np.array(other.as_float()))
+    plain = (ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.INTS)
     return bool(one.type in plain and one.value == other.value)
 
 

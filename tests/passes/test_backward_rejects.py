@@ -418,6 +418,8 @@ COMPUTED_TWICE = {
     "from another operand": ("And(keep, other)", "And(keep, keep)"),
     "with another attribute": ("Trilu<upper=0>(square)", "Trilu<upper=1>(square)"),
     "from a zero of another sign": ("Greater(up, half)", "Greater(down, half)"),
+    "from a made zero of another sign": ("Greater(over, half)", "Greater(under, half)"),
+    "with a zero of another sign as attribute": ("Greater(above, half)", "Greater(below, half)"),
     "by chance": ("Bernoulli<dtype=9>(chance)", "Bernoulli<dtype=9>(chance)"),
 }
 
@@ -426,8 +428,12 @@ COMPUTED_TWICE = {
 def test_masks_that_are_computed_twice(first: str, second: str) -> None:
     """jax2onnx writes one mask twice, once for the gradient. It is one if the same operators compute it."""
     lines = (
-        "half = Constant<value=float {0.5}>() f = Cast<to=1>(keep) chance = Mul(f, half) "
-        "minus = Constant<value=float {-0.0}>() up = Div(f, zero) down = Div(f, minus)"
+        "one_size = Constant<value=int64[1] {1}>() half = Constant<value=float {0.5}>() f = Cast<to=1>(keep) "
+        "chance = Mul(f, half) "
+        "minus = Constant<value=float {-0.0}>() up = Div(f, zero) down = Div(f, minus) "
+        "z1 = ConstantOfShape<value=float[1] {0.0}>(one_size) z2 = ConstantOfShape<value=float[1] {-0.0}>(one_size) "
+        "over = Div(f, z1) under = Div(f, z2) less = Neg(f) "
+        "e1 = Elu<alpha=0.0>(less) e2 = Elu<alpha=-0.0>(less) above = Div(half, e1) below = Div(half, e2)"
     )
     original = model(
         {"m": f"{lines} w1 = {first} m = Where(w1, x, low)", "dm": f"w2 = {second} dm = Where(w2, ds, zero)"},
