@@ -15,7 +15,6 @@ rows. They have no aim, because with many rows the products take longer than the
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -29,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
@@ -37,6 +35,7 @@ from bench.speed import graphs, ort_peers, truth
 from bench.speed.cases import Case
 from bench.speed.limits import Machine
 from bench.speed.peer import NotOffered, Problem
+from bench.table import numbers, print_table, table_parser
 from fa_compiler import reference
 from fa_compiler.op_registry import get, place_inputs
 
@@ -301,30 +300,21 @@ HEADER = """| step | threads | MB | ms | GB/s | of a read | aim | reached | best
 
 def main() -> int:
     """Print the table row by row, and write it to a file."""
-    head, _, rest = (__doc__ or "").partition("\n\n")
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m bench.decode", description=head, epilog=rest, formatter_class=raw)
-    numbers = {"threads": "1,2", "batches": "1,8", "keys": "1024,4096,16384,65536"}
-    for name, default in numbers.items():
-        parser.add_argument(f"--{name}", default=default, help=f"default: {default}")
-    parser.add_argument("--cases", default="", help="only steps whose name has a match of this regular expression")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = table_parser("decode", __doc__, rounds=7)
+    for name, default in {"batches": "1,8", "keys": "1024,4096,16384,65536"}.items():
+        parser.add_argument(f"--{name}", type=numbers, default=default, help=f"default: {default}")
     parser.add_argument("--limit-mb", type=float, default=600, help="leave out larger caches (default: 600)")
-    parser.add_argument("--out", type=Path, default=Path("build/bench/decode.md"))
     args = parser.parse_args()
-    threads, batches, keys = ([int(n) for n in getattr(args, name).split(",")] for name in numbers)
     chosen = [
-        step for step in steps(batches, keys) if re.search(args.cases, step.name) and step.bytes <= args.limit_mb * 1e6
+        step
+        for step in steps(args.batches, args.keys)
+        if re.search(args.cases, step.name) and step.bytes <= args.limit_mb * 1e6
     ]
-    rows = [f"onnxruntime {ort.__version__}, onnx {onnx.__version__}", "", *HEADER.splitlines()]
-    print("\n".join(rows))
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine.compile(Path(folder))
-        for step, count in itertools.product(chosen, threads):
-            rows.append(measure(step, count, args.rounds, machine, Path(folder)))
-            print(rows[-1], flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text("\n".join(rows) + "\n")
+        pairs = itertools.product(chosen, args.threads)
+        rows = (measure(step, count, args.rounds, machine, Path(folder)) for step, count in pairs)
+        print_table(HEADER, rows, args.out)
     return 0
 
 

@@ -11,14 +11,12 @@ those of BERT.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from bench.table import print_table, table_parser
 from fa_compiler import reference
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import DOMAIN, get, place_inputs
@@ -171,22 +170,9 @@ HEADER = """| case | threads | plain ms | capped ms | cost | Attention ms | time
 
 def main() -> int:
     """Print the table row by row, and write it to a file."""
-    head, _, rest = (__doc__ or "").partition("\n\n")
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m bench.softcap", description=head, epilog=rest, formatter_class=raw)
-    parser.add_argument("--threads", default="1,2", help="default: 1,2")
-    parser.add_argument("--cases", default="", help="only cases whose name has a match of this regular expression")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=Path("build/bench/softcap.md"))
-    args = parser.parse_args()
-    threads = [int(n) for n in args.threads.split(",")]
-    rows = [f"onnxruntime {ort.__version__}, onnx {onnx.__version__}", "", *HEADER.splitlines()]
-    print("\n".join(rows))
-    for case, count in itertools.product((each for each in cases() if re.search(args.cases, each.name)), threads):
-        rows.append(measure(case, count, args.rounds))
-        print(rows[-1], flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text("\n".join(rows) + "\n")
+    args = table_parser("softcap", __doc__, rounds=9).parse_args()
+    chosen = [case for case in cases() if re.search(args.cases, case.name)]
+    print_table(HEADER, (measure(*each, args.rounds) for each in itertools.product(chosen, args.threads)), args.out)
     return 0
 
 

@@ -13,6 +13,8 @@ import onnx_ir as ir
 T = TypeVar("T")
 
 STANDARD = ("", "ai.onnx")
+SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""The float types of 16 bits. They hold every integer up to 256."""
 RANDOM = (
     "RandomNormal",
     "RandomNormalLike",

@@ -51,7 +51,7 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.probability_path import FLOATS
-from fa_compiler.passes.nodes import constant, int_attr, is_op
+from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, int_attr, is_op
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions
@@ -63,7 +63,6 @@ FIRST = 23
 """The first opset that has the operator."""
 FIRST_WITHOUT_KERNEL = 25
 """From this opset on ONNX Runtime has no CPU kernel for the operator."""
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 SMALL_HALF = 8.0
 """A number up to this, added to a float16 score, rounds it no more than scores of common size are rounded anyway."""
 
@@ -244,7 +243,7 @@ class _Attention:
         assumed: tuple[str, ...] = ()
         if dtype == ir.DataType.FLOAT16 and self._in_runtime():
             assumed = self._check_half(mask, lowest, "ONNX Runtime adds it to the scores in 16 bits")
-        elif dtype in HALVES and not _is_exact(mask):
+        elif dtype in SIXTEEN_BITS and not _is_exact(mask):
             assumed = self._check_half(mask, lowest, "ONNX Runtime rounds it to 16 bits or not, as it runs the node")
         return *key_masks.added(mask, full, scores, lowest), None, assumed
 

@@ -41,12 +41,20 @@ from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.movers import MOVES, element_source
-from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, source_through
+from fa_compiler.passes.nodes import (
+    SIXTEEN_BITS,
+    constant,
+    inner_values,
+    input_of,
+    int_attr,
+    is_op,
+    is_weight,
+    source_through,
+)
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
 from fa_compiler.passes.values.bounds import LIMITS
-from fa_compiler.passes.values.cases import SHORT_FLOATS
 from fa_compiler.passes.values.value_sets import overwrites
 
 CANCELLED = 2.0**-24
@@ -235,7 +243,7 @@ def _is_rounded(value: ir.Value) -> bool:
         for reader in current.consumers():
             if is_op(reader, *SCORING):
                 pending.append((reader.outputs[0], False))
-            copied = is_op(reader, "Cast") and int_attr(reader, "to", 0) in SHORT_FLOATS
+            copied = is_op(reader, "Cast") and int_attr(reader, "to", 0) in SIXTEEN_BITS
             if not copied and not is_op(reader, *MOVES, "Concat"):
                 continue
             moves, first = not is_op(reader, "Identity"), reader.inputs[0]

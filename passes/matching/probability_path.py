@@ -43,7 +43,15 @@ from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
 from fa_compiler.passes.matching.scores import QUANTISED, QUANTISED_PRODUCTS, QUANTISING, quantised_advice
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import axes_of, data_readers, distinct_consumers, int_attr, is_op, only_reader
+from fa_compiler.passes.nodes import (
+    SIXTEEN_BITS,
+    axes_of,
+    data_readers,
+    distinct_consumers,
+    int_attr,
+    is_op,
+    only_reader,
+)
 from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.slices import keeps_everything
@@ -54,8 +62,7 @@ NAN_GUARD_ADVICE = (
     "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
 )
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", *QUANTISED_PRODUCTS)
-SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+FLOATS = (ir.DataType.FLOAT, *SIXTEEN_BITS)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.plan import PACKED, Transpose
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import SIXTEEN_BITS, is_op
 from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 NAMES = ("query", "key", "value", "query of the second product", "key of the second product")
-SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo) -> Iterator[Missed]:
@@ -40,7 +39,7 @@ def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo)
         reason = f"the query heads that share a head of {_listed(tuple(repeated))} are no neighbours"
         hint = "order the query heads so that those with one key head are neighbours"
         yield Missed(MissedCode.REPEATED_HEADS, reason, next(iter(repeated.values())).name, hint)
-    short = {name: source.value for name, _, source in operands if info.dtype(source.value) in SHORT}
+    short = {name: source.value for name, _, source in operands if info.dtype(source.value) in SIXTEEN_BITS}
     if match.dtype == ir.DataType.FLOAT and short:  # 3
         wide = [name for name, *_ in operands if name not in short]
         if not wide:

@@ -28,6 +28,7 @@ from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.nodes import SIXTEEN_BITS
 from fa_compiler.passes.options import HALF_ATTENTION, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.node_view import registry_node
@@ -35,7 +36,6 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 OP, TRAINING = "PromptFlashAttention", "FlashAttentionScore"
 LAYOUTS = ("BSH", "BSND", "BNSD")
-SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _INPUTS = {"query": "query", "key": "key", "value": "value", "real_shift": "pse_shift", "atten_mask": "atten_mask"}
 
 
@@ -104,7 +104,7 @@ def build(call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, opti
         raise Decline(Code.ILLEGAL, "310P takes no bias, and a mask whose empty rows matter is one here", node, hint)
     inputs = dict(call.inputs)
     dtype = builder.info.dtype(inputs["query"])
-    if dtype not in SHORT:
+    if dtype not in SIXTEEN_BITS:
         if HALF_ATTENTION not in options.assume:
             reason = f"{OP} computes in float16 or bfloat16, and this is {dtype.name if dtype else 'of unknown type'}"
             hint = f"`--assume {HALF_ATTENTION}` casts query, key, value and result; or convert the model to float16"

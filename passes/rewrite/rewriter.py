@@ -26,7 +26,7 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.nodes import dead_nodes
+from fa_compiler.passes.nodes import SIXTEEN_BITS, dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite import prompt
@@ -193,7 +193,7 @@ class Rewriter:
             place_beside()
         self.trace(match)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
-        cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
+        cast = node.op_type == prompt.OP and match.dtype not in SIXTEEN_BITS
         vouched, mask_label = ((), match.mask.mask_label) if call is None else (call.assumed, call.mask_label)
         assumed = tuple(dict.fromkeys((*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)))
         return Fused(node, plan.name, heads, match.mask, assumed, tuple(missed), mask_label)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.nodes import SIXTEEN_BITS
 from fa_compiler.passes.values.formula import (
     Affine,
     AtLeastZero,
@@ -33,8 +34,6 @@ INTEGERS = (
 )
 EXACT_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Float types that hold every position of a sequence that fits into memory."""
-SHORT_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Float types that hold every integer up to 256."""
 RANGES = {
     ir.DataType.INT64: (-(2**63), 2**63 - 1),
     ir.DataType.INT32: (-(2**31), 2**31 - 1),
@@ -202,7 +201,7 @@ def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
         if dtype in INTEGERS or dtype in EXACT_FLOATS:
             return found
         small = number is not None and abs(number) <= 256
-        return float(number) if number is not None and small and dtype in SHORT_FLOATS else None
+        return float(number) if number is not None and small and dtype in SIXTEEN_BITS else None
     if found is None or dtype is None or dtype in INTEGERS:
         return None
     return rounded(found, dtype)

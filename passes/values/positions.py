@@ -38,12 +38,11 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer
+from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.values.cases import (
     EXACT_FLOATS,
     INTEGERS,
     MAX_CASES,
-    SHORT_FLOATS,
     Case,
     Number,
     arithmetic,
@@ -292,7 +291,7 @@ class Positions:
         No Cast to a float makes 0 of another integer. One to another integer may: 65536 is 0 in uint16.
         """
         while value is not None and index is not None and self.info.dtype(value) not in INTEGERS:
-            if self.info.dtype(value) not in (*EXACT_FLOATS, *SHORT_FLOATS):
+            if self.info.dtype(value) not in (*EXACT_FLOATS, *SIXTEEN_BITS):
                 return None
             node = value.producer()
             value, index = (None if node is None else self.moved(node, index)) or (None, None)

@@ -326,6 +326,17 @@ def test_flex_attention_runs(case: TestCase, caplog: pytest.LogCaptureFixture) -
     np.testing.assert_allclose(found, outputs[0], rtol=rtol, atol=rtol)
 
 
+def causal_flex(**constants: list[int]) -> onnx.ModelProto:
+    """ONNX's FlexAttention with a causal mask, with other constants in the graph that changes the scores."""
+    model = onnx.ModelProto()
+    model.CopyFrom(next(case.model for case in FLEX if case.name.endswith("causal_mask")))
+    body = next(attr.g for attr in model.graph.node[0].attribute if attr.name == "score_mod")
+    for name, numbers in constants.items():
+        tensor = next(tensor for tensor in body.initializer if tensor.name == name)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(numbers), name))
+    return model
+
+
 def test_flex_attention_of_an_opset_before_its_definition() -> None:
     """What it is made of is not there, so that it stays what it is."""
     model = onnx.ModelProto()
@@ -340,22 +351,12 @@ def test_flex_attention_of_an_opset_before_its_definition() -> None:
 
 def test_flex_attention_whose_definition_does_not_fit_its_inputs() -> None:
     """Its mask is for seven rows and not for two: the model runs nowhere, and stays what it is."""
-    model = onnx.ModelProto()
-    model.CopyFrom(next(case.model for case in FLEX if case.name.endswith("causal_mask")))
-    body = next(attr.g for attr in model.graph.node[0].attribute if attr.name == "score_mod")
-    shape = next(tensor for tensor in body.initializer if tensor.name == "q_shape")
-    shape.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 1, 7, -1]), shape.name))
-    result = fa_compiler.optimize(model)
+    result = fa_compiler.optimize(causal_flex(q_shape=[1, 1, 7, -1]))
     assert [block.status for block in result.report.blocks] == ["declined"]
     assert [node.op_type for node in result.model.graph.node] == ["FlexAttention"]
 
 
 def test_flex_attention_with_a_size_below_0_in_its_definition() -> None:
     """The ONNX checker does not look into the graph that changes the scores; the node that is wrong stands there."""
-    model = onnx.ModelProto()
-    model.CopyFrom(next(case.model for case in FLEX if case.name.endswith("causal_mask")))
-    body = next(attr.g for attr in model.graph.node[0].attribute if attr.name == "score_mod")
-    shape = next(tensor for tensor in body.initializer if tensor.name == "k_shape")
-    shape.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 1, 1, -108]), shape.name))
     with pytest.raises(InputError, match="model: a FlexAttention of it is not valid: .*Invalid dimension value: -108"):
-        fa_compiler.optimize(model)
+        fa_compiler.optimize(causal_flex(k_shape=[1, 1, 1, -108]))

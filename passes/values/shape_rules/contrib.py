@@ -55,12 +55,14 @@ def _simplified_layer_norm(ctx: Context) -> list[Fact]:
     return [Fact(shape, ctx.dtype(0)), found, found]
 
 
-@rule("EmbedLayerNormalization", domain=_DOMAIN)
+@rule("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=_DOMAIN)
 def _embed_layer_norm(ctx: Context) -> list[Fact]:
     ids, words = ctx.shape(0), ctx.shape(2)
     if ids is None or words is None or len(ids) != 2 or len(words) != 2:
         return []
-    return [Fact((*ids, words[1]), ctx.dtype(2)), Fact((ids[0],), ir.DataType.INT32)]
+    # The quantised one has the type of the scale of its words.
+    dtype = ctx.dtype(2 if ctx.node.op_type == "EmbedLayerNormalization" else 8)
+    return [Fact((*ids, words[1]), dtype), Fact((ids[0],), ir.DataType.INT32)]
 
 
 @rule("LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad", domain=_DOMAIN)

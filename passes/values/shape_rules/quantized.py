@@ -125,14 +125,6 @@ def _qlinear_unary(ctx: Context) -> Fact:
     return Fact(ctx.shape(0), ctx.dtype(0))
 
 
-@rule("QEmbedLayerNormalization", domain=CONTRIB)
-def _quantized_embeddings(ctx: Context) -> list[Fact]:
-    ids, words = ctx.shape(0), ctx.shape(2)
-    if ids is None or words is None or len(ids) != 2 or len(words) != 2:
-        return []
-    return [Fact((*ids, words[1]), ctx.dtype(8)), Fact((ids[0],), ir.DataType.INT32)]
-
-
 @rule("GatherBlockQuantized", domain=CONTRIB)
 def _gather_blocks(ctx: Context) -> Fact:
     """Several elements that are narrower than a byte lie in one of uint8 along the last axis, or have an own type."""
