@@ -23,6 +23,7 @@ from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure
 from fa_compiler.passes.options import ASSUMPTIONS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
@@ -79,7 +80,11 @@ def is_dense(view: View, grid: Grid, space: AxisSpace) -> bool:
 
 
 def _is_dense(view: View, planner: MaskPlanner) -> bool:
-    return is_dense(view, planner.grid, planner.viewer.space)
+    """Is the mask dense, and not proven to be the same for all rows? Of such a mask one row is made and read."""
+    viewer, rows = planner.viewer, planner.viewer.space.resolve(planner.grid.q_seq)
+    along = [axis for axis, dim in enumerate(viewer.space.resolve_all(view.base_dims)) if dim == rows]
+    alike = along and all(is_constant_along(view.base, axis, viewer.info) for axis in along)
+    return is_dense(view, planner.grid, viewer.space) and (not alike or viewer.space.may_broadcast(rows))
 
 
 def _masks_in_bias(plan: MaskPlan, planner: MaskPlanner) -> Iterator[tuple[BiasOp, View]]:

@@ -6,7 +6,8 @@
     accepted    a conjunction of these conditions, however the graph computes them (positions.py):
                 1 comparisons that bound j - i, the distance from row to key, from above also as one of two
                   alternatives, of which the other one is that the key is among the first ones (a prefix)
-                2 boolean tensors that do not run along the rows (padding)
+                2 boolean tensors that do not run along the rows, or an addend of any spelling that is proven to be the
+                  same for all rows (padding)
                 3 equal labels of packed sequences (packing.py)
     emitted     the Band (band.py), the boolean tensors and the labels. Labels are emitted only with a band in which
                 every token attends to itself. j - i is the same within a sequence as in the whole, so the band holds
@@ -177,7 +178,7 @@ class _TermReader:
         name = f"{term.operand.value.name!r}"
         shape, row, column = self._placed(term)
         positions = self.viewer.facts.positions(shape)
-        formula = kept(term, positions)
+        formula = kept(term, positions) or self._same_for_all_rows(term, positions, row)
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
         parts = formula.parts if isinstance(formula, All) else (formula,)
@@ -195,6 +196,13 @@ class _TermReader:
         if term.operand.never_enlarges or self._carried(result, shape, row, column, term.operand.dims):
             return result
         raise _Unstructured(f"{name} may have more batches or heads than the scores")
+
+    def _same_for_all_rows(self, term: MaskTerm, positions: Positions, row: int | None) -> BooleanTensor | None:
+        """Where an addend that is the same for all rows is 0; None for other terms."""
+        given = positions.whole(term.operand.value, positions.identity_index) if isinstance(term, Add) else None
+        if given is None or (row is not None and not is_constant_along(given.value, row, self.viewer.info)):
+            return None
+        return BooleanTensor(given.value, given.axes, when=False)
 
     def _carried(
         self,

@@ -20,6 +20,7 @@ from fa_compiler.passes.values.formula import (
     choice,
     conjunction,
     disjunction,
+    negation,
 )
 
 MAX_CASES = 8
@@ -74,10 +75,27 @@ def count(number: Number) -> int:
 
 
 def case(condition: Formula, chosen: Number, other: Number) -> Number:
-    """The choice between two numbers, or one of them where there is nothing to choose."""
+    """The choice between two numbers, or one of them where there is nothing to choose.
+
+    A choice within it that has one of its numbers in common with it becomes a part of its condition. 0.0 and -0.0 are
+    one number here: no operation tells them apart.
+    """
     if isinstance(condition, BooleanLiteral):
         return chosen if condition.value else other
-    return chosen if chosen == other else Case(condition, chosen, other)
+    if chosen == other:
+        return chosen
+    if isinstance(chosen, Case) and other in (chosen.chosen, chosen.other):
+        inner = chosen if other == chosen.other else _turned(chosen)
+        return case(conjunction((condition, inner.condition)), inner.chosen, other)
+    if isinstance(other, Case) and chosen in (other.chosen, other.other):
+        inner = other if chosen == other.chosen else _turned(other)
+        return case(disjunction((condition, inner.condition)), chosen, inner.other)
+    return Case(condition, chosen, other)
+
+
+def _turned(number: Case) -> Case:
+    """The same choice by the opposite condition."""
+    return Case(negation(number.condition), number.other, number.chosen)
 
 
 def as_integer(number: Number | None) -> Affine | None:

@@ -295,7 +295,7 @@ class Positions:
                 return None
             node = value.producer()
             value, index = (None if node is None else self.moved(node, index)) or (None, None)
-        return None if value is None or index is None else self._whole(value, index)
+        return None if value is None or index is None else self.whole(value, index)
 
     def origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
         """The element at `index` of a value, and then each element upstream that moving operators took it from, up to a
@@ -308,9 +308,9 @@ class Positions:
 
     def _given(self, value: ir.Value, index: Index) -> BooleanTensor | None:
         """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None."""
-        return self._whole(value, index) if self.info.dtype(value) == ir.DataType.BOOL else None
+        return self.whole(value, index) if self.info.dtype(value) == ir.DataType.BOOL else None
 
-    def _whole(self, value: ir.Value, index: Index) -> BooleanTensor | None:
+    def whole(self, value: ir.Value, index: Index) -> BooleanTensor | None:
         """A tensor read as "is not 0", under the condition of `_given`."""
         shape = self.shape(value)
         if shape is None or len(shape) != len(index):

@@ -21,7 +21,7 @@ from tests.passes.test_gathered import model as gathered
 from tests.passes.test_packing import IDS, SAME_BATCHED
 from tests.passes.test_packing import model as packed
 from tests.passes.test_paging import Paged, quantised_behind
-from tests.passes.test_structure import CROSS, FLOAT, SELECT
+from tests.passes.test_structure import CROSS, EXPANDED_FLOATS, FLOAT, SELECT
 from tests.passes.test_structure import model as masked
 
 CAUSAL = "m = LessOrEqual(j, i)"
@@ -266,6 +266,13 @@ def test_nothing_is_missed(mask: str, use: str) -> None:
     """A band, padding beside it, and padding that runs along the rows: only one of them is read."""
     (block,) = fuse(ir.from_proto(masked(mask, use, more=KEPT))).blocks
     assert block.status == "fused" and not block.missed
+
+
+def test_a_small_number_of_a_mask_that_is_the_same_for_all_rows_costs_nothing() -> None:
+    """It stays a bias, but of its S x S elements one row is made and read."""
+    body = EXPANDED_FLOATS.replace("c = ", "ten = Constant<value=float {-1e4}>() c = ").replace("low", "ten")
+    (block,) = fuse(ir.from_proto(masked(body, "x = Add(s, f) ", more="int64[B,S] pad"))).blocks
+    assert (block.mask, block.missed) == ("real_shift", ())
 
 
 @pytest.mark.parametrize("keys", [5, 1], ids=["as many", "one"])

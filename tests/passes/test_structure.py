@@ -214,12 +214,17 @@ ASSIGNED = (
     "assigned = ScatterND(data, places, update) f = Slice(assigned, first, columns_, axis3) "
 )
 """Padding that transformers 4.57 writes into a slice of a causal mask, as TorchScript exports the assignment."""
-EXPANDED = (
+EXPANDED_FLOATS = (
     AXES + "pad4 = Unsqueeze(pad, mid) wide = Expand(pad4, full) padf = Cast<to=1>(wide) "
     "unit = Constant<value=float {1.0}>() inverted = Sub(unit, padf) c = Cast<to=9>(inverted) "
     "whole = Where(c, low, inverted) f = Slice(whole, first, columns_, axis3) "
 )
 """Padding that transformers 4.57 expands to the rows of an encoder, and cuts to the keys."""
+
+
+BEHIND_CACHED = PAST + ASSIGNED.replace("Greater(j, i)", "Greater(j, ip)")
+"""The same in a decoder with cached keys: Trilu cuts a triangle, and the comparison cuts a smaller one out of it."""
+BOTH_MASKS = EXPANDED_FLOATS.replace("low,", "minus,") + "c2 = LessOrEqual(j, i) f2 = Where(c2, nothing, minus) "
 
 
 def _shape_of_mask(result: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[int, ...]:
@@ -230,20 +235,44 @@ def _shape_of_mask(result: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tup
     return run(seen, feeds)[-1].shape
 
 
-@pytest.mark.parametrize(("mask", "label"), [(ASSIGNED, "causal+atten_mask"), (EXPANDED, "atten_mask")])
-def test_padding_in_the_masks_of_optimum_has_one_row(mask: str, label: str) -> None:
-    proto = model(mask, "x = Add(s, f) ", more="int64[B,S] pad")
+@pytest.mark.parametrize(
+    ("mask", "use", "label"),
+    [
+        (ASSIGNED, "x = Add(s, f) ", "causal+atten_mask"),
+        (BEHIND_CACHED, "x = Add(s, f) ", "causal+atten_mask"),
+        (EXPANDED_FLOATS, "x = Add(s, f) ", "atten_mask"),
+        (BOTH_MASKS, "x1 = Add(s, f) x = Add(x1, f2) ", "causal+atten_mask"),
+    ],
+    ids=["assigned", "behind cached keys", "expanded", "expanded beside another mask"],
+)
+def test_padding_in_the_masks_of_optimum_has_one_row(mask: str, use: str, label: str) -> None:
+    inputs, keys = (CACHED, "P + S") if mask == BEHIND_CACHED else (SELF, "S")
+    proto = model(mask, use, inputs, f'int64[B,"{keys}"] pad')
     result, report = fused(proto)
-    assert [block.mask for block in report.blocks] == [label]
-    for batch, rows in ((2, 5), (1, 1), (3, 70), (2, 0), (0, 3)):
-        feeds = _feeds(proto, {"B": batch, "S": rows})
+    assert [(block.mask, block.missed) for block in report.blocks] == [(label, ())]
+    for batch, rows, past in ((2, 5, 3), (1, 1, 0), (3, 70, 2), (2, 0, 1), (0, 3, 2), (1, 4, 66)):
+        columns = past + rows if mask == BEHIND_CACHED else rows
+        feeds = _feeds(proto, {"B": batch, "S": rows, "P + S": columns})
         # Values other than 0 and 1 are padding in neither spelling, or make the second one a bias.
-        low, high = (-1, 3) if mask == ASSIGNED else (0, 2)
-        feeds["pad"] = np.random.default_rng(rows).integers(low, high, (batch, rows))
+        low, high = (-1, 3) if mask in (ASSIGNED, BEHIND_CACHED) else (0, 2)
+        feeds["pad"] = np.random.default_rng(rows).integers(low, high, (batch, columns))
         feeds["pad"][:1] = 0
         for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
             assert_same(got, wanted, 1e-5)
-        assert _shape_of_mask(result, feeds) == (batch, 1, 1, rows)
+        assert _shape_of_mask(result, feeds) == (batch, 1, 1, columns)
+
+
+@pytest.mark.parametrize("use", [SELECT, FLOAT])
+def test_two_triangles_that_do_not_contain_one_another_are_no_band(use: str) -> None:
+    """Trilu cuts at the row, and the comparison at another place before the cached keys: what is left is a stripe."""
+    mask = "o = ConstantOfShape<value=float[1] {1.0}>(square) t = Trilu<upper=1>(o, one) g = Less(j, ip) "
+    mask += "gf = Cast<to=1>(g) tg = Mul(t, gf) n = Cast<to=9>(tg) m = Not(n)"
+    proto = model(PAST + mask, use, CACHED)
+    result, report = fused(proto)
+    assert report.blocks[0].mask == "atten_mask"
+    for rows, past in ((5, 3), (1, 0), (4, 0)):
+        feeds = _feeds(proto, {"B": 2, "S": rows, "P + S": past + rows})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
 @pytest.mark.parametrize(
