@@ -14,6 +14,8 @@
                 for both
     refused     everything else: the mask then stays the tensor it was
 
+A mask whose dimensions are merged, as those of heads that are folded into the batch, is read by an index for each axis.
+
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
 longer scores. Padding may have batch and head sizes that are not proven, because the operator compares them with its
@@ -22,6 +24,7 @@ own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,12 +48,13 @@ from fa_compiler.passes.values.formula import (
     BooleanTensor,
     ElementComparison,
     Formula,
+    Index,
     Some,
     negation,
 )
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
+from fa_compiler.passes.values.symbolic import Dim, cap_of, product, simplify_given
 
 ONE_NAME = "export again with one name for sizes that are equal in every run, or with a fixed size"
 """What the user can do where a mask's sizes are not proven to be those of the scores."""
@@ -166,6 +170,18 @@ def structure(
 
 
 @dataclass(frozen=True)
+class _Placed:
+    """Where the elements of a term's mask are: the element at `index` for each index of the dimensions in `shape`.
+    `dims` are the score axes of these dimensions; `row` and `column` are the dimensions of rows and keys."""
+
+    shape: Shape
+    index: Index
+    dims: Arrangement
+    row: int | None
+    column: int | None
+
+
+@dataclass(frozen=True)
 class _TermReader:
     """Reads the structure of one term."""
 
@@ -175,62 +191,98 @@ class _TermReader:
 
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, if it has as many rows and columns as the scores. Raises _Unstructured."""
+        place = self._placed(term)
+        try:
+            return self._read(term, place)
+        except _Unstructured:
+            if (apart := self._taken_apart(place)) is None:
+                raise
+        return self._read(term, apart)
+
+    def _read(self, term: MaskTerm, place: _Placed) -> list[Band | Padding | Packing]:
         name = f"{term.operand.value.name!r}"
-        shape, row, column = self._placed(term)
-        positions = self.viewer.facts.positions(shape)
-        formula = kept(term, positions) or self._same_for_all_rows(term, positions, row)
+        positions = self.viewer.facts.positions(place.shape)
+        formula = kept(term, positions, place.index) or self._same_for_all_rows(term, positions, place)
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
         parts = formula.parts if isinstance(formula, All) else (formula,)
         labels = [part for part in parts if isinstance(part, ElementComparison) and part.relation == "Equal"]
         result: list[Band | Padding | Packing] = []
         for part in parts:
-            found = self._part(part, shape, row, column, term)
+            found = self._part(part, place, term)
             if isinstance(part, ElementComparison) and any(
-                self._is_order(part, each, positions, row, column) for each in labels
+                self._is_order(part, each, positions, place) for each in labels
             ):
                 found = [Band(None, Dim(0))]
             if found is None:
                 raise _unknown_part(part, name)
             result.extend(found)
-        if term.operand.never_enlarges or self._carried(result, shape, row, column, term.operand.dims):
+        if term.operand.never_enlarges or self._carried(result, place):
             return result
         raise _Unstructured(f"{name} may have more batches or heads than the scores")
 
-    def _same_for_all_rows(self, term: MaskTerm, positions: Positions, row: int | None) -> BooleanTensor | None:
+    def _same_for_all_rows(self, term: MaskTerm, positions: Positions, place: _Placed) -> BooleanTensor | None:
         """Where an addend that is the same for all rows is 0; None for other terms."""
-        given = positions.whole(term.operand.value, positions.identity_index) if isinstance(term, Add) else None
-        if given is None or (row is not None and not is_constant_along(given.value, row, self.viewer.info)):
+        given = positions.whole(term.operand.value, place.index) if isinstance(term, Add) else None
+        if given is None or (place.row is not None and not self._is_alike(given, place.row)):
             return None
         return BooleanTensor(given.value, given.axes, when=False)
 
-    def _carried(
-        self,
-        parts: list[Band | Padding | Packing],
-        shape: Shape,
-        row: int | None,
-        column: int | None,
-        dims: Arrangement,
-    ) -> bool:
+    def _is_alike(self, given: BooleanTensor, row: int) -> bool:
+        """Is a tensor that runs along the rows the same for all of them?"""
+        return is_constant_along(given.value, given.axes.index(row), self.viewer.info)
+
+    def _carried(self, parts: list[Band | Padding | Packing], place: _Placed) -> bool:
         """Do the padding or the labels run along all dimensions in which the mask may enlarge the scores?"""
         along = {axis for part in parts if isinstance(part, Padding) for axis in part.given.axes}
         labelled = {axis for part in parts if isinstance(part, Packing) for dim in part.dims for axis in dim}
-        open_ = [k for k, size in enumerate(shape) if size.const != 1 and k not in (row, column) and k not in along]
-        return all(dims[k] and set(dims[k]) <= labelled for k in open_)
+        known = {place.row, place.column, *along}
+        open_ = [k for k, size in enumerate(place.shape) if size.const != 1 and k not in known]
+        return all(place.dims[k] and set(place.dims[k]) <= labelled for k in open_)
 
-    def _placed(self, term: MaskTerm) -> tuple[Shape, int | None, int | None]:
+    def _placed(self, term: MaskTerm) -> _Placed:
         """The shape of the term's mask, and which of its dimensions are its rows and columns. Raises _Unstructured."""
         shape = self.viewer.info.shape(term.operand.value)
         if shape is None:
             raise _Unstructured(f"the shape of {term.operand.value.name!r} is unknown")
+        return self._in(shape, self.viewer.facts.positions(shape).identity_index, term.operand.dims)
+
+    def _in(self, shape: Shape, index: Index, dims: Arrangement) -> _Placed:
         resolve = self.viewer.space.resolve
-        places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
-        return shape, places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq))
+        places = {resolve(dim): k for k, dim in enumerate(dims) if dim}
+        return _Placed(shape, index, dims, places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq)))
+
+    def _taken_apart(self, place: _Placed) -> _Placed | None:
+        """The same place with an index for each axis of a merged dimension, such as heads that are folded into the
+        batch; None where no dimension can be taken apart. The sizes of all its axes but the first have to be numbers,
+        and the dimension as large as all of them."""
+        space = self.viewer.space
+        shape: list[Dim] = []
+        dims: list[Axes] = []
+        ends: list[int] = []
+        for k, (size, dim) in enumerate(zip(place.shape, place.dims, strict=True)):
+            axes = () if k in (place.row, place.column) else space.resolve(dim)
+            sizes = [axis.size for axis in axes]
+            merged = len(axes) > 1 and product(sizes) == size and all(each.is_const for each in sizes[1:])
+            ends.append(len(shape) + (len(axes) if merged else 1))
+            shape.extend(sizes if merged else [size])
+            dims.extend([(axis,) for axis in axes] if merged else [dim])
+        if len(shape) == len(place.shape):
+            return None
+        own = self.viewer.facts.positions(tuple(shape)).identity_index
+        index: list[Affine] = []
+        for start, end in itertools.pairwise([0, *ends]):
+            total = own[start]
+            for k in range(start + 1, end):
+                total = total.times(shape[k].const or 1) + own[k]
+            index.append(total)
+        return self._in(tuple(shape), tuple(index), tuple(dims))
 
     def other_sizes(self, term: MaskTerm) -> _Unstructured | None:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
         has not. Raises _Unstructured."""
-        (shape, row, column), (rows, columns) = self._placed(term), self.grid.sizes
+        place, (rows, columns) = self._placed(term), self.grid.sizes
+        shape, row, column = place.shape, place.row, place.column
         name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
@@ -244,18 +296,17 @@ class _TermReader:
             return _Unstructured(reason, ONE_NAME)
         return None
 
-    def _part(
-        self, part: Formula, shape: Shape, row: int | None, column: int | None, term: MaskTerm
-    ) -> list[Band | Padding | Packing] | None:
+    def _part(self, part: Formula, place: _Placed, term: MaskTerm) -> list[Band | Padding | Packing] | None:
+        row, column = place.row, place.column
         if part == TRUE:
             return []
         if isinstance(part, ElementComparison):
-            packing = self._packing(part, shape, row, column, term)
+            packing = self._packing(part, place, term)
             if packing is not None:
                 return [packing]
         if isinstance(part, AtLeastZero):
             affine = part.affine
-            if affine.least(shape).is_at_least(0):
+            if affine.least(place.shape).is_at_least(0):
                 return []
             steps = {k: step for k, step in enumerate(affine.steps) if step}
             if row is None or column is None or set(steps) != {row, column}:
@@ -265,40 +316,35 @@ class _TermReader:
             if steps[row] == -1 and steps[column] == 1:
                 return [Band(-affine.offset, None)]
             return None
-        if isinstance(part, Some) and (band := self._with_prefix(part, shape, row, column, term)) is not None:
+        if isinstance(part, Some) and (band := self._with_prefix(part, place, term)) is not None:
             return [band]
         given = part if isinstance(part, BooleanTensor) else None if isinstance(part, BooleanLiteral) else part.origin
         if given is None:
             return None
         # A tensor that is the same for all rows may run along them: the rewriter reads one row of it.
-        along = given.axes.index(row) if row is not None and row in given.axes else None
-        if along is not None and not is_constant_along(given.value, along, self.viewer.info):
+        if row is not None and row in given.axes and not self._is_alike(given, row):
             return None
-        aligned = tuple(() if axis is None else term.operand.dims[axis] for axis in given.axes)
+        aligned = tuple(() if axis is None else place.dims[axis] for axis in given.axes)
         return [Padding(BooleanTensor(given.value, given.axes, not given.when), aligned, term.operand.never_enlarges)]
 
-    def _with_prefix(
-        self, part: Some, shape: Shape, row: int | None, column: int | None, term: MaskTerm
-    ) -> Band | None:
+    def _with_prefix(self, part: Some, place: _Placed, term: MaskTerm) -> Band | None:
         """The band with a prefix that two alternatives make: an upper bound on j - i, and one on j alone."""
         ends = [
             each.affine.offset.const
             for each in part.parts
             if isinstance(each, AtLeastZero)
-            and {k: step for k, step in enumerate(each.affine.steps) if step} == {column: -1}
+            and {k: step for k, step in enumerate(each.affine.steps) if step} == {place.column: -1}
         ]
-        others = [self._part(each, shape, row, column, term) for each in part.parts if isinstance(each, AtLeastZero)]
+        others = [self._part(each, place, term) for each in part.parts if isinstance(each, AtLeastZero)]
         bands = [each for found in others if found is not None for each in found if isinstance(each, Band)]
         if len(part.parts) != 2 or len(ends) != 1 or ends[0] is None or len(bands) != 1 or bands[0].lower is not None:
             return None
         return replace(bands[0], prefix=ends[0] + 1) if ends[0] >= 0 else None
 
-    def _packing(
-        self, part: ElementComparison, shape: Shape, row: int | None, column: int | None, term: MaskTerm
-    ) -> Packing | None:
+    def _packing(self, part: ElementComparison, place: _Placed, term: MaskTerm) -> Packing | None:
         """The packing that a comparison of labels at the row and at the column expresses. There must be as many labels
         as rows and as columns."""
-        own = self.viewer.info.shape(part.value)
+        own, shape, row, column = self.viewer.info.shape(part.value), place.shape, place.row, place.column
         along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
         if self.contiguity is None or own is None or part.relation != "Equal" or not part.when:
             return None
@@ -311,29 +357,25 @@ class _TermReader:
         if not own[axis] == shape[row] == shape[column] or self.grid.sizes[0] != self.grid.sizes[1]:
             return None
         placed: list[Axes] = []
-        for k, (size, place) in enumerate(zip(own, part.one, strict=True)):
+        for k, (size, one) in enumerate(zip(own, part.one, strict=True)):
             others = (m for m in range(len(shape)) if m not in (row, column))
-            whole = [m for m in others if place == indices[m] and size == shape[m]]
+            whole = [m for m in others if one == indices[m] and size == shape[m]]
             if k == axis:
                 placed.append(self.grid.q_seq)
             elif size.const == 1:
                 placed.append(())
             elif whole:
-                placed.append(term.operand.dims[whole[0]])
+                placed.append(place.dims[whole[0]])
             else:
                 return None
         return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.never_enlarges)
 
     def _is_order(
-        self,
-        part: ElementComparison,
-        labels: ElementComparison,
-        positions: Positions,
-        row: int | None,
-        column: int | None,
+        self, part: ElementComparison, labels: ElementComparison, positions: Positions, place: _Placed
     ) -> bool:
         """Does this part say that the key's number is at most the row's, for numbers that go up by one from token to
         token of a sequence?"""
+        row, column = place.row, place.column
         along = [k for k, (one, other) in enumerate(zip(labels.one, labels.other, strict=True)) if one != other]
         if self.contiguity is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
             return False
@@ -365,12 +407,13 @@ def _unknown_part(part: Formula, name: str) -> _Unstructured:
     return _Unstructured(f"{found} masks by row and key, and not in a band")
 
 
-def kept(term: MaskTerm, positions: Positions) -> Formula | None:
-    """Where the term leaves the scores as they are; None when that is unknown."""
+def kept(term: MaskTerm, positions: Positions, index: Index | None = None) -> Formula | None:
+    """Where the term leaves the scores as they are, at this index of its tensor or at its own; None when that is
+    unknown."""
     if isinstance(term, Add):
-        added = positions.nonzero(term.operand.value)
+        added = positions.nonzero(term.operand.value, index)
         return None if added is None else negation(added)
-    condition = positions.truth(term.operand.value, positions.identity_index)
+    condition = positions.truth(term.operand.value, index or positions.identity_index)
     if condition is None or term.keep:
         return condition
     return negation(condition)

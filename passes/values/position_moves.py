@@ -1,8 +1,9 @@
 """Traces an element, by its index, to the input that an operator moved it from.
 
-Accepted are Identity and Cast, reshapes that add or drop dimensions of 1, Transpose, Expand and Tile along dimensions
-of 1, Slice, a Pad of no width, and Gather and GatherND whose indices are themselves known by index. Other operators
-give None.
+Accepted are Identity and Cast, reshapes, Transpose, Expand and Tile along dimensions of 1, Slice, a Pad of no width,
+and Gather and GatherND whose indices are themselves known by index. A reshape may add or drop dimensions of 1, and
+merge dimensions or take them apart where the sizes of all but the first of them are numbers: heads that are folded into
+the batch are addressed as 4 b + h. Other operators give None.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fa_compiler.passes.values.formula import Affine, Index
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything, slice_bounds
+from fa_compiler.passes.values.symbolic import Dim, product
 
 
 class Reader(Protocol):
@@ -28,6 +30,9 @@ class Reader(Protocol):
 
     @property
     def rank(self) -> int: ...
+
+    @property
+    def sizes(self) -> Shape: ...
 
     def shape(self, value: ir.Value) -> Shape | None: ...
 
@@ -74,13 +79,63 @@ def moved(node: ir.Node, index: Index, reader: Reader) -> tuple[ir.Value, Index]
 
 
 def _reshaped(own: Shape, shape: Shape, index: Index, reader: Reader) -> Index | None:
-    """`moved` for a reshape that only adds or drops dimensions of 1."""
-    kept = [(size, place) for size, place in zip(shape, index, strict=True) if size.const != 1]
-    sizes = [size for size in own if size.const != 1]
-    if sizes != [size for size, _ in kept]:
-        return None
-    places = iter(place for _, place in kept)
-    return tuple(Affine.number(0, reader.rank) if size.const == 1 else next(places) for size in own)
+    """`moved` for a reshape."""
+    given = [(size, place) for size, place in zip(shape, index, strict=True) if size.const != 1]
+    wanted = [size for size in own if size.const != 1]
+    places: list[Affine] = []
+    while given and wanted:
+        some, parts = [given.pop(0)], [wanted.pop(0)]
+        while (made := product(size for size, _ in some)) != (whole := product(parts)):
+            if given and whole.exact_div(made) is not None:
+                some.append(given.pop(0))
+            elif wanted and made.exact_div(whole) is not None:
+                parts.append(wanted.pop(0))
+            else:
+                return None
+        found = _taken_apart(_merged(some, reader), parts, reader)
+        if found is None:
+            return None
+        places.extend(found)
+    rest = iter(places)
+    return None if given or wanted else tuple(_zero(reader) if size.const == 1 else next(rest) for size in own)
+
+
+def _zero(reader: Reader) -> Affine:
+    return Affine.number(0, reader.rank)
+
+
+def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:
+    """The place in dimensions that are merged, given the place in each of them; None where it is not linear."""
+    total, stride = _zero(reader), Dim(1)
+    for size, place in reversed(dims):
+        if place != _zero(reader):
+            if stride.const is None:
+                return None
+            total = total + place.times(stride.const)
+        stride = stride * size
+    return total
+
+
+def _taken_apart(place: Affine | None, sizes: list[Dim], reader: Reader) -> list[Affine] | None:
+    """The places in dimensions of these sizes, given the place in all of them merged; None where they are not linear.
+
+    A part of the place is the multiple of a size, and the rest is proven to be less than it.
+    """
+    places: list[Affine] = []
+    for size in reversed(sizes[1:]):
+        count = size.const
+        if place is None or not count:
+            return None
+        quotient, rest = divmod(place.offset.const, count) if place.offset.const is not None else (None, 0)
+        times = place.offset.exact_div(count) if quotient is None else Dim(quotient)
+        if times is None:
+            return None
+        inner = Affine(Dim(rest), tuple(step % count for step in place.steps))
+        if not (Affine.number(count - 1, reader.rank) - inner).least(reader.sizes).is_at_least(0):
+            return None
+        places.append(inner)
+        place = Affine(times, tuple(step // count for step in place.steps))
+    return None if place is None else [place, *reversed(places)]
 
 
 def _sliced(node: ir.Node, own: Shape, index: Index, reader: Reader) -> Index | None:

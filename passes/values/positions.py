@@ -19,9 +19,9 @@ dimension of a value an Affine over the indices of the mask.
             | any other boolean tensor, as it is (BooleanTensor)
             | number + element == 0, where the number is 0 or beyond all integers: the element of an integer tensor,
               of which nothing is known, is 0 (transformers merges padding into a causal mask so)
-    either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
-              of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions, ScatterND that
-              writes to every place the update of the same place (an assignment to a whole slice)
+    either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten, Transpose, Expand, Tile of a
+              dimension of 1, Slice, Gather at affine positions, ScatterND that writes to every place the update of
+              the same place (an assignment to a whole slice)
 
 Every step is exact. The type of an integer has to hold it, which float32 does for up to 2^19 positions. Constant floats
 are combined as their type rounds. An operand is followed through broadcasting only where its size is 1 or proven to be
@@ -149,12 +149,13 @@ class Positions:
             return None
         return self.number(value, (self._zero,) * len(shape))
 
-    def nonzero(self, value: ir.Value) -> Formula | None:
-        """The condition under which an element of a tensor of any type is not 0, or is true; None when it is
-        unknown."""
+    def nonzero(self, value: ir.Value, index: Index | None = None) -> Formula | None:
+        """The condition under which the element of a tensor of any type, at this index or at its own, is not 0 or is
+        true; None when it is unknown."""
+        index = index or self.identity_index
         if self.info.dtype(value) == ir.DataType.BOOL:
-            return self.truth(value, self.identity_index)
-        found = self.number(value, self.identity_index)
+            return self.truth(value, index)
+        found = self.number(value, index)
         return None if found is None else condition_for(found, lambda x: unequal(x, 0))
 
     # -- truth values ---------------------------------------------------------------------------

@@ -87,6 +87,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "sliding windows, bands": {"pattern": ("window", "cached_window", "band")},
         "padding beside": {"padding": ("", "and", "times", "gather"), "bound": (False, True)},
         "assigned to a slice or expanded to all rows": "test_structure.py",
+        "of heads that are folded into the batch": "test_structure.py",
     },
     "packed sequences": {
         "counts of cumulative lengths reached": "test_packing.py",

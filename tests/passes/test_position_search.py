@@ -182,6 +182,83 @@ def test_a_formula_is_true_where_the_mask_is(seed: int) -> None:
     assert read > 5
 
 
+FACTORS: list[list[str | int]] = [["S", 2, 3, "T"], ["S", 3, 2], [2, "S", 3], [4, 1, "T", 2], ["S", 2, "T", 2]]
+
+
+def grouped(factors: list[str | int], rng: random.Random) -> list[list[str | int]]:
+    """Dimensions that merge neighbouring factors; now and then one of 1 between them."""
+    dims: list[list[str | int]] = [[]]
+    share = rng.random()
+    for factor in factors:
+        if dims[-1] and rng.random() < share:
+            dims.extend([[]] * rng.choice([0, 0, 1]) + [[]])
+        dims[-1] = [*dims[-1], factor]
+    return dims
+
+
+def test_places_behind_reshapes() -> None:
+    """Numbers of known places in one grouping of the dimensions are read behind two reshapes to other groupings."""
+    rng = random.Random(0)
+    read = 0
+    for _ in range(examples(30)):
+        factors = rng.choice(FACTORS)
+        groupings = [grouped(factors, rng) for _ in range(3)]
+        groupings.sort(key=len if rng.random() < 0.8 else lambda _: rng.random())
+        nodes: list[onnx.NodeProto] = []
+        constants = {"zero": np.array(0), "one": np.array(1), "unit": np.array([1])}
+        symbols = {"S": "s", "T": "t"}
+        for name, axis in (("s", 0), ("t", 1)):
+            nodes.append(helper.make_node("Shape", ["grid"], [name], start=axis, end=axis + 1))
+        shapes = []
+        for step, dims in enumerate(groupings):
+            sizes = []
+            for k, dim in enumerate(dims):
+                size = "unit"
+                for factor in dim:
+                    other = symbols.get(str(factor), f"c{factor}")
+                    constants |= {} if isinstance(factor, str) else {other: np.array([factor])}
+                    nodes.append(helper.make_node("Mul", [size, other], [f"size{step}_{k}_{len(nodes)}"]))
+                    size = nodes[-1].output[0]
+                sizes.append(size)
+            nodes.append(helper.make_node("Concat", sizes, [f"shape{step}"], axis=0))
+            shapes.append(sizes)
+        total = "zero"
+        for k, size in enumerate(shapes[0]):
+            constants |= {f"axes{k}": np.array([m for m in range(len(shapes[0])) if m != k], np.int64)}
+            constants |= {f"weight{k}": np.array(rng.randint(1, 3))}
+            nodes += [
+                helper.make_node("Squeeze", [size], [f"end{k}"]),
+                helper.make_node("Range", ["zero", f"end{k}", "one"], [f"line{k}"]),
+                helper.make_node("Unsqueeze", [f"line{k}", f"axes{k}"], [f"lifted{k}"]),
+                helper.make_node("Mul", [f"lifted{k}", f"weight{k}"], [f"weighted{k}"]),
+                helper.make_node("Add", [total, f"weighted{k}"], [f"total{k}"]),
+            ]
+            total = f"total{k}"
+        nodes.append(helper.make_node("Reshape", [total, "shape1"], ["between"]))
+        nodes.append(helper.make_node("Reshape", ["between", "shape2"], ["y"]))
+        inputs = [helper.make_tensor_value_info("grid", TensorProto.FLOAT, ["S", "T"])]
+        held = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+        outputs = [helper.make_tensor_value_info("y", TensorProto.INT64, None)]
+        graph = helper.make_graph(nodes, "g", inputs, outputs, held)
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model = ir.from_proto(proto)
+        info = analyse(model)
+        shape = info.shape(model.graph.outputs[0])
+        assert shape is not None
+        positions = Positions(info, shape)
+        number = positions.number(model.graph.outputs[0], positions.identity_index)
+        if not isinstance(number, Affine):
+            continue
+        read += 1
+        session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        for s, t in SIZES:
+            (wanted,) = session.run(None, {"grid": np.zeros((s, t), np.float32)})
+            offset = number.offset.evaluate({"S": s, "T": t})
+            got = sum(step * each for step, each in zip(number.steps, np.indices(wanted.shape), strict=True)) + offset
+            assert (got == wanted).all(), (factors, groupings)
+    assert read > 8
+
+
 def bound(rng: random.Random) -> Dim | None:
     if rng.random() < 0.2:
         return None

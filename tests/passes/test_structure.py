@@ -227,6 +227,61 @@ BEHIND_CACHED = PAST + ASSIGNED.replace("Greater(j, i)", "Greater(j, ip)")
 BOTH_MASKS = EXPANDED_FLOATS.replace("low,", "minus,") + "c2 = LessOrEqual(j, i) f2 = Where(c2, nothing, minus) "
 
 
+FOLDED = (
+    "four = Constant<value=int64[1] {4}>() axis1 = Constant<value=int64[1] {1}>() b_ = Shape<start=0, end=1>(q) "
+    "zeros = ConstantOfShape<value=float[1] {0.0}>(square) tri0 = ConstantOfShape<value=float[1] {-inf}>(square) "
+    "tri = Trilu<upper=1>(tri0, one) tri3 = Unsqueeze(tri, first) none = ConstantOfShape<value=float[1] {0.0}>(rows_) "
+    "padf = Where(pad, minus, none) to4 = Concat<axis=0>(b_, axis1, axis1, columns_) pad4 = Reshape(padf, to4) "
+    "ones4 = Concat<axis=0>(axis1, four, axis1, axis1) wide = Expand(pad4, ones4) bh = Mul(b_, four) "
+    "to3 = Concat<axis=0>(bh, axis1, columns_) pad3 = Reshape(wide, to3) both = Add(tri3, pad3) "
+)
+"""The causal mask and the padding of torch.nn.MultiheadAttention: it folds the heads into the batch."""
+APART = FOLDED + "apart = Concat<axis=0>(b_, four, rows_, columns_) f = Reshape(both, apart) x = Add(s, f) "
+TOGETHER = (
+    FOLDED + "together = Concat<axis=0>(bh, rows_, columns_) s3 = Reshape(s, together) x3 = Add(s3, both) "
+    "p3 = Softmax<axis=-1>(x3) tov = Concat<axis=0>(bh, columns_, last) v3 = Reshape(v, tov) y3 = MatMul(p3, v3) "
+    "back = Shape(q) y = Reshape(y3, back) "
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "old", "new", "label"),
+    [
+        (APART, "", "", "causal+atten_mask"),
+        (TOGETHER, "", "", "causal+atten_mask"),
+        # The batch is folded into the heads, so that padding of one sequence stands at heads of others.
+        (
+            APART,
+            "ones4 = Concat<axis=0>(axis1, four, axis1, axis1)",
+            "ones4 = Concat<axis=0>(four, axis1, axis1, axis1)",
+            "",
+        ),
+        (
+            TOGETHER,
+            "ones4 = Concat<axis=0>(axis1, four, axis1, axis1)",
+            "ones4 = Concat<axis=0>(four, axis1, axis1, axis1)",
+            "",
+        ),
+    ],
+)
+def test_masks_of_heads_that_are_folded_into_the_batch(body: str, old: str, new: str, label: str) -> None:
+    if not label:
+        body = (
+            body.replace(old, new)
+            .replace("to4 = Concat<axis=0>(b_,", "to4 = Concat<axis=0>(axis1, b_,")
+            .replace("axis1, axis1, columns_) pad4", "axis1, columns_) pad4")
+        )
+    text = PRODUCT_QK + NUMBERS + LENGTHS + GRID + body + ("" if "y =" in body else SOFTMAX.format("x") + PRODUCT_PV)
+    proto = parse(text, "bool[B,S] pad", inputs=SELF, opset=17)
+    result, report = fused(proto)
+    (block,) = report.blocks
+    assert block.mask == (label or "atten_mask") and bool(block.missed) == (not label)
+    for batch, rows in ((2, 5), (1, 1), (3, 7), (4, 4)):
+        feeds = _feeds(proto, {"B": batch, "S": rows})
+        feeds["pad"][0] = True
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
 def _shape_of_mask(result: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[int, ...]:
     """The shape of the fused node's atten_mask in a run."""
     (node,) = (node for node in result.graph.node if node.op_type == "FlashAttentionScore")
