@@ -7,8 +7,8 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     1  none                                       no mask
     2  one addend, proven to hold {0, v}          atten_mask where the addend is not 0
     3  such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v;
-         proven to be lost in v; several with       the masks are merged, because -inf + -inf is -inf
-         v = -inf
+         proven to be lost in v; several with       the masks are merged, because -inf + -inf is -inf, or because
+         v = -inf, or if no row is empty            only a row that is masked everywhere shows which key has which sum
     4  selections with one fill v, in any number  atten_mask where any of them deselects
     5  addends, then selections with one v,       atten_mask and real_shift
          addends proven far above v, or v = -inf    an addend of {0, -inf} counts as a selection
@@ -17,8 +17,9 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     7  as 6, with a guard that zeroes what the    as 6, and masked keys have no value (cpu_masked_values)
          one selection masks
     8  selections with one fill v, or one addend  atten_mask, real_shift of the other addends, and masked keys have
-         proven to hold {0, v} with a finite v,     the score v + real_shift (cpu_mask_value, cpu_masked_bias); not
-         then any addends                           on Ascend
+         proven to hold {0, v}, then any            the score v + real_shift (cpu_mask_value, cpu_masked_bias); not
+         addends; of several such masks, the        on Ascend
+         one that is a band
     9  any terms with a selection among them      atten_mask where any selection deselects, real_shift as the terms
                                                     carried out in order on 0, and masked keys have real_shift alone
                                                     as their score (cpu_masked_bias); not on Ascend
@@ -211,6 +212,7 @@ class MaskPlanner:
         if not adds and not selects:  # 1
             _check_unmasked(terms, guard)
             return MaskPlan(nan_rows=guard.nan_rows)
+        apart = live
         if all(self.values.outweighs(live, index) for index in selects):  # 2 to 5
             # These two guards zero what one selection masks, so no addend may become a second selection.
             one_selection = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
@@ -224,6 +226,9 @@ class MaskPlanner:
                 return plan
         # 6 to 9
         plan = self._with_masked_score(live, adds, selects, guard) or self._with_masked_bias(live, adds, selects, guard)
+        if plan is None and apart != live and not selects:
+            added = [index for index, term in enumerate(apart) if isinstance(term, Add)]
+            plan = self._with_masked_bias(apart, added, [], guard)
         if plan is not None:
             return plan
         for index in selects:  # 10
@@ -323,6 +328,8 @@ class MaskPlanner:
         if self.as_bias or self.options.target != "ort" or guard not in SCORE_GUARDS or (self.gradient and not selects):
             return None
         masks = selects or [index for index in adds if self._is_mask(live, index)]
+        bands = [] if selects or len(masks) == 1 else [index for index in masks if self._is_band(live[index])]
+        masks = bands[:1] or masks
         unknown = any(
             not value < math.inf
             for index in masks
@@ -338,7 +345,9 @@ class MaskPlanner:
             return None
         assumed = self._rounding_assumptions(others)
         alone = number is not None and (len(others) == 1 or self._adds_alike(live))
-        mask = self._excluded(live)
+        if bands and not alone:
+            return None
+        mask = self._excluded(tuple(live[index] for index in bands[:1]) or live)
         bias = self._bias(others if alone else live)
         if not mask.masked and mask.mode is None:
             return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
@@ -364,6 +373,11 @@ class MaskPlanner:
         behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
         single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
         return values.pop() if single else None
+
+    def _is_band(self, term: Term) -> bool:
+        """Is the mask of this term a band, whatever the other terms are?"""
+        found = self.structure((term,))
+        return isinstance(found, Structure) and found.mode is not None
 
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
         """Is it the same whether the terms are added to the number of masked keys one by one, or their sum is added?"""
@@ -394,6 +408,7 @@ class MaskPlanner:
 
             addend                       terms
             bias + mask of {0, v}        the bias, the mask
+            mask + mask                  the two masks
             Where(c, bias, v)            the bias, a selection with v
         """
         result: list[Term] = []
@@ -413,7 +428,7 @@ class MaskPlanner:
         adds = [Add(term.node, each) for each in placed]
         if node.op_type == "Add":
             masks = [add for add in adds if self.values.mask_value((add,), 0) is not None]
-            return tuple(adds) if len(masks) == 1 else None
+            return tuple(adds) if masks else None
         for bias, number, keep in ((1, 2, True), (2, 1, False)):
             fill = self.viewer.info.scalar(operands[number])
             if fill is not None and fill <= DOMINATING and self._is_float32(operands[bias]):
@@ -425,7 +440,7 @@ class MaskPlanner:
 
     def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
         """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far
-        above v; None for other terms."""
+        above v; several of any v if no row is empty. None for other terms."""
         values = {index: self.values.mask_value(live, index) for index in adds}
         found = {index: value for index, value in values.items() if value is not None and self._is_mask(live, index)}
         # In a fully masked row the biases have to be lost in a finite number, too.
@@ -434,7 +449,8 @@ class MaskPlanner:
             for index in found
         )
         value = max(found.values(), default=0.0)
-        if not found or (len(found) > 1 and not (infinite and value == -math.inf)):
+        merged = len(found) == 1 or (infinite and value == -math.inf) or NO_EMPTY_ROWS in self.options.assume
+        if not found or not merged:
             return None
         fill = max(value, -FLOAT32_MAX)
         share = SMALL_SHARE if infinite else LOST_SHARE

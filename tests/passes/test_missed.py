@@ -34,6 +34,7 @@ TURNED = "y0 = MatMul(p, v) y = Transpose<perm=[0,2,1,3]>(y0) "
 TILED = "turns = Constant<value=int64[4] {1,2,1,1}>() k = Tile(k0, turns) v = Tile(v0, turns) "
 WIDENED = "s1 = Cast<to=1>(s) "
 SIXTEEN = "float16[B,4,S,8] q, float16[B,4,T,8] k, float[B,4,T,8] v"
+TWICE = "f = Where(m, nothing, low) g = Where(kept, nothing, low) t = Add(f, g) x = Add(s, t) "
 PADDED = "c = LessOrEqual(j, i) m = And(c, kept)"
 KEPT = "bool[B,1,1,S] kept"
 
@@ -126,6 +127,13 @@ LOST = {
         "",
         lambda: masked(CAUSAL, BIASED, more="float[1,4,1,S] b"),
         for_ascend("no-empty-rows"),
+    ),
+    "two masks": Lost(
+        DENSE,
+        "no query row is masked everywhere",
+        "--assume no-empty-rows",
+        lambda: masked(CAUSAL, TWICE, more=KEPT),
+        for_ascend(),
     ),
     "a product": Lost(
         DENSE,

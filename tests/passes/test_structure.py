@@ -10,6 +10,7 @@ import pytest
 from fa_compiler.passes import Block
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.values.constant_patterns import even_steps
+from tests.pairs import pairwise
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
 SELF = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"
@@ -386,7 +387,7 @@ def test_rows_of_zeros_with_another_sign_are_not_the_same_row() -> None:
     ("fill", "between", "label"),
     [
         ("minus", "Identity(t)", "causal+atten_mask"),
-        ("low", "Identity(t)", "real_shift"),
+        ("low", "Identity(t)", "causal+real_shift"),
         ("minus", "Max(t, low)", "real_shift"),
     ],
 )
@@ -608,6 +609,40 @@ def test_mask_beside_a_bias(use: str, padded: bool) -> None:
     block, attrs = same(model(mask + bias, use, more="bool[B,1,1,S] pad" if padded else ""))
     assert block.mask == ("causal+atten_mask+real_shift" if padded else "causal+real_shift")
     assert attrs["sparse_mode"] == 2
+
+
+TWO_MASKS = {
+    "one after the other": "t = Add(s, f) x = Add(t, g) ",
+    "the padding first": "t = Add(s, g) x = Add(t, f) ",
+    "added up first": "t = Add(f, g) x = Add(s, t) ",
+    "added up first, turned": "t = Add(g, f) x = Add(s, t) ",
+}
+
+
+NAN_GUARD = "n = IsNaN(p) p0 = Where(n, nothing, p) y = MatMul(p0, v) "
+FILLS = [("low", "low"), ("minus", "low"), ("low", "minus"), ("least", "low")]
+
+
+@pytest.mark.parametrize(("use", "fills", "guard"), pairwise([*TWO_MASKS.values()], FILLS, [PRODUCT_PV, NAN_GUARD]))
+def test_two_added_masks_of_finite_numbers(use: str, fills: tuple[str, str], guard: str) -> None:
+    """A key that both masks exclude is -inf where the numbers overflow, so that a row without a key is the mean of the
+    values that one mask alone excludes: the band is the mask, and what it excludes keeps its number and the padding's.
+    """
+    text = NUMBERS + LENGTHS + GRID + "least = Constant<value=float {-1e30}>() d = Sub(i, j) w = Less(d, three) "
+    text += f"a = LessOrEqual(j, i) m = And(a, w) f = Where(m, nothing, {fills[0]}) "
+    text += f"g = Where(pad, nothing, {fills[1]}) "
+    proto = parse(PRODUCT_QK + text + use + SOFTMAX.format("x") + guard, "bool[B,1,1,S] pad", inputs=SELF)
+    result, report = fused(proto)
+    assert [(block.mask, block.missed) for block in report.blocks] == [("band+real_shift", ())]
+    feeds = _feeds(proto, {"B": 3, "S": 6})
+    feeds["pad"][0], feeds["pad"][1], feeds["pad"][2, ..., :3], feeds["pad"][2, ..., 3:] = False, True, False, True
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+    vouched, report = fused(proto, assume=["no-empty-rows"])
+    assert report.blocks[0].mask == "band+atten_mask" and report.blocks[0].assumed == ("no-empty-rows",)
+    # The rows that are not empty.
+    for batch, first in ((1, 0), (2, 3)):
+        got, wanted = (run(each, feeds)[0][batch, :, first:] for each in (vouched, proto))
+        assert_same(got, wanted, 1e-5)
 
 
 def test_mask_beside_a_bias_of_unknown_size_keeps_a_score_with_the_bias() -> None:
