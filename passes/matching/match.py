@@ -15,7 +15,7 @@ from fa_compiler.passes.matching.dropout import Dropout
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.probabilities import Probabilities
-from fa_compiler.passes.matching.roles import Roles, batch_and_heads, shared_heads
+from fa_compiler.passes.matching.roles import Roles, batch_and_heads, owned_heads, shared_heads
 from fa_compiler.passes.matching.second_product import Rope
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -113,6 +113,17 @@ class AttentionMatch:
         batch, heads = batch_and_heads([roles.batch])
         kv_heads = shared_heads(self.key, self.value, heads, self.space)
         return replace(self, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads))
+
+    def with_neighbours(self) -> AttentionMatch:
+        """The same match with the heads in another order, in which those that share a head of key and value are
+        neighbours; itself where they are, or where none is shared. The order of heads is that of the operands alone."""
+        heads = self.roles.heads
+        keys = (self.key, self.value, *(() if self.rope is None else (self.rope.key,)))
+        shared = owned_heads(keys, heads, self.space)
+        if shared == heads[: len(shared)] or not shared:
+            return self
+        rest = tuple(axis for axis in heads if axis not in shared)
+        return replace(self, roles=replace(self.roles, heads=(*shared, *rest), kv_heads=shared))
 
     @property
     def node(self) -> ir.Node:

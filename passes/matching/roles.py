@@ -179,6 +179,11 @@ def shared_heads(key: View, value: View, heads: Axes, space: KnownAxes) -> Axes:
     Query head n reads kv head n // group, so the repeated axes must be the fastest ones of the head dimension;
     when they are not, key and value are expanded.
     """
-    owned = {axis for view in (key, value) for dim in view.base_dims for axis in space.resolve(dim)}
-    kept = tuple(axis for axis in heads if axis in owned)
+    kept = owned_heads((key, value), heads, space)
     return kept if heads[: len(kept)] == kept else heads
+
+
+def owned_heads(keys: Sequence[View], heads: Axes, space: KnownAxes) -> Axes:
+    """The head axes that one of these operands has of its own."""
+    owned = {axis for view in keys for dim in view.base_dims for axis in space.resolve(dim)}
+    return tuple(axis for axis in heads if axis in owned)

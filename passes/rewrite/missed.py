@@ -2,7 +2,7 @@
 
 missed :=
     1 an operand or the result in the layout, if the model held all of them in one
-    2 one key head for several query heads, if these were neighbours
+    2 one key head for several query heads, if key and value had equal numbers of heads, and these were neighbours
     3 16-bit products, if all operands, the result and the factors were of 16 bits
 """
 
@@ -36,9 +36,12 @@ def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo)
         yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
     repeated = {name: view.base for name, view, _ in operands[1:3] if _repeats_heads(view, match)}  # 2
     if repeated:
-        reason = f"the query heads that share a head of {_listed(tuple(repeated))} are no neighbours"
-        hint = "order the query heads so that those with one key head are neighbours"
-        yield Missed(MissedCode.REPEATED_HEADS, reason, next(iter(repeated.values())).name, hint)
+        few, *both = repeated
+        reason = f"{few} has fewer heads than {'value' if few == 'key' else 'key'}, and both need as many"
+        if both:
+            reason = f"the query heads that share a head of {_listed(tuple(repeated))} are no neighbours"
+        advice = "order the query heads so that those with one key head are neighbours" if both else None
+        yield Missed(MissedCode.REPEATED_HEADS, reason, repeated[few].name, advice)
     short = {name: source.value for name, _, source in operands if info.dtype(source.value) in SIXTEEN_BITS}
     if match.dtype == ir.DataType.FLOAT and short:  # 3
         wide = [name for name, *_ in operands if name not in short]

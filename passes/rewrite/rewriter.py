@@ -20,7 +20,7 @@ from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.plan import LAYOUTS, PACKED, arrangement, plan_moves
+from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.dropout import drop_bits
@@ -155,7 +155,7 @@ class Rewriter:
         pages: Pages | None = None,
     ) -> Fused:
         """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
-        plan = self._best_layout(match, candidates, companion, pages)
+        match, plan = self._best_order(match, candidates, companion, pages)
         builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
         emitter = LayoutEmitter(builder, match.space, [stop for view in views for stop in view.equivalent_values])
         query, key, value, *ropes = (
@@ -237,6 +237,26 @@ class Rewriter:
         size = match.space.size(axes).const
         assert size is not None
         return size
+
+    def _best_order(
+        self,
+        match: AttentionMatch,
+        candidates: Sequence[OutputCandidate],
+        companion: DenseCompanion | None,
+        pages: Pages | None,
+    ) -> tuple[AttentionMatch, LayoutPlan]:
+        """The match with its heads in the better order, and the layout.
+
+        Where heads that share a key are no neighbours, query and result are copied into an order in which they are,
+        rather than key and value repeated, unless that takes one copy more. As many copies are no more work for a
+        prompt, and much less for a step behind a cache.
+        """
+        plan = self._best_layout(match, candidates, companion, pages)
+        turned = match if companion is not None else match.with_neighbours()
+        if turned is match:
+            return match, plan
+        other = self._best_layout(turned, candidates, companion, pages)
+        return (turned, other) if other.cost < plan.cost + COPY_COST else (match, plan)
 
     def _best_layout(
         self,

@@ -117,6 +117,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "Concat": {"gqa": ("concat", "concat_apart")},
         "Gather": {"gqa": ("gather", "gather_turns")},
         "in any order": {"gqa_values": ANY},
+        "no neighbours": "test_spellings.py",
     },
     "types": {
         "float32, float16": {"dtype": ("float32", "float16")},

@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Block
+from fa_compiler.passes.options import Target
 from tests.passes.running import (
     PRODUCT_PV,
     PRODUCT_QK,
@@ -156,6 +157,53 @@ def test_windows() -> None:
     )
     mask = np.where(np.random.default_rng(4).random((1, 3, 1, 5, 5)) < 0.4, -100, 0).astype(np.float32)
     assert same(model, w=mask)[1][0].mask == "real_shift"
+
+
+TILED = ints("turns", 1, 3, 1, 1) + "k = Tile(k0, turns) v = Tile(v0, turns) "
+SHARED = "float[B,6,S,8] q, float[B,2,T,8] k0, float[B,2,T,8] v0"
+OF_HEADS = {
+    "nothing": ("x = Identity(s) ", ""),
+    "a bias": ("x = Add(s, b) ", "float[1,6,1,T] b"),
+    "a mask": ("low = Constant<value=float {-inf}>() x = Where(m, s, low) ", "bool[B,6,S,T] m"),
+    "a factor": ("x = Mul(s, f) ", "float[6,1,1] f"),
+    "a second product": (
+        "r0 = Tile(r, turns) rt = Transpose<perm=[0,1,3,2]>(r0) s1 = MatMul(t, rt) x = Add(s, s1) ",
+        "float[B,6,S,4] t, float[B,2,T,4] r",
+    ),
+    "a second product with keys of other heads": (
+        "rt = Transpose<perm=[0,1,3,2]>(r) s1 = MatMul(t, rt) x = Add(s, s1) ",
+        "float[B,6,S,4] t, float[B,6,T,4] r",
+    ),
+}
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize(("terms", "more"), OF_HEADS.values(), ids=OF_HEADS)
+def test_heads_that_share_a_key_and_are_no_neighbours(terms: str, more: str, target: Target) -> None:
+    """Query and result are brought into another order of heads, and what belongs to a head follows it."""
+    proto = parse(
+        TILED + PRODUCT_QK + terms + SOFTMAX.format("x") + PRODUCT_PV, more, inputs=SHARED, outputs="float[B,6,S,8] y"
+    )
+    result, report = fused(proto, target, [] if target == "ort" else ["no-empty-rows"])
+    (block,) = report.blocks
+    unequal = "MatMul(t, rt)" in terms and "Tile" not in terms and target == "ort"
+    if block.status == "fused":
+        assert block.heads == (6, 6 if unequal else 2)
+    else:
+        assert (target, block.code) == ("ascend", "scale")
+    if target == "ort":
+        feeds = random_feeds(proto)
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def test_a_sink_of_heads_that_are_no_neighbours() -> None:
+    sinks = "one_ = Constant<value=int64[1] {1}>() b_ = Shape<start=0, end=1>(s) r_ = Shape<start=2, end=3>(s) "
+    sinks += "six = Constant<value=int64[1] {6}>() to = Concat<axis=0>(b_, six, r_, one_) wide = Expand(w, to) "
+    sinks += "x = Concat<axis=-1>(s, wide) p0 = Softmax<axis=-1>(x) none = Constant<value=int64[1] {0}>() "
+    sinks += "end = Constant<value=int64[1] {-1}>() p = Slice(p0, none, end, end) " + PRODUCT_PV
+    proto = parse(TILED + PRODUCT_QK + sinks, "float[1,6,1,1] w", inputs=SHARED, outputs="float[B,6,S,8] y")
+    ops, (block,) = same(proto)
+    assert block.heads == (6, 2) and "Tile" not in ops
 
 
 def test_alibi() -> None:
