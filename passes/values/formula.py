@@ -211,13 +211,12 @@ def _remaining(alternatives: Some, facts: list[Formula]) -> Formula:
 
 def _implies(one: Formula, other: Formula) -> bool:
     """Is it proven that the second formula holds wherever the first does? It can be proven for comparisons whose
-    difference is known."""
+    difference is never negative."""
     if one == other:
         return True
     if not isinstance(one, AtLeastZero) or not isinstance(other, AtLeastZero):
         return False
-    gap = other.affine - one.affine
-    return gap.is_number and gap.offset.is_at_least(0)
+    return (other.affine - one.affine).is_natural
 
 
 def disjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -> Formula:

@@ -11,6 +11,7 @@ dimension of a value an Affine over the indices of the mask.
                                                    (tf2onnx writes a band of a matrix with these)
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
+            | Concat(number, number, ...)                         by the place along its axis
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
             | a comparison of two elements of one integer tensor, whatever it holds (ElementComparison), or of a number
               linear in the index and such an element (IndexLessThanElement)
@@ -438,8 +439,8 @@ class Positions:
         return index[1] if node.op_type == "Mod" else index[0]
 
     def _joined(self, node: ir.Node, index: Index) -> Number | None:
-        """The element of a Concat: in one part where the part is known, else in any part where the parts continue one
-        another."""
+        """The element of a Concat: in one part where the part is known, in any part where the parts continue one
+        another, and else a choice between the parts by the place."""
         axis, start = int_attr(node, "axis", 0) % len(index), self._zero
         parts: list[tuple[ir.Value, Dim, Affine]] = []
         for value in node.inputs:
@@ -461,11 +462,20 @@ class Positions:
                 return None
         long = [part for part in parts if part[1].const != 1]
         candidates = {at(value, index[axis] - first) for value, _, first in long}
-        if len(candidates) != 1:
-            return None
-        value, _, origin = long[0]
-        single = [(at(each, self._zero), at(value, first - origin)) for each, size, first in parts if size.const == 1]
-        return candidates.pop() if all(one is not None and one == other for one, other in single) else None
+        if len(candidates) == 1:
+            value, _, origin = long[0]
+            single = [each for each in parts if each[1].const == 1]
+            pairs = [(at(each, self._zero), at(value, first - origin)) for each, _, first in single]
+            if all(one is not None and one == other for one, other in pairs):
+                return candidates.pop()
+        chosen: Number | None = None
+        for value, size, first in reversed(parts):
+            own = at(value, self._zero if size.const == 1 else index[axis] - first)
+            if own is None:
+                return None
+            after = index[axis] - first - self._int(size)
+            chosen = own if chosen is None else case(at_least_zero(after), chosen, own)
+        return chosen
 
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
         """Where Trilu keeps its input: k <= j - i for the upper triangle, j - i <= k for the lower one."""

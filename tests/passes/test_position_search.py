@@ -62,6 +62,8 @@ class Program:
     def _leaves(self) -> None:
         whole = self.numbers[TensorProto.INT64]
         zero, one = self.constant(0), self.constant(1)
+        self.extent = self.node("Shape", "grid")
+        self.width = self.node("Shape", "grid", start=1, end=2)
         for axis, other in ((0, 1), (1, 0)):
             size = self.node("Gather", self.node("Shape", "grid"), self.constant(axis))
             line = self.node("Range", zero, size, one)
@@ -75,7 +77,7 @@ class Program:
         kind = self.rng.choice(list(self.numbers))
         known, rng = self.numbers[kind], self.rng
         match rng.choice(
-            ["cast", "arithmetic", "arithmetic", "extreme", "where", "compare", "compare", "logic", "move"]
+            ["cast", "arithmetic", "arithmetic", "extreme", "where", "compare", "compare", "logic", "move", "join"]
         ):
             case "cast":
                 source = rng.choice([name for names in self.numbers.values() for name in names] + self.truths)
@@ -98,6 +100,12 @@ class Program:
                     self.truths.append(self.node(op, whole, self.constant(rng.randint(-1, 1)), upper=rng.randint(0, 1)))
                 else:
                     self.truths.append(self.node(op, *picked))
+            case "join" if known:
+                parts = [self.node("Expand", rng.choice(known), self.extent) for _ in range(2)]
+                start = self.constant([rng.randint(0, 2)])
+                end = self.node("Add", self.width, start)
+                joined = self.node("Concat", *parts, axis=1)
+                known.append(self.node("Slice", joined, start, end, self.constant([1])))
             case "move" if known:
                 found = self.node("Unsqueeze", rng.choice(known), self.constant([0]))
                 known.append(self.node("Squeeze", self.node("Identity", found), self.constant([0])))

@@ -129,9 +129,18 @@ def test_causal(mask: str, use: str) -> None:
     assert (block.status, block.mask, attrs["sparse_mode"]) == ("fused", "causal", 2)
 
 
+JOINED = (
+    "past_ = Unsqueeze(past, first) before = Concat<axis=0>(rows_, past_) own = Concat<axis=0>(rows_, rows_) "
+    "seen = ConstantOfShape<value=float[1] {0.0}>(before) o = ConstantOfShape<value=float[1] {1.0}>(own) "
+    "t = Trilu<upper=1>(o, one) joined = Concat<axis=1>(seen, t) c = Cast<to=9>(joined) m = Not(c)"
+)
+"""A triangle behind columns for the cached keys, as transformers writes it."""
+
+
 @pytest.mark.parametrize(
     "mask",
     [
+        JOINED,
         "m = LessOrEqual(j, ip)",
         "end = Unsqueeze(i1, last) e_ = Add(end, past) m = GreaterOrEqual(e_, j)",
         "o = ConstantOfShape<value=bool[1] {1}>(square) m = Trilu<upper=0>(o, past)",
@@ -142,6 +151,25 @@ def test_causal(mask: str, use: str) -> None:
 def test_causal_behind_cached_keys(mask: str) -> None:
     block, attrs = same(model(PAST + mask, inputs=CACHED), cached=True)
     assert (block.mask, attrs["sparse_mode"]) == ("causal", 3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("float[1] {0.0}>(before)", "float[1] {1.0}>(before)"),
+        ("Concat<axis=1>(seen, t)", "Concat<axis=1>(t, seen)"),
+        ("Trilu<upper=1>(o, one)", "Trilu<upper=0>(o, one)"),
+    ],
+    ids=["cached keys masked", "cached keys behind", "future kept"],
+)
+def test_a_triangle_joined_to_other_columns_is_no_band(old: str, new: str) -> None:
+    assert JOINED.count(old) == 1
+    proto = model(PAST + JOINED.replace(old, new), inputs=CACHED)
+    result, report = fused(proto)
+    assert report.blocks[0].mask == "atten_mask"
+    for rows, past in ((5, 3), (1, 2), (4, 0)):
+        feeds = _feeds(proto, {"B": 2, "S": rows, "P + S": past + rows})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
 BANDS = {
