@@ -244,7 +244,9 @@ class LayoutEmitter:
             elif isinstance(move, Reshape):
                 value = self._reshape(value, dims, move.dims)
             else:
-                value = self.builder.op("Expand", [value, self._full_target(move.dims)], dtype)
+                own = [] if any(map(self.space.may_broadcast, dims)) else [(value, dims)]
+                target = self._full_target(move.dims, [*self.size_sources, *own])
+                value = self.builder.op("Expand", [value, target], dtype)
             dims = move.dims
         return value
 
@@ -366,4 +368,16 @@ class LayoutEmitter:
         if len(dim) > 1:
             total = self._size(dim[:1], size_sources)
             return self.builder.op("Mul", [total, self._size(dim[1:], size_sources)], INT64)
-        raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
+        found = None if self.space.may_broadcast(dim) else self._given(self.space.size(dim))
+        if found is None:
+            raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
+        return found
+
+    def _given(self, size: Dim) -> ir.Value | None:
+        """A size that an input of the graph has, such as a batch that is one dimension with windows everywhere else;
+        None where none has it."""
+        for value in self.builder.graph.inputs:
+            for index, own in enumerate(self.builder.info.shape(value) or ()):
+                if own == size:
+                    return self.builder.dimension(value, index)
+        return None

@@ -159,6 +159,31 @@ def test_windows() -> None:
     assert same(model, w=mask)[1][0].mask == "real_shift"
 
 
+@pytest.mark.parametrize(("windows", "status"), [("W", "fused"), ("U", "declined")])
+def test_windows_of_an_open_number(windows: str, status: str) -> None:
+    """Batch and windows are one dimension of the operands: an input tells the batch by which the mask is repeated."""
+    body = ints("fold", -1, 5, 32) + ints("apart", -1, 5, 4, 8) + ints("four", -1, 4, 5, 5) + ints("far", 0, 2)
+    body += ints("rest", 4, 5, 5) + "x3 = Reshape(x, fold) "
+    for name in "qkv":
+        body += f"{name}0 = MatMul(x3, w{name}) {name}1 = Reshape({name}0, apart) "
+        body += f"{name} = Transpose<perm=[0,2,1,3]>({name}1) "
+    body += PRODUCT_QK + "w_ = Shape<start=0, end=1>(m) all = Shape<start=0, end=1>(s) b_ = Div(all, w_) "
+    body += "five = Concat<axis=0>(b_, w_, rest) s5 = Reshape(s, five) m5 = Unsqueeze(m, far) t = Add(s5, m5) "
+    body += "x4 = Reshape(t, four) " + SOFTMAX.format("x4") + PRODUCT_PV
+    weights = "float[32,32] wq, float[32,32] wk, float[32,32] wv"
+    inputs = f"float[B,W,5,32] x, float[{windows},5,5] m, {weights}"
+    proto = parse(body, inputs=inputs, outputs="float[E,4,5,8] y")
+    result, report = fused(proto)
+    assert [block.status for block in report.blocks] == [status]
+    for batch, count, masks in ((2, 3, 3), (1, 4, 4), (3, 1, 1), (2, 4, 2)):
+        if windows == "W" and count != masks:
+            continue
+        rng = np.random.default_rng(0)
+        given = {"x": rng.standard_normal((batch, count, 5, 32)), "m": rng.standard_normal((masks, 5, 5))}
+        feeds = random_feeds(proto, **{name: array.astype(np.float32) for name, array in given.items()})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-4)
+
+
 TILED = ints("turns", 1, 3, 1, 1) + "k = Tile(k0, turns) v = Tile(v0, turns) "
 SHARED = "float[B,6,S,8] q, float[B,2,T,8] k0, float[B,2,T,8] v0"
 OF_HEADS = {
