@@ -43,7 +43,7 @@ from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import int_attr, is_dead, is_op, source_through
 from fa_compiler.passes.options import FINITE_SCORES, NON_FINITE_SCORES, Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.surgery import ORDER, replace_value, restore_order, sweep
+from fa_compiler.passes.surgery import ORDER, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 UNSOUND = (
@@ -106,11 +106,13 @@ class Difference:
 
 @dataclass
 class Move:
-    """A product that was moved: the value it made, the value made instead, and the inputs of the nodes that made it."""
+    """A value that was replaced: the value before, the value made instead, and the inputs of the nodes that made it.
+    `assumed` is what this rests on."""
 
     old: ir.Value
     new: ir.Value
     before: list[tuple[ir.Node, list[ir.Value | None]]]
+    assumed: tuple[str, ...] = ()
     fused: bool = False
     """Is one of its attentions fused already?"""
 
@@ -121,12 +123,24 @@ class Move:
         old = difference.product.outputs[0]
         results = [part.of(_product(part, difference, builder), builder) for part in difference.parts]
         new = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
-        before = [(node, list(node.inputs)) for node in difference.replaced]
         replace_value(old, new, rename=False)
+        return Move._taken(old, new, difference.replaced, (FINITE_SCORES,))
+
+    @staticmethod
+    def replacing(old: ir.Value, new: ir.Value) -> Move:
+        """Put a value in the place of another one, and take away the inputs of all nodes that nothing else needs."""
+        maker = old.producer()
+        assert maker is not None
+        replace_value(old, new, rename=False)
+        return Move._taken(old, new, tuple(superfluous([maker])), ())
+
+    @staticmethod
+    def _taken(old: ir.Value, new: ir.Value, nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]) -> Move:
+        before = [(node, list(node.inputs)) for node in nodes]
         for node, inputs in before:
             for index in range(len(inputs)):
                 node.replace_input_with(index, None)
-        return Move(old, new, before)
+        return Move(old, new, before, assumed)
 
     def keep(self, graph: ir.Graph) -> None:
         """Remove the old nodes for good."""
@@ -162,7 +176,7 @@ class Differences:
         move = self.moved.get(anchor.node)
         if move is not None:
             move.fused = True
-        return () if move is None else (FINITE_SCORES,)
+        return () if move is None else move.assumed
 
     def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
         """Why an attention is not fused. The product is moved back, unless another attention of it is fused."""
@@ -262,7 +276,7 @@ def _moved(graph: ir.Graph, difference: Difference, matcher: Matcher, builder: B
     graph.meta.pop(ORDER, None)
     sound = False
     try:
-        matches = all(_matches(part.anchor, matcher) for part in difference.parts)
+        matches = all(is_match(part.anchor, matcher) for part in difference.parts)
         if matches:
             _check(difference, matcher.facts)
         sound = matches
@@ -277,7 +291,8 @@ def _moved(graph: ir.Graph, difference: Difference, matcher: Matcher, builder: B
     return move if sound else None
 
 
-def _matches(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
+def is_match(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
+    """Does the attention around an anchor match?"""
     try:
         matcher.match(anchor)
     except Decline:

@@ -27,6 +27,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
+from fa_compiler.passes.part_sums import add_to_whole
 from fa_compiler.passes.report import Block, CacheLine, Code, Missed, Progress, Report
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
@@ -100,6 +101,8 @@ class _Run:
         known = bool(graph.outputs) and self.opset <= NEWEST_OPSET
         new_builder = partial(Builder, graph, self.names, self.facts.info)
         differences = move_products(graph, listed, self.matcher, new_builder) if known else Differences()
+        if known:
+            differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
         if differences.moved:
             listed = list(anchors(graph, self.facts.info))
         found = {id(anchor.node): anchor for anchor in listed}

@@ -97,6 +97,7 @@ ACCEPTED: Mapping[str, Tested] = {
     "biases": {
         "any tensor added": {"form": ("bias",), "infinite": (False, True)},
         "relative positions, ALiBi": "test_spellings.py",
+        "a part of them that is written back": "test_part_sums.py",
     },
     "sinks": {
         "one more score": {"sink": (False, True)},
