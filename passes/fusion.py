@@ -124,25 +124,47 @@ class _Run:
         has_top_k = any(is_op(node, "TopK") for node in graph)
         sharing = Sharing(list(found.values()))
         done: dict[ir.Node, Block] = {}
-        blocks: list[Block] = []
+        waiting: dict[ir.Node, int] = {}
+        groups: list[list[Block]] = []
         for index, node in enumerate(order):
             self.progress("attention", index + 1, len(order))
             anchor = found.get(id(node))
             if node in done:
-                blocks.append(done[node])
+                groups.append([done[node]])
             elif anchor is not None:
                 alone = self._fuse_anchor(anchor, rewriter, has_top_k, differences)
                 if alone[0].code in SHARED:
                     done.update(self._fuse_shared(sharing.group(anchor, self.matcher), rewriter, has_top_k))
-                blocks.extend([done[node]] if node in done else alone)
+                    waiting |= {} if node in done else {node: len(groups)}
+                groups.append([done[node]] if node in done else alone)
             elif is_attention_op(node):
-                blocks.append(self._convert(node, rewriter))
+                groups.append([self._convert(node, rewriter)])
             elif is_integer_softmax(node):
-                blocks.append(self._declined_block(label(node) or "", integer_softmax(node, self.facts)))
+                groups.append([self._declined_block(label(node) or "", integer_softmax(node, self.facts))])
             else:
-                blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
+                groups.append([_in_function(node, inner) for inner in self.calls[node.op_identifier()]])
         rewriter.finish()
-        return blocks
+        some = any(block.status == "fused" for group in groups for block in group)
+        while waiting and some:
+            again = self._fuse_again(graph, [*waiting], has_top_k)
+            for node, group in again.items():
+                groups[waiting.pop(node)] = group
+            some = bool(again)
+        return [block for group in groups for block in group]
+
+    def _fuse_again(self, graph: ir.Graph, softmaxes: list[ir.Node], has_top_k: bool) -> dict[ir.Node, list[Block]]:
+        """Fuse attentions whose scores or probabilities only a fused attention has read, such as the scores of the
+        first of two layers when the second adds them to its own (RealFormer). Returns the blocks of those that are
+        fused."""
+        rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
+        found = {anchor.node: anchor for anchor in anchors(graph, self.facts.info)}
+        tried = {
+            node: self._fuse_anchor(found[node], rewriter, has_top_k, Differences())
+            for node in softmaxes
+            if node in found
+        }
+        rewriter.finish()
+        return {node: blocks for node, blocks in tried.items() if blocks[0].status == "fused"}
 
     def _fuse_anchor(
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, differences: Differences

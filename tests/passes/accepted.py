@@ -108,6 +108,7 @@ ACCEPTED: Mapping[str, Tested] = {
     "sharing": {
         "scores read by several softmaxes": "test_shared.py",
         "probabilities read by several products": "test_shared.py",
+        "only a second layer adds to its own": "test_shared.py",
     },
     "differences": {"the difference of two attentions": "test_differences.py"},
     "heads": {

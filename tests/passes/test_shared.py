@@ -92,3 +92,21 @@ def test_a_product_that_sums_over_the_rows_is_a_gradient() -> None:
     body += "pt = Transpose<perm=[0,1,3,2]>(p) z = MatMul(pt, w) "
     _, report = same(parse(body, inputs=INPUTS, outputs=OUTPUTS))
     assert [(block.kind, block.status) for block in report.blocks] == [("forward", "fused"), ("backward", "fused")]
+
+
+def test_scores_that_a_second_layer_adds_to_its_own() -> None:
+    """RealFormer: when the second layer is fused, with two products, nothing reads the scores of the first any more.
+    One run sees that. A third layer keeps them."""
+    layer = "kt{0} = Transpose<perm=[0,1,3,2]>(k{0}) s{0} = MatMul({1}, kt{0}) {2} p{0} = Softmax<axis=-1>(x{0}) "
+    layer += "{3} = MatMul(p{0}, v) "
+    first = layer.format(1, "q", "x1 = Identity(s1)", "y1")
+    last = layer.format(2, "y1", "x2 = Add(s2, x1)", "y")
+    inputs = "float[B,4,S,8] q, float[B,4,T,8] k1, float[B,4,T,8] k2, float[B,4,T,8] v"
+    result, report = same(parse(first + last, inputs=inputs))
+    assert [block.status for block in report.blocks] == ["fused", "fused"] and "Softmax" not in ops(result)
+    kept = parse(first + last, inputs=inputs, outputs="float[B,4,S,8] y, float[B,4,S,T] x1")
+    assert [block.code for block in same(kept)[1].blocks] == ["scores_are_output", None]
+    middle = layer.format(2, "y1", "x2 = Add(s2, x1)", "y2")
+    three = first + middle + layer.format(3, "y2", "x3 = Add(s3, x2)", "y")
+    _, report = same(parse(three, "float[B,4,T,8] k3", inputs=inputs))
+    assert [block.code for block in report.blocks] == ["scores_are_output", "scores_are_output", None]
