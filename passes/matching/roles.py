@@ -47,8 +47,8 @@ class Roles:
         own = {row, *qk.own_labels(key.side, key.kv_seq, space)}
         q_seq = key.q_seq(qk, row, space)
         shared = [label for label in product.out if label not in own]
-        view = None if found_sink is None else found_sink.sink.view
-        sink_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
+        varying = () if found_sink is None else found_sink.sink.varies_along(paths.viewer.info)
+        sink_heads = tuple(axis for dim in varying for axis in resolve(dim))
         batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sink_heads)
         if found_sink is not None and not set(sink_heads) <= set(heads):
             raise Decline(Code.SHAPE, "the sink is not one number for each head", found_sink.step.node)

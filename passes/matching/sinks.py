@@ -5,7 +5,7 @@ cases:
 
     scores_with_sink :=
       1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
-                                                        or for all of them
+                                                        or for all of them, also with copies for batches and rows
       2   | Pad(scores, 1 in front or after, c)         along the keys; the number c
     dropped :=
       3     Slice(probabilities) | Split(probabilities)    that leaves out exactly that column
@@ -30,6 +30,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.matching.sink_totals import SinkTotal
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset, text_attr
@@ -56,6 +57,14 @@ class Sink:
 
     view: View | None = None
     number: float = 0.0
+
+    def varies_along(self, info: ShapeInfo) -> Arrangement:
+        """The dimensions of the view's base, without those along which it is a copy: a simplifier stores a sink with
+        one for each batch entry and row, where their sizes are known."""
+        if self.view is None:
+            return ()
+        base, dims = self.view.base, self.view.base_dims
+        return tuple(() if dim and is_constant_along(base, axis, info) else dim for axis, dim in enumerate(dims))
 
 
 @dataclass(frozen=True)

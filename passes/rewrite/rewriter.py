@@ -23,6 +23,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.narrow import narrowed
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -406,10 +407,15 @@ class Rewriter:
         if sink.view is None:
             numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
             return self.builder.constant(numbers, "sink")
-        plan = plan_moves(sink.view.base_dims, (heads,))
+        value, dims = sink.view.base, sink.view.base_dims
+        varying = sink.varies_along(self.builder.info)
+        for axis, dim in enumerate(dims):
+            if dim != varying[axis]:
+                value, dims = narrowed(value, axis, self.builder), (*dims[:axis], (), *dims[axis + 1 :])
+        plan = plan_moves(dims, (heads,))
         if plan is None:
             raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
-        return emitter.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), sink.view.base_dims, plan)
+        return emitter.apply(self.builder.cast(value, ir.DataType.FLOAT), dims, plan)
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""

@@ -151,6 +151,20 @@ def test_grouped_heads() -> None:
     assert (block.status, block.heads) == ("fused", (4, 2))
 
 
+@pytest.mark.parametrize(("dims", "same_rows"), [((2, 4, 5, 1), True), ((1, 4, 5, 1), True), ((2, 4, 5, 1), False)])
+def test_a_constant_sink_with_copies(dims: tuple[int, ...], same_rows: bool) -> None:
+    """A simplifier expands the sink of fixed sizes. With one other number it is no number for each head."""
+    numbers = np.broadcast_to(np.array([-0.5, 1.5, 0.0, 3.0], np.float32).reshape(1, 4, 1, 1), dims).copy()
+    numbers[0, 2, 3] += 0.0 if same_rows else 1.0
+    stored = ",".join(map(str, numbers.reshape(-1)))
+    sink = f"e = Constant<value=float[{','.join(map(str, dims))}] {{{stored}}}>() "
+    sink += "" if dims[0] == 2 else "full = Constant<value=int64[4] {2,4,5,1}>() e1 = Expand(e, full) "
+    body = NUMBERS + PRODUCT_QK + sink + BEHIND.replace("X", "s").replace("e)", "e)" if dims[0] == 2 else "e1)")
+    fixed = "float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,8] v"
+    block = same(parse(body + DROP_LAST + PRODUCT_PV, inputs=fixed, outputs="float[2,4,5,8] y"))
+    assert (block.status, block.code) == (("fused", None) if same_rows else ("declined", "shape"))
+
+
 OTHER = "float[B,4,S,1] o"
 REFUSED = {
     "the_wrong_column_dropped": (EXPANDED + BEHIND, "p = Slice(p0, one, end, three) ", "", "p"),
