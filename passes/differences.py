@@ -12,13 +12,14 @@ Grammar; the code cites the numbers of the cases:
       4     probabilities                                  of a softmax of their own
       5   | Gather(probabilities, i)                       i one number, along an axis before rows and keys
       6   | Split(probabilities)                           into equal parts, along such an axis
+      7   | Slice(probabilities)                           such an equal part, of a number of parts that is known
 
-The product is linear: (p - t q) v = p v - t (q v), and where p and q are parts of one softmax (5, 6) they are the same
-parts of its product with values that are repeated for all parts. Each product is then an ordinary attention, and what
-is left is done to the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a value
-of +inf, (p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. So the user has to vouch for that. An infinite t
-would give NaN for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has to be proven
-not to be above 1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf is NaN.
+The product is linear: (p - t q) v = p v - t (q v), and where p and q are parts of one softmax (5 to 7) they are the
+same parts of its product with values that are repeated for all parts. Each product is then an ordinary attention, and
+what is left is done to the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a
+value of +inf, (p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. So the user has to vouch for that. An
+infinite t would give NaN for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has to
+be proven not to be above 1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf is NaN.
 
 The change is made first, so that the ordinary matcher can say whether all its attentions match; if not, it is undone.
 """
@@ -44,7 +45,9 @@ from fa_compiler.passes.nodes import int_attr, is_dead, is_op, source_through
 from fa_compiler.passes.options import FINITE_SCORES, NON_FINITE_SCORES, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.surgery import ORDER, replace_value, restore_order, superfluous, sweep
+from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.slices import cut_from, slice_bounds
 
 UNSOUND = (
     "a difference of probabilities is multiplied by the values; the difference of two attentions is the same only if "
@@ -57,12 +60,14 @@ HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 
 @dataclass(frozen=True)
 class Part:
-    """One side of a difference: what is read of the probabilities, the node that chooses a part of them, and the factor
-    with its node."""
+    """One side of a difference: what is read of the probabilities, the node that chooses one of `count` parts of them
+    along `axis`, and the factor with its node."""
 
     probabilities: ir.Value
     chooser: ir.Node | None
     output: int
+    axis: int
+    count: int
     factor: ir.Value | None
     scaling: ir.Node | None
     anchor: SoftmaxAnchor
@@ -217,7 +222,7 @@ def _differences(found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Diffe
         alike = {facts.info.shape(value) for value in (combined, *combining.inputs) if value is not None}
         if len(parts) == 2 and parts[0] and parts[1] and len(alike) == 1 and None not in alike:
             difference = Difference(combining, product, (parts[0], parts[1]))
-            fits = all(_fits(difference.values, part.chooser, facts.info) for part in difference.parts)
+            fits = all(_fits(difference.values, part, facts.info) for part in difference.parts)
             if fits and len(facts.info.shape(difference.values) or ()) > 1 and _is_closed(difference):
                 yield difference
 
@@ -239,22 +244,45 @@ def _part(value: ir.Value | None, anchors: Mapping[ir.Value, SoftmaxAnchor], inf
 
 
 def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
-    """Cases 4 to 6."""
-    node, source = value.producer(), value
-    chooser = node if node is not None and is_op(node, "Gather", "Split") else None
+    """Cases 4 to 7."""
+    node, source, axis, count = value.producer(), value, 0, 1
+    chooser = node if node is not None and is_op(node, "Gather", "Split", "Slice") else None
     if chooser is not None:
         given = chooser.inputs[0]
         shape = None if given is None else info.shape(given)
-        if given is None or shape is None or not int_attr(chooser, "axis", 0) % len(shape) < len(shape) - 2:
+        if given is None or shape is None:
             return None
+        axis, count = int_attr(chooser, "axis", 0) % len(shape), len(chooser.outputs)
         if chooser.op_type == "Gather" and info.shape(chooser.inputs[1] or value) != ():  # 5
             return None
         if len({info.shape(output) for output in chooser.outputs}) > 1:  # 6
             return None
+        if chooser.op_type == "Slice":  # 7
+            if (cut := _equal_part(chooser, shape, info)) is None:
+                return None
+            axis, count = cut
+        if axis >= len(shape) - 2:
+            return None
         source = given
     anchor = anchors.get(source_through(source, *LAYOUT_OPS, "Cast"))
     output = 0 if chooser is None else list(chooser.outputs).index(value)
-    return None if anchor is None else Part(source, chooser, output, None, None, anchor)
+    return None if anchor is None else Part(source, chooser, output, axis, count, None, None, anchor)
+
+
+def _equal_part(node: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
+    """The one axis that a Slice cuts into equal parts, of which it takes a whole one, and their number; else None.
+
+    A Slice that names another axis, too, would cut the results there, which are of another size.
+    """
+    cut, bounds = cut_from(node.outputs[0], info), slice_bounds(node, info, len(shape))
+    if cut is None or bounds is None or len(bounds) != 1:
+        return None
+    _, axis, start = cut
+    part = info.shape(node.outputs[0])
+    size, whole = None if part is None else part[axis].const, shape[axis].const
+    if not size or whole is None or whole % size or start % size or bounds[0][0] != axis:
+        return None
+    return axis, whole // size
 
 
 def _is_closed(difference: Difference) -> bool:
@@ -327,19 +355,18 @@ def _is_finite(options: Options) -> bool:
     return granted or FINITE_SCORES in options.assume
 
 
-def _own_axis(chooser: ir.Node, values: ir.Value, info: ShapeInfo) -> int:
+def _own_axis(part: Part, chooser: ir.Node, values: ir.Value, info: ShapeInfo) -> int:
     """Which axis of the values stands where a chooser chooses a part; negative where they have none there."""
-    given, chosen = info.shape(chooser.inputs[0] or values) or (), info.shape(chooser.outputs[0]) or ()
-    return int_attr(chooser, "axis", 0) % len(given) - (len(chosen) - len(info.shape(values) or ()))
+    return part.axis - (len(info.shape(chooser.outputs[0]) or ()) - len(info.shape(values) or ()))
 
 
-def _fits(values: ir.Value, chooser: ir.Node | None, info: ShapeInfo) -> bool:
+def _fits(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
     """Are the values, along the axis of which a chooser takes a part, as large as a part, or of size 1?"""
-    shape = info.shape(values)
+    shape, chooser = info.shape(values), part.chooser
     sizes = None if chooser is None else info.shape(chooser.outputs[0])
     if chooser is None or shape is None or sizes is None or len(shape) > len(sizes):
         return chooser is None
-    own = _own_axis(chooser, values, info)
+    own = _own_axis(part, chooser, values, info)
     axis = own + len(sizes) - len(shape)
     return chooser.op_type == "Gather" or own < 0 or shape[own].const == 1 or shape[own] == sizes[axis]
 
@@ -348,10 +375,9 @@ def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
     """The product of a side's probabilities with the values, which are repeated for all parts."""
     info, values = builder.info, difference.values
     if part.chooser is not None:
-        own = _own_axis(part.chooser, values, info)
+        own = _own_axis(part, part.chooser, values, info)
         if part.chooser.op_type == "Gather":
             values = values if own <= 0 else builder.units("Unsqueeze", values, [own])
         elif own >= 0 and (info.shape(values) or ())[own].const != 1:
-            count = len(part.chooser.outputs)
-            values = builder.op("Concat", [values] * count, info.dtype(values), {"axis": own})
+            values = builder.op("Concat", [values] * part.count, info.dtype(values), {"axis": own})
     return builder.op("MatMul", [part.probabilities, values], info.dtype(difference.product.outputs[0]))

@@ -16,10 +16,13 @@ from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import constant, input_of, is_op
 from fa_compiler.passes.values.analysis import Analysis
 from fa_compiler.passes.values.shape_rules.elementwise import INTEGER_RANGES
+from fa_compiler.passes.values.symbolic import product
 from fa_compiler.passes.values.value_sets import NUMPY
 
 Interval = tuple[float, float]
 
+LONGEST_SUM = 2**16
+"""Sums of more elements have no bounds here."""
 UNIT_RANGE = {
     "Sigmoid": (0.0, 1.0),
     "Softmax": (0.0, 1.0),
@@ -29,6 +32,9 @@ UNIT_RANGE = {
 }
 RISING = {"Exp": math.exp, "Sqrt": math.sqrt}
 LIMITS = ("Clip", "Min", "Max")
+REDUCTIONS = ("ReduceSum", "ReduceMean")
+ROUNDING = {ir.DataType.FLOAT: 2.0**-24, ir.DataType.FLOAT16: 2.0**-11, ir.DataType.BFLOAT16: 2.0**-8}
+"""How far a sum is rounded at most, relatively."""
 ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat")
 EVERYTHING = (-math.inf, math.inf)
 
@@ -48,7 +54,7 @@ class Bounds(Analysis[Interval]):
             low, high = INTEGER_RANGES[dtype]
             return float(low), float(high)
         node = value.producer()
-        if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *LIMITS, *ARITHMETIC):
+        if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *LIMITS, *ARITHMETIC, *REDUCTIONS):
             return None
         assert node is not None
         return self._rounded(self._of_node(node), dtype)
@@ -66,6 +72,21 @@ class Bounds(Analysis[Interval]):
         for other in found[1:]:
             result = _least(result, other) if node.op_type == "Min" else _most(result, other)
         return None if result == EVERYTHING else result
+
+    def _reduced(self, node: ir.Node, one: Interval) -> Interval | None:
+        """The interval of a sum or mean of a known number of elements of this interval. Each addition may round."""
+        source, result = node.inputs[0], node.outputs[0]
+        shapes = self.info.shape(source) if source is not None else None, self.info.shape(result)
+        unit = ROUNDING.get(self.info.dtype(result) or ir.DataType.UNDEFINED)
+        if shapes[0] is None or shapes[1] is None or unit is None:
+            return None
+        ratio = product(shapes[0]).exact_div(product(shapes[1]))
+        count = None if ratio is None else ratio.const
+        if not count or count > LONGEST_SUM or not all(map(math.isfinite, one)):
+            return None
+        error = max(map(abs, one)) * math.expm1((count + 1) * math.log1p(unit))
+        times = count if node.op_type == "ReduceSum" else 1
+        return times * (one[0] - error), times * (one[1] + error)
 
     @staticmethod
     def _rounded(found: Interval | None, dtype: ir.DataType | None) -> Interval | None:
@@ -97,6 +118,8 @@ class Bounds(Analysis[Interval]):
         if op in RISING:
             low, high = (max(each, 0.0) if op == "Sqrt" else min(each, 709.0) for each in first)
             return RISING[op](low), RISING[op](high) if first[1] == high else math.inf
+        if op in REDUCTIONS:
+            return self._reduced(node, first)
         if op == "Neg":
             return -first[1], -first[0]
         if op not in ("Add", "Sub", "Mul"):

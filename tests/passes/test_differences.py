@@ -22,7 +22,21 @@ LESS = "w = Mul(half, p2) d = Sub(p, w) y = MatMul(d, v) "
 STACKED = NUMBERS + "qq = Concat<axis=1>(q, q2) kk = Concat<axis=1>(k, k2) kt = Transpose<perm=[0,1,3,2]>(kk) "
 STACKED += "s = MatMul(qq, kt) p = Softmax<axis=-1>(s) "
 HALVES = STACKED + "a, b = Split<axis=1>(p) w = Mul(half, b) d = Sub(a, w) y = MatMul(d, v) "
+PLACES = (
+    "at0 = Constant<value=int64[1] {0}>() at2 = Constant<value=int64[1] {2}>() at4 = Constant<value=int64[1] {4}>() "
+)
+PLACES += (
+    "at6 = Constant<value=int64[1] {6}>() at8 = Constant<value=int64[1] {8}>() at1 = Constant<value=int64[1] {1}>() "
+)
+SLICES = PLACES + STACKED + "a = Slice(p, at0, at4, at1) b = Slice(p, at4, at8, at1) w = Mul(half, b) d = Sub(a, w) "
+SLICES += "y = MatMul(d, v) "
+LAMBDA = (
+    "w1 = Constant<value=float[4] {0.1,0.2,-0.3,0.4}>() m1 = Mul(w1, w1) r1 = ReduceSum<keepdims=0>(m1) e1 = Exp(r1) "
+)
+LAMBDA += "m2 = Mul(w1, half) r2 = ReduceMean<keepdims=0>(m2) e2 = Exp(r2) d0 = Sub(e1, e2) lam = Add(d0, half) "
 SPELLINGS = {
+    "a factor that is computed from weights": (BOTH + LAMBDA + LESS.replace("half", "lam"), 2),
+    "slices of one softmax": (SLICES, 1),
     "one factor": (BOTH + LESS, 2),
     "divided": (BOTH + LESS.replace("Mul(half, p2)", "Div(p2, half)"), 2),
     "a factor for each head": (BOTH + LESS.replace("half", "share"), 2),
@@ -84,6 +98,12 @@ KEPT = {
     + LESS.replace("y = ", "y0 = ")
     + "n = ReduceSum<keepdims=1>(d) y = Add(y0, n) ",
     "a part is read, too": HALVES.replace("y = ", "y0 = ") + "n = ReduceSum<keepdims=1>(b) y = Add(y0, n) ",
+    "slices that overlap": SLICES.replace("Slice(p, at4, at8, at1)", "Slice(p, at2, at6, at1)"),
+    "slices of rows, too": SLICES.replace(
+        "b = Slice(p, at4, at8, at1)",
+        "s2 = Concat<axis=0>(at4, at0) e2 = Concat<axis=0>(at8, at6) x2 = Constant<value=int64[2] {1,3}>() "
+        "b = Slice(p, s2, e2, x2)",
+    ),
     "parts of the batch": NUMBERS + FIRST + "a, b = Split<axis=0>(p) d = Sub(a, b) y = MatMul(d, v) ",
     "the other softmax is of no product": NUMBERS + FIRST + "s2 = Abs(s) p2 = Softmax<axis=-1>(s2) " + LESS,
 }

@@ -311,6 +311,16 @@ def test_what_a_16_bit_product_may_keep_of_its_bits_is_within_its_bounds() -> No
     assert found[1] == max(exact, float(np.float16(exact)))
 
 
+@pytest.mark.parametrize(("sum_of", "low", "high"), [("ReduceSum", -6.0, 6.0), ("ReduceMean", -1.0, 1.0)])
+@pytest.mark.parametrize("kind", [1, 10])
+def test_a_sum_of_a_known_number_of_elements_is_bounded(sum_of: str, low: float, high: float, kind: int) -> None:
+    """Each of its additions may round upwards."""
+    found = interval(f"w = Tanh(f) t = Cast<to={kind}>(w) s = {sum_of}<keepdims=0>(t) x = Cast<to=1>(s)")
+    assert found is not None
+    assert low * 1.02 < found[0] < low and high < found[1] < high * 1.02
+    assert interval(f"t = Exp(f) s = {sum_of}<keepdims=0>(t) x = Identity(s)") is None
+
+
 def test_complex_numbers_have_no_bounds() -> None:
     built = model("")
     array = np.array([1 + 2j], np.complex64)
