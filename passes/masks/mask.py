@@ -93,6 +93,7 @@ from fa_compiler.passes.options import (
 )
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions, MaskTerm, Select, Term
+from fa_compiler.passes.values.slices import keeps_everything
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that mean the same whatever scores masked keys have."""
@@ -419,6 +420,8 @@ class MaskPlanner:
 
     def _parts(self, term: Add[AlignedTensor]) -> tuple[Term, ...] | None:
         node = term.operand.value.producer()
+        while node is not None and keeps_everything(node, self.viewer.info):  # as optimum cuts a mask to the keys
+            node = None if node.inputs[0] is None else node.inputs[0].producer()
         if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
             return None
         operands = [operand for operand in node.inputs if operand is not None]

@@ -644,6 +644,9 @@ TWO_MASKS = {
     "the padding first": "t = Add(s, g) x = Add(t, f) ",
     "added up first": "t = Add(f, g) x = Add(s, t) ",
     "added up first, turned": "t = Add(g, f) x = Add(s, t) ",
+    "added up first, cut to the keys": (
+        "axis3 = Constant<value=int64[1] {3}>() t0 = Add(f, g) t = Slice(t0, first, columns_, axis3) x = Add(s, t) "
+    ),
 }
 
 
