@@ -213,7 +213,10 @@ def top_k(d: Draft) -> None:
 
 
 def non_zero(d: Draft) -> None:
-    d.node("NonZero", [d.input(d.sizes(d.rng.randint(0, 3)))])
+    known = np.array([d.rng.randint(-1, 1) for _ in range(d.rng.randint(0, 6))])
+    shape = d.rng.choice([known.shape, (1, known.size), (known.size, 1)])
+    flags = d.constant(known.reshape(shape).tolist(), d.rng.choice([np.int64, np.float32]))
+    d.node("NonZero", [d.rng.choice([d.input(d.sizes(d.rng.randint(0, 3))), flags])])
 
 
 def einsum(d: Draft) -> None:

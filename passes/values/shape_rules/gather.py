@@ -12,6 +12,7 @@ from fa_compiler.passes.values.shape_rules.context import (
     Fact,
     axis_in,
     content_fact,
+    dim_array,
     fresh,
     rank_of,
     rule,
@@ -72,9 +73,21 @@ def _gather_nd(ctx: Context) -> Fact:
 @rule("NonZero")
 def _non_zero(ctx: Context) -> Fact:
     rank = rank_of(ctx.shape(0))
+    content = ctx.content(0)
+    flags = None if content is None else _known_flags(content)
+    if flags is not None:
+        return content_fact(dim_array(np.stack(np.nonzero(flags)).astype(object)), ir.DataType.INT64)
     # A scalar counts as one axis.
     rows = Dim.fresh() if rank is None else Dim(max(rank, 1))
     return Fact((rows, Dim.fresh()), ir.DataType.INT64)
+
+
+def _known_flags(content: Content) -> Content | None:
+    """Which elements are not 0, of at least one axis; None where one of them is unknown."""
+    if content.dtype != object:
+        return np.atleast_1d(content != 0)
+    numbers = [item.const for item in content.reshape(-1)]
+    return None if None in numbers else np.atleast_1d(np.array(numbers, dtype=object).reshape(content.shape) != 0)
 
 
 @rule("TopK")
