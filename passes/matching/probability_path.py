@@ -58,6 +58,7 @@ from fa_compiler.passes.values.slices import keeps_everything
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
+PARTS_ADVICE = "concatenate keys and values, and compute one product of the probabilities with all values"
 NAN_GUARD_ADVICE = (
     "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
 )
@@ -118,7 +119,7 @@ class _Walk:
         if self._take_division(consumers) or self._take_guard(consumers):
             return None
         if len(consumers) != 1:
-            raise _read_elsewhere(self.current, consumers)
+            raise _read_in_parts(self.current, consumers, self.viewer) or _read_elsewhere(self.current, consumers)
         (node,) = consumers
         product = any_contraction(node, self.viewer.info)
         if product is not None and product.summed:
@@ -222,6 +223,18 @@ def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> N
     types = {viewer.info.dtype(value) for value in values} & set(SIXTEEN_BITS)
     if types and types != {viewer.info.dtype(operand)}:
         raise Decline(Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer())
+
+
+def _read_in_parts(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Decline | None:
+    """The decline of probabilities of which each reader takes those of some keys (PEGASUS-X, BigBird); None for
+    others."""
+    shape = viewer.info.shape(value)
+    cut = [viewer.info.shape(node.outputs[0]) for node in consumers if is_op(node, "Slice")]
+    keys = [each for each in cut if shape and each and each[:-1] == shape[:-1] and each[-1] != shape[-1]]
+    if len(keys) < max(len(consumers), 2):
+        return None
+    reason = "the probabilities are cut into parts of the keys, each of which has values of its own"
+    return Decline(Code.PROBABILITY_TERM, reason, consumers[-1], PARTS_ADVICE)
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:

@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Block, Code
+from fa_compiler.passes.matching.probability_path import PARTS_ADVICE
 from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
@@ -137,6 +138,21 @@ def test_a_product_divided_by_sums_of_probabilities_is_not_told_to_drop_an_outpu
 
 
 # -- what nothing needs ----------------------------------------------------------------------------
+
+
+def test_keys_in_parts_are_told_to_be_one() -> None:
+    """PEGASUS-X and BigBird: one softmax over the products with two kinds of keys. The advice leads to a fusion."""
+    inputs = "float[B,4,S,8] q, float[B,4,G,8] k1, float[B,4,T,8] k2, float[B,4,G,8] v1, float[B,4,T,8] v2"
+    sizes = "zero = Constant<value=int64[1] {0}>() last = Constant<value=int64[1] {3}>() g = Shape<start=2, end=3>(k1) "
+    sizes += "all = Shape<start=3>(s) "
+    parts = "k1t = Transpose<perm=[0,1,3,2]>(k1) k2t = Transpose<perm=[0,1,3,2]>(k2) s1 = MatMul(q, k1t) "
+    parts += "s2 = MatMul(q, k2t) s = Concat<axis=-1>(s1, s2) " + sizes + SOFTMAX.format("s")
+    parts += "p1 = Slice(p, zero, g, last) p2 = Slice(p, g, all, last) y1 = MatMul(p1, v1) y2 = MatMul(p2, v2) "
+    block = only(parse(parts + "y = Add(y1, y2)", inputs=inputs))
+    assert (block.code, block.hint) == ("probability_term", PARTS_ADVICE)
+    joined = "k = Concat<axis=2>(k1, k2) v = Concat<axis=2>(v1, v2) "
+    (block,) = fused(parse(joined + PRODUCT_QK + SOFTMAX.format("s") + PRODUCT_PV, inputs=inputs))[1].blocks
+    assert block.status == "fused"
 
 
 @pytest.mark.parametrize(
