@@ -20,8 +20,8 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.integer_softmax import integer_softmax, is_integer_softmax
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
@@ -103,13 +103,11 @@ class _Run:
         if differences.moved:
             listed = list(anchors(graph, self.facts.info))
         found = {id(anchor.node): anchor for anchor in listed}
+        others = {id(other.node): other for other in other_softmaxes(graph, listed, self.facts)}
         order = [
             node
             for node in graph
-            if id(node) in found
-            or is_attention_op(node)
-            or is_integer_softmax(node)
-            or node.op_identifier() in self.calls
+            if id(node) in found or is_attention_op(node) or id(node) in others or node.op_identifier() in self.calls
         ]
         if not graph.outputs:
             reason = "the graph has no outputs, so that nothing needs what this computes"
@@ -134,8 +132,8 @@ class _Run:
                 blocks.extend([done[node]] if node in done else alone)
             elif is_attention_op(node):
                 blocks.append(self._convert(node, rewriter))
-            elif is_integer_softmax(node):
-                blocks.append(self._declined_block(label(node) or "", integer_softmax(node, self.facts)))
+            elif id(node) in others:
+                blocks.append(self._declined_block(label(node) or "", others[id(node)].decline(self.facts)))
             else:
                 blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
         rewriter.finish()

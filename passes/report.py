@@ -68,6 +68,11 @@ class Code(StrEnum):
         "a softmax spelt without subtracting the maximum overflows where the operator does not",
         "write it as a Softmax, or subtract the maximum of each row before the exponential",
     )
+    SPELLING = (
+        "softmax_spelling",
+        "a softmax is written out in a way that is not proven to be one",
+        "write it as a Softmax",
+    )
     RANK = (
         "rank",
         "the scores or operands have an unknown or unsupported rank",

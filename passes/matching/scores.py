@@ -57,9 +57,9 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
 from fa_compiler.passes.matching.factors import operand
+from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
-from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.nodes import (
     constant,

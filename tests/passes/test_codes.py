@@ -97,6 +97,7 @@ PROVOKED: dict[Code, Provoked] = {
             PRODUCT_QK + "e = Exp(s) a = Constant<value=int64[1] {-1}>() t = ReduceSum(e, a) p = Div(e, t)" + PRODUCT_PV
         )
     ),
+    Code.SPELLING: Provoked(text(PRODUCT_QK + "e = Exp(s) p = LpNormalization<p=1>(e)" + PRODUCT_PV)),
     Code.RANK: Provoked(text("r = Reshape(q, shape) " + PRODUCT_QK.replace("q,", "r,") + PLAIN, "int64[R] shape")),
     Code.SHAPE: Provoked(after("x = Add(s, b)", "float[1,B,4,S,T] b", outputs="float[1,B,4,S,8] y")),
     Code.DTYPE: Provoked(after("x = Identity(s)", inputs=DOUBLE, outputs="double[B,4,S,8] y")),
