@@ -79,7 +79,7 @@ class Matcher:
     @staticmethod
     def finish(paths: AttentionPaths) -> AttentionMatch:
         """The stages that follow; raises Decline."""
-        with layers_apart(paths.before, paths.viewer):
+        with layers_apart(paths.before, paths.after, paths.viewer):
             return _finished(paths)
 
 
@@ -216,7 +216,7 @@ def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> No
         return
     node = after.product.node
     if not set(sums) & set(wanted) and holds_weights(after.value, paths.viewer):
-        reason = "a linear layer mixes the probabilities of several heads or rows"
+        reason = "a linear layer mixes the probabilities of several heads (talking heads) or rows"
         raise Decline(Code.PROBABILITY_TERM, reason, node, "")
     raise Decline(Code.NO_VALUE_MATMUL, "the product after the softmax does not sum over the keys", node)
 

@@ -22,7 +22,7 @@ from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.interior import check_private, feeds_backward
-from fa_compiler.passes.matching.layers import layers_apart
+from fa_compiler.passes.matching.layers import layers_apart, scores_of_attention
 from fa_compiler.passes.matching.probability_path import (
     RENORMALISED_ADVICE,
     ProbabilityPath,
@@ -30,7 +30,7 @@ from fa_compiler.passes.matching.probability_path import (
     reaches_product,
 )
 from fa_compiler.passes.matching.routes import Route
-from fa_compiler.passes.matching.scores import Cap, ScorePath, find_scores
+from fa_compiler.passes.matching.scores import Cap, ScorePath
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
@@ -85,10 +85,10 @@ class AttentionPaths:
         gate = sink_gate(anchor.scores, after.product, facts.info) if late is None else None
         after = after if gate is None else replace(after, tail=gate.nodes)
         after = after if late is None else replace(after, tail=(*late.summing, *late.dividing))
-        before = find_scores(anchor.scores, viewer)
+        before = scores_of_attention(anchor.scores, after, viewer)
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
-        with layers_apart(before, viewer):
+        with layers_apart(before, after, viewer):
             shape_readers = check_private(anchor, before, after, _answers(anchor, before, after, route))
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
