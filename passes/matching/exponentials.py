@@ -14,7 +14,8 @@ Grammar; `a` are the axes of the softmax, and exp(y) stands for one exponential,
       7   | log_total                                      of exp(x): it overflows, as row_max is missing
       8   | Add(log_total, row_max)                        of exp(Sub(x, row_max))
     log_total :=
-      9     times(Log(ReduceSum(e, a))) | times(ReduceLogSum(e, a))           e = exp(.) as said in 5, 7 and 8
+      9     times(Log(ReduceSum(e, a))) | times(ReduceLogSum(e, a))           e = exp(.) as said in 5, 7 and 8; Abs of
+                                                           the sum changes nothing, and jax writes it there
     times(l) :=                                            the logarithm to the base b
      10     l | Mul(l, 1/log(b)) | Div(l, log(b))          none for the base e
     row_max :=
@@ -40,6 +41,7 @@ import onnx_ir as ir
 from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.row_reductions import (
     SUMS,
+    cast_reduced_by,
     is_per_row,
     reduction_of,
     row_source,
@@ -201,9 +203,9 @@ def _log_totals(value: ir.Value, log_base: float, info: ShapeInfo) -> Iterator[_
         total, last = logarithm, tuple[ir.Node, ...]()
         reductions: tuple[str, ...] = ("ReduceLogSum",)
         if is_op(node, "Log") and node.inputs[0] is not None:
-            total, layout = row_source(node.inputs[0], info)
-            reductions, last = SUMS, (*layout, node)
-        summed = _reduced_value(total.producer())
+            total, last = _total_of(node, info)
+            reductions = SUMS
+        summed = _reduced_value(total, info)
         sums = None if summed is None else reduction_of(total, reductions, summed, info)
         if summed is None or sums is None:
             continue
@@ -220,15 +222,25 @@ def _factored(value: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, floa
         yield logarithm, found[1], (*layout, found[2])
 
 
-def _reduced_value(node: ir.Node | None) -> ir.Value | None:
+def _total_of(log: ir.Node, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """Case 9: the total that a Log takes, and the nodes from it to the logarithm."""
+    total, nodes = log.outputs[0], tuple[ir.Node, ...]()
+    while (node := total.producer()) is not None and is_op(node, "Log" if not nodes else "Abs"):
+        if node.inputs[0] is None:
+            break
+        total, layout = row_source(node.inputs[0], info)
+        nodes = (*layout, node, *nodes)
+    return total, nodes
+
+
+def _reduced_value(total: ir.Value, info: ShapeInfo) -> ir.Value | None:
     """What a reduction reduces, also one between two casts."""
+    node = total.producer()
     inner = node.inputs[0] if node is not None and node.inputs else None
     if inner is None or not is_op(node, "Cast"):
         return inner
-    sums = inner.producer()
-    widened = sums.inputs[0] if sums is not None and sums.inputs else None
-    widening = None if widened is None else widened.producer()
-    return widening.inputs[0] if widening is not None and is_op(widening, "Cast") else None
+    widening = cast_reduced_by(row_source(inner, info)[0])
+    return None if widening is None else widening.inputs[0]
 
 
 def _difference_again(one: ir.Value, other: ir.Value) -> tuple[ir.Node, ...] | None:

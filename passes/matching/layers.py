@@ -83,7 +83,9 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
             given |= not is_weight(each)
         elif is_op(node, "Conv") and not takes_scores(node, viewer):
             layer = "a convolution makes"
-        elif is_op(node, "MatMul", "Gemm") and any(_is_matrix(operand, viewer) for operand in node.inputs[:2]):
+        elif is_op(node, "MatMul", "Gemm") and any(
+            operand is not None and is_matrix(operand, viewer) for operand in node.inputs[:2]
+        ):
             layer = LINEAR
         elif not is_op(node, *BETWEEN, "Constant"):
             return None
@@ -95,9 +97,8 @@ def _is_floating(value: ir.Value, viewer: Viewer) -> bool:
     return dtype is None or dtype.is_floating_point()
 
 
-def _is_matrix(value: ir.Value | None, viewer: Viewer) -> bool:
-    if value is None:
-        return False
+def is_matrix(value: ir.Value, viewer: Viewer) -> bool:
+    """Is a value a matrix of weights, rearranged or not?"""
     view = viewer.view(value)
     base = value if view is None else view.base
     return is_weight(base) and len(viewer.info.shape(base) or ()) == 2

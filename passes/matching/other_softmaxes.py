@@ -45,7 +45,7 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 KEEPING = (*LAYOUT_OPS, "Cast", "CastLike", "Expand")
-ROW_WISE = (*KEEPING, "Add", "Sum", "Mul", "Div", "Max", "Clip", "Where", "Slice", "Split", "Gather")  # 6 and 8
+ROW_WISE = (*KEEPING, "Abs", "Add", "Sum", "Mul", "Div", "Max", "Clip", "Where", "Slice", "Split", "Gather")  # 6 and 8
 ELEMENT_WISE = (*KEEPING, "Mul", "Where", "Max", "Clip", "Concat", "Neg", "Sub", "Dropout")  # 9
 INVERSES = ("Reciprocal", "Div", "Pow", "Exp")
 ADDING = (*SUMS, "ReduceMean", "CumSum", "GlobalAveragePool")  # 7
@@ -143,7 +143,8 @@ class _Search:
             if is_op(node, "ReduceLogSumExp") and node is not None and node.inputs[0] is not None:
                 found.add(node.inputs[0])
             elif node is not None and (weights := self._added(node)) is not None:
-                found |= self._exponents(weights)
+                exponents = (each.inputs[-1] for each in self._exponentials(weights))
+                found.update(each for each in exponents if each is not None)
         return found
 
     def _in_logarithm(self, logarithm: ir.Value) -> set[ir.Value]:
@@ -162,10 +163,14 @@ class _Search:
 
     def _exponents(self, weights: ir.Value | None, more: Sequence[str] = ()) -> set[ir.Value]:
         """Case 9: the exponents of the free exponentials that weights are made of."""
+        return {
+            node.inputs[-1] for node in self._exponentials(weights, more) & self.free if node.inputs[-1] is not None
+        }
+
+    def _exponentials(self, weights: ir.Value | None, more: Sequence[str] = ()) -> set[ir.Node]:
         made = [] if weights is None else _upward(weights, (*ELEMENT_WISE, *more, *(("Add",) if more else ())))
         makers = (value.producer() for value in made)
-        exponents = (node.inputs[-1] for node in makers if node is not None and node in self.free)
-        return {each for each in exponents if each is not None}
+        return {node for node in makers if node is not None and _is_exponential(node, self.facts.info)}
 
 
 def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:

@@ -7,9 +7,9 @@ Grammar; the axes are those of the source x:
       2   | Expand(row)                                    as large as x; also with Identity behind it
     row :=
       3     reduction(x, axes)                             keeps the axes, with size 1, or drops them
-      4   | Identity(row) | reshaped(row)                  reshaped: the RESHAPES of movers.py
+      4   | Identity(row) | reshaped(row) | Expand(row)    reshaped: the RESHAPES of movers.py; Expand to the same size
       5   | Max(row, -inf)                                 jax writes it there
-      6   | Cast(reduction(Cast(x), axes))                 a sum of 16 bits in a wider type, as jax writes it
+      6   | Cast(row), row of Cast(x)                      a sum of 16 bits in a wider type, as jax writes it
 
 Elements keep their order through all of these, so that a row of another rank may be put in place later (4).
 """
@@ -75,10 +75,10 @@ def unrepeated(value: ir.Value) -> tuple[ir.Value, tuple[ir.Node, ...]]:
 def row_source(row: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Cases 4 and 5: what a row's layout starts from, and the nodes of the layout."""
     nodes: list[ir.Node] = []
-    while is_op(node := row.producer(), "Identity", *RESHAPES, "Max") and node is not None:
+    while is_op(node := row.producer(), "Identity", *RESHAPES, "Max", "Expand") and node is not None:
         found = match(ABOVE_NOTHING, row, info) if node.op_type == "Max" else None
         inner = node.inputs[0] if node.op_type != "Max" else None if found is None else found["x"]
-        if inner is None:
+        if inner is None or (node.op_type == "Expand" and not info.shape(inner) == info.shape(row) is not None):
             break
         nodes.insert(0, node)
         row = inner
@@ -92,19 +92,29 @@ def reduction_of(
     node, shape = value.producer(), info.shape(source)
     nodes: tuple[ir.Node, ...] = ()
     if is_op(node, "Cast") and node is not None and info.dtype(value) == info.dtype(source) is not None:
-        inner = None if node.inputs[0] is None else node.inputs[0].producer()
-        widening = None if inner is None or not inner.inputs or inner.inputs[0] is None else inner.inputs[0].producer()
-        if inner is None or widening is None or not is_op(inner, *SUMS) or not is_op(widening, "Cast"):
+        if node.inputs[0] is None:
             return None
-        if (info.dtype(source), info.dtype(widening.outputs[0])) not in WIDENING:
+        inner, layout = row_source(node.inputs[0], info)
+        widening = cast_reduced_by(inner)
+        if widening is None or (info.dtype(source), info.dtype(widening.outputs[0])) not in WIDENING:
             return None
-        nodes, node, start = (widening, inner, node), inner, widening.inputs[0]
+        reduction = inner.producer()
+        assert reduction is not None
+        nodes, node, start = (widening, reduction, *layout, node), reduction, widening.inputs[0]
     else:
         start = None if node is None or not node.inputs else node.inputs[0]
     if node is None or not is_op(node, *reductions) or start is not source or shape is None:
         return None
     axes = tuple(sorted({axis % len(shape) for axis in axes_of(node) or ()}))
     return (axes, nodes or (node,)) if axes else None
+
+
+def cast_reduced_by(total: ir.Value) -> ir.Node | None:
+    """The Cast of what a sum adds up; None where there is none."""
+    node = total.producer()
+    summed = node.inputs[0] if node is not None and is_op(node, *SUMS) else None
+    widening = None if summed is None else summed.producer()
+    return widening if widening is not None and is_op(widening, "Cast") else None
 
 
 def is_per_row(value: ir.Value, axes: Sequence[int], source: ir.Value, info: ShapeInfo) -> bool:

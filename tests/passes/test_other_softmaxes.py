@@ -92,6 +92,16 @@ def test_what_is_no_softmax_is_not_named(body: str) -> None:
     assert not fused(model(body + " " + PRODUCT_PV))[1].blocks
 
 
+def test_probabilities_computed_again_are_named() -> None:
+    """As a gradient written by hand does it: from scores computed once more, and the logarithm that was kept."""
+    again = "s3 = Mul(s, half) r = Sub(s3, l) z = Exp(r) "
+    proto = model(
+        TOTAL + "g = Log(t) l = Add(g, n) c = Sub(s, l) p = Exp(c) " + PRODUCT_PV + again + "x = MatMul(z, v)",
+        "float[B,4,S,8] y, float[B,4,S,8] x",
+    )
+    assert [block.code for block in fused(proto)[1].blocks] == ["scores_are_output", "softmax_spelling"]
+
+
 def test_the_gradient_of_a_softmax_is_no_other_one() -> None:
     """It divides the same exponentials once more."""
     more = "r = Div(s, t) f = Mul(e, r) u = Mul(t, t) g = Div(f, u) z = ReduceSum<keepdims=1>(g, last) "

@@ -91,6 +91,12 @@ LOGARITHMS = {
     "with the axis put back behind it": PEAK.replace("n0", "n") + "d = Sub(x, n) e = Exp(d) "
     "t = ReduceSum<keepdims=0>(e, last) g = Log(t) n3 = Squeeze(n, last) l3 = Add(n3, g) l = Unsqueeze(l3, last) "
     "r = Sub(x, l) p = Exp(r) ",
+    "as jax does": PEAK.replace("keepdims=1", "keepdims=0")
+    + "low0 = Constant<value=float {-inf}>() n1 = Max(low0, n0) i = IsInf(n1) j = IsNaN(n1) u = Or(i, j) f = Not(u) "
+    "zero = Constant<value=float {0.0}>() nf = Where(f, n1, zero) n2 = Unsqueeze(nf, last) "
+    "ones = Constant<value=int64[4] {1,1,1,1}>() n = Expand(n2, ones) d = Sub(x, n) e = Exp(d) "
+    "t0 = ReduceSum<keepdims=0>(e, last) a = Abs(t0) "
+    "g = Log(a) l0 = Add(g, nf) l1 = Unsqueeze(l0, last) l = Expand(l1, ones) r = Sub(x, l) p = Exp(r) ",
     "of a maximum that is no infinity": ZERO + PEAK + "i = IsInf(n0) f = Not(i) n = Where(f, n0, zero) " + WRITTEN,
     "as tf2onnx does": ZERO + TESTED + "ff = Cast<to=1>(f) a = Mul(ff, n0) nf = Not(f) nn = Cast<to=1>(nf) "
     "b0 = Mul(zero, nn) n = Add(a, b0) " + WRITTEN,
