@@ -39,6 +39,7 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.matching.activation_rounding import with_lost_scores
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor, check_axes
@@ -74,7 +75,10 @@ class Matcher:
 
     def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionPaths:
         """The first stage of a match; raises Decline."""
-        return AttentionPaths.of(anchor, route, self.facts, self.second_products)
+        try:
+            return AttentionPaths.of(anchor, route, self.facts, self.second_products)
+        except Decline as decline:
+            raise with_lost_scores(decline, anchor.scores, self.facts) from decline
 
     @staticmethod
     def finish(paths: AttentionPaths) -> AttentionMatch:

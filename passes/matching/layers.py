@@ -75,11 +75,11 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
     def sources(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
         operands = node.inputs if node is not None and is_op(node, *BETWEEN) else ()
-        return [each for each in operands if each is not None and _is_floating(each, viewer)]
+        return [each for each in operands if each is not None]
 
-    for each in reached([value], sources, LIMIT):
+    for each in reached([value], sources):
         node = each.producer()
-        if node is None:
+        if node is None or _is_other_than_scores(each, viewer):
             given |= not is_weight(each)
         elif is_op(node, "Conv") and not takes_scores(node, viewer):
             layer = "a convolution makes"
@@ -92,9 +92,9 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
     return layer or (None if given else WEIGHTS)
 
 
-def _is_floating(value: ir.Value, viewer: Viewer) -> bool:
-    dtype = viewer.info.dtype(value)
-    return dtype is None or dtype.is_floating_point()
+def _is_other_than_scores(value: ir.Value, viewer: Viewer) -> bool:
+    """Is it a condition, a size or a position? Whatever makes it, it is no scores."""
+    return viewer.info.dtype(value) in (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
 
 
 def is_matrix(value: ir.Value, viewer: Viewer) -> bool:
