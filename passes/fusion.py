@@ -284,7 +284,8 @@ class _Run:
     def _declined_block(self, name: str, decline: Decline) -> Block:
         block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
-            return block
+            followed = self.facts.options.target == "ort" and (block.hint or "").startswith("--target ort")
+            return replace(block, hint=None) if followed else block
         hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
         return replace(block, hint=hint)
 

@@ -104,7 +104,11 @@ class _Search:
                 one, two, scale = node.inputs[left], node.inputs[right], labels[3 - left - right]
                 if one is not None and two is not None and set(scale) <= set(out):
                     made.append(Contraction(node, (one, two), (labels[left], labels[right]), tuple(out)))
-        return [each for each in made if len(each.summed) == 1]
+        return [each for each in made if len(each.summed) == 1 and not self._is_layer(each)]
+
+    def _is_layer(self, product: Contraction) -> bool:
+        """Is one of the operands weights?"""
+        return any(holds_weights(operand, self.viewer) for operand in product.operands)
 
     def _by_state(self, outer: Contraction) -> Iterator[tuple[str, set[ir.Node]]]:
         """Case 2: the product is that of queries and a state."""
@@ -129,7 +133,7 @@ class _Search:
             if inner is None or not self._is_long(outer) or not self._is_longer(outer, inner):
                 continue
             layers = [self._layers(operand) for operand in inner.operands]
-            if all(layers) and not holds_weights(outer.operands[1 - side], self.viewer):
+            if all(layers):
                 yield WEIGHTED, {*layers[0], *layers[1]}
 
     def recurrences(self, graph: ir.Graph) -> Iterator[LinearAttention]:
@@ -159,8 +163,7 @@ class _Search:
                 product = any_contraction(node, self.viewer.info)
                 multiplied = is_op(node, "Mul") and node.inputs[0] is not node.inputs[1]
                 summed = multiplied and any(is_op(each, "ReduceSum") for each in distinct_consumers(node.outputs[0]))
-                operands = () if product is None else product.operands
-                if summed or (operands and not any(holds_weights(each, self.viewer) for each in operands)):
+                if summed or (product is not None and not self._is_layer(product)):
                     return True
         return False
 
@@ -171,13 +174,7 @@ class _Search:
             return None
         products = (any_contraction(each.producer(), self.viewer.info) for each in values)
         return next(
-            (
-                found
-                for found in products
-                if found is not None
-                and len(found.summed) == 1
-                and not any(holds_weights(each, self.viewer) for each in found.operands)
-            ),
+            (found for found in products if found is not None and len(found.summed) == 1 and not self._is_layer(found)),
             None,
         )
 
