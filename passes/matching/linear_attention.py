@@ -10,10 +10,11 @@ Grammar, read upwards from the node that is named; the code cites the numbers of
                                                            or Scan and in a decoder of one token in each run; a product
                                                            reads state', or a sum of products with another tensor
     state :=
-      5     product(key, value)                            summed over the tokens
+      5     product(key, value)                            summed over the tokens; also the running sum of the products
+                                                           of single numbers, CumSum(Mul(key, value))
       6   | moved(state) | Mul(state, t) | Div(state, t) | Add(state, t)
     weighted, decayed :=
-      7     moved(x) | Mul(x, t) | Div(x, t) | Where(c, x, t) | Trilu(x)
+      7     moved(x) | Mul(x, t) | Div(x, t) | Where(c, x, t) | Trilu(x)           a state also after other updates
 
 It is named only where layers make query and key: convolutions, or products with a matrix of weights. The number of
 tokens differs from run to run, or it is at least 16. So chains of rotations or of weights are not meant. Nothing in it
@@ -114,6 +115,10 @@ class _Search:
         """Case 2: the product is that of queries and a state."""
         for side in (0, 1):
             query, state = outer.operands[1 - side], outer.operands[side]
+            layers = self._layers(query), self._running(state)
+            if all(layers):
+                yield SUMMED, {*layers[0], *layers[1]}
+                continue
             inner = self._product_in(state, STATES)
             if inner is None or not self._is_long(inner) or self._is_longer(outer, inner):
                 continue
@@ -125,6 +130,17 @@ class _Search:
                 if fits and all(layers) and not self._is_probable(value):
                     yield SUMMED, {*layers[0], *layers[1]}
                     break
+
+    def _running(self, state: ir.Value) -> set[ir.Node]:
+        """Case 5: the layers that make key and value of a running sum of their products."""
+        for value in _upward([state], MOVING):
+            node = value.producer()
+            summed = None if node is None or not is_op(node, "CumSum") else node.inputs[0]
+            product = None if summed is None else summed.producer()
+            if product is not None and is_op(product, "Mul"):
+                parts = [set[ir.Node]() if each is None else self._layers(each) for each in product.inputs]
+                return parts[0] | parts[1] if all(parts) else set()
+        return set()
 
     def _by_weights(self, outer: Contraction) -> Iterator[tuple[str, set[ir.Node]]]:
         """Case 3: the product is that of weights and values."""
@@ -144,7 +160,7 @@ class _Search:
             if add is None or rank < 3 or not is_op(add, "Add") or add.graph is not graph:
                 continue
             for state in add.inputs:
-                decayed = [] if state is None else _upward([state], (*LAYOUT_OPS, "Cast", "Mul"))
+                decayed = [] if state is None else _upward([state], (*LAYOUT_OPS, "Cast", "Mul", "Add"))
                 inputs = [value for value in decayed if value in graph.inputs and value.const_value is None]
                 sizes = {self.viewer.info.shape(value) for value in inputs}
                 if self.viewer.info.shape(output) in sizes and self._is_read(add.outputs[0]):

@@ -39,6 +39,9 @@ FOUND = {
     + POSITIVE
     + TRANSPOSED
     + "s = MatMul(q, kt) m = Trilu<upper=0>(s) y = MatMul(m, v)",
+    "a running sum": PROJECTED
+    + "ku = Unsqueeze(k2, last) i3b = Constant<value_ints=[3]>() vu = Unsqueeze(v, i3b) o = Mul(ku, vu) "
+    "axis = Constant<value_int=2>() acc = CumSum(o, axis) qu = Unsqueeze(q2, i3b) z = MatMul(qu, acc) y = Squeeze(z, i3b)",
     "chunks with a state": PROJECTED
     + POSITIVE
     + TRANSPOSED
@@ -85,6 +88,8 @@ STEP = "m = Mul(s0, g) u = MatMul(kc, vr) s1 = Add(m, u) "
 STEPS = {
     "a product": STEP + "y = MatMul(qr, s1)",
     "a sum of products": STEP + "qs = Transpose<perm=[0,1,3,2]>(qr) p = Mul(s1, qs) y = ReduceSum<keepdims=1>(p, i2)",
+    "two tokens": "a = Mul(s0, g) u = MatMul(kc, vr) b = Add(a, u) y0 = MatMul(qr, b) m = Mul(b, g) s1 = Add(m, u) "
+    "y1 = MatMul(qr, s1) y = Add(y0, y1)",
     "the delta rule": "m = Mul(s0, g) e = Mul(m, kc) r = ReduceSum<keepdims=1>(e, i2) n = Sub(vr, r) u = MatMul(kc, n) "
     "s1 = Add(m, u) y = MatMul(qr, s1)",
 }
