@@ -6,6 +6,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.report import Code, Missed, MissedCode
 
+NEWER_OPSET = "export again with opset 11 or newer"
+"""The hint where nodes that are made need operators of that opset."""
+
 
 def label(node: ir.Node | None) -> str | None:
     """The name by which a user knows a node: its own, or that of its first named output, or its type."""

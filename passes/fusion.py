@@ -20,15 +20,16 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.integer_softmax import integer_softmax, is_integer_softmax
+from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
-from fa_compiler.passes.report import Block, CacheLine, Code, Missed, Progress, Report
+from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.shared import Sharer, Sharing
@@ -39,6 +40,11 @@ from fa_compiler.passes.values.shapes import analyse
 SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)
 """The codes of an attention whose scores or probabilities something else reads. That may be another attention
 (shared.py)."""
+OUTCOMES: dict[Code, tuple[Kind, Status]] = {
+    Code.NOT_ATTENTION: ("softmax_only", "not_attention"),
+    Code.LINEAR: ("no_softmax", "linear_attention"),
+}
+"""The kind and status of blocks that are no declined attention with a softmax."""
 NEWEST_OPSET = 28
 """The newest opset whose operators are known here. An operator of a newer opset may mean something else."""
 
@@ -106,13 +112,11 @@ class _Run:
         if differences.moved:
             listed = list(anchors(graph, self.facts.info))
         found = {id(anchor.node): anchor for anchor in listed}
+        left = {id(node): decline for node, decline in self._left(graph, listed)}
         order = [
             node
             for node in graph
-            if id(node) in found
-            or is_attention_op(node)
-            or is_integer_softmax(node)
-            or node.op_identifier() in self.calls
+            if id(node) in found or is_attention_op(node) or id(node) in left or node.op_identifier() in self.calls
         ]
         if not graph.outputs:
             reason = "the graph has no outputs, so that nothing needs what this computes"
@@ -139,8 +143,8 @@ class _Run:
                 groups.append([done[node]] if node in done else alone)
             elif is_attention_op(node):
                 groups.append([self._convert(node, rewriter)])
-            elif is_integer_softmax(node):
-                groups.append([self._declined_block(label(node) or "", integer_softmax(node, self.facts))])
+            elif id(node) in left:
+                groups.append([self._declined_block(label(node) or "", left[id(node)])])
             else:
                 groups.append([_in_function(node, inner) for inner in self.calls[node.op_identifier()]])
         rewriter.finish()
@@ -165,6 +169,14 @@ class _Run:
         }
         rewriter.finish()
         return {node: blocks for node, blocks in tried.items() if blocks[0].status == "fused"}
+
+    def _left(self, graph: ir.Graph, listed: Sequence[SoftmaxAnchor]) -> Iterator[tuple[ir.Node, Decline]]:
+        """What is named and left as it is: softmaxes that are no anchors, and attention without a softmax."""
+        softmaxes = other_softmaxes(graph, listed, self.facts)
+        yield from ((each.node, each.decline(self.facts)) for each in softmaxes)
+        probabilities = {*(anchor.output for anchor in listed), *(each.node.outputs[0] for each in softmaxes)}
+        linear = linear_attentions(graph, probabilities, self.facts)
+        yield from ((each.node, each.decline()) for each in linear)
 
     def _fuse_anchor(
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, differences: Differences
@@ -297,7 +309,8 @@ class _Run:
     def _declined_block(self, name: str, decline: Decline) -> Block:
         block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
-            return block
+            followed = self.facts.options.target == "ort" and (block.hint or "").startswith("--target ort")
+            return replace(block, hint=None) if followed else block
         hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
         return replace(block, hint=hint)
 
@@ -326,12 +339,12 @@ def _numbered(blocks: list[Block]) -> Iterator[Block]:
 
 
 def _block_of(anchor: str, decline: Decline) -> Block:
-    attention = decline.code != Code.NOT_ATTENTION
+    kind, status = OUTCOMES.get(decline.code, ("forward", "declined"))
     return Block(
         id=0,
-        kind="forward" if attention else "softmax_only",
+        kind=kind,
         anchor=anchor,
-        status="declined" if attention else "not_attention",
+        status=status,
         code=decline.code,
         reason=decline.reason,
         culprit=label(decline.culprit) or anchor,

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-Kind = Literal["forward", "backward", "softmax_only"]
-Status = Literal["fused", "declined", "not_attention"]
+Kind = Literal["forward", "backward", "softmax_only", "no_softmax"]
+Status = Literal["fused", "declined", "not_attention", "linear_attention"]
 
 SCHEMA = 1
 
@@ -67,6 +67,11 @@ class Code(StrEnum):
         "softmax_overflows",
         "a softmax spelt without subtracting the maximum overflows where the operator does not",
         "write it as a Softmax, or subtract the maximum of each row before the exponential",
+    )
+    SPELLING = (
+        "softmax_spelling",
+        "a softmax is written out in a way that is not proven to be one",
+        "write it as a Softmax",
     )
     RANK = (
         "rank",
@@ -142,6 +147,12 @@ class Code(StrEnum):
     )
     # Not attention at all.
     NOT_ATTENTION = "not_attention", "a softmax that is not followed by a product with values"
+    # Attention of another kind.
+    LINEAR = (
+        "linear_attention",
+        "attention without a softmax, which FlashAttentionScore does not compute",
+        "where no token attends a later one, LinearAttention of ONNX (opset 27) computes it in one operator",
+    )
 
 
 class MissedCode(StrEnum):
@@ -344,7 +355,7 @@ class Report:
     @property
     def softmaxes(self) -> int:
         """How many softmaxes and attention ops there are."""
-        return sum(block.kind != "backward" for block in self.blocks)
+        return sum(block.kind not in ("backward", "no_softmax") for block in self.blocks)
 
     @property
     def gradients(self) -> int:
@@ -356,7 +367,7 @@ class Report:
         """What the user can do, one line for all blocks with the same hint, such as "blocks 0-3, 7, try: ..."."""
         found: dict[str, list[int]] = {}
         for block in self.blocks:
-            if block.status == "declined" and block.hint:
+            if block.status in ("declined", "linear_attention") and block.hint:
                 found.setdefault(block.hint, []).append(block.id)
         return [f"{_blocks(ids)}, try: {hint}" for hint, ids in found.items()]
 
@@ -387,6 +398,8 @@ class Report:
             parts.append(f"{declined} declined")
         if other := self.count("not_attention"):
             parts.append(f"{other} not attention")
+        if linear := self.count("linear_attention"):
+            parts.append(f"{linear} linear attention")
         return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}), {self.seconds:.1f} s"
 
     def __str__(self) -> str:
@@ -411,6 +424,7 @@ class Report:
                 "fused": self.count("fused"),
                 "declined": self.count("declined"),
                 "not_attention": self.count("not_attention"),
+                "linear_attention": self.count("linear_attention"),
             },
             "caches": [asdict(cache) for cache in self.caches],
             "notes": self.notes,

@@ -19,7 +19,7 @@ from fa_compiler.passes.report import printable
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
 
-_STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim"}
+_STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim", "linear_attention": "dim"}
 _PIPE_WIDTH = 200
 """Columns when the output is not a terminal. They are many, so that a search finds whole lines."""
 

@@ -29,7 +29,7 @@ LENGTHS = (512, 2048, 8192, 32768)
 SCORE_BYTES = 4
 """Of a score in float32, in which ONNX Runtime computes a softmax."""
 ROLES = ("query", "key", "value", "mask", "bias")
-STATUS = {"fused": "fused", "declined": "not fused", "not_attention": "not attention"}
+STATUS = {"fused": "fused", "declined": "not fused", "not_attention": "not attention", "linear_attention": "no softmax"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto 
     fused, total, declined = report.count("fused"), report.softmaxes, report.count("declined")
     yield "<section aria-labelledby='summary'><h2 id='summary'>Summary</h2>"
     if not total:
-        yield "<p class='verdict'>There is no attention in this model.</p></section>"
+        what = "attention with a softmax" if report.blocks else "attention"
+        yield f"<p class='verdict'>There is no {what} in this model.</p></section>"
         return
     yield f"<p class='verdict'>{_verdict(fused, total)}</p>"
     before = sum(1 for _ in all_nodes(original.graph.node))

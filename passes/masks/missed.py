@@ -15,12 +15,13 @@ assumptions, so the hint helps.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.narrow import is_constant_along
@@ -30,6 +31,10 @@ from fa_compiler.passes.options import ASSUMPTIONS, MASKS_DOMINATE, NO_EMPTY_ROW
 from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, BiasOp, Select, Term
 
+CONDITIONS = {
+    MASKS_DOMINATE: "no score comes near the number of a mask",
+    NO_EMPTY_ROWS: "no query row is masked everywhere",
+}
 WORDS = [
     words for count in (1, 2, 3) for words in itertools.combinations((SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS), count)
 ]
@@ -42,7 +47,12 @@ def explained(
 
     `stays_bias` says why every mask stays a bias, where the planner is told to leave it one.
     """
-    plan = planner.plan(terms, guard)
+    try:
+        plan = planner.plan(terms, guard)
+    except Decline as decline:
+        words = _words_for_a_plan(planner, terms, guard) if decline.hint == FILL else ()
+        hint = f"{FILL}; or {vouching(words)}" if words else decline.hint
+        raise Decline(decline.code, decline.reason, decline.culprit, hint or "") from decline
     missed = () if _is_lean(plan, planner) else (stays_bias or _missed(plan, planner, terms, guard),)
     return replace(plan, missed=missed)
 
@@ -105,6 +115,35 @@ def _is_lean(plan: MaskPlan, planner: MaskPlanner) -> bool:
     masks = [part.view for part in plan.masked] if plan.missed else []
     masks += [view for _, view in _masks_in_bias(plan, planner)]
     return not any(_is_dense(view, planner) for view in masks)
+
+
+def vouching(words: tuple[str, ...]) -> str:
+    """What to write on the command line for these words, and when."""
+    return f"--assume {','.join(words)} if {' and '.join(CONDITIONS[word] for word in words)}"
+
+
+def words_for_a_mask(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[str, ...]:
+    """The fewest assumptions under which the plan is a mask alone, in which no row without a key matters; () where none
+    help."""
+    return _words(planner, terms, guard, lambda plan: not plan.bias and not plan.empty_rows)
+
+
+def _words_for_a_plan(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[str, ...]:
+    """The fewest assumptions under which there is a plan; () where none help."""
+    return _words(planner, terms, guard, lambda plan: True)
+
+
+def _words(
+    planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard, wanted: Callable[[MaskPlan], bool]
+) -> tuple[str, ...]:
+    for words in ((MASKS_DOMINATE,), (NO_EMPTY_ROWS,), (MASKS_DOMINATE, NO_EMPTY_ROWS)):
+        try:
+            plan = _assuming(words, planner).plan(terms, guard)
+        except Decline:
+            continue
+        if wanted(plan):
+            return tuple(word for word in words if word not in planner.options.assume)
+    return ()
 
 
 def _is_lean_with(terms: tuple[Term, ...], guard: RowGuard, planner: MaskPlanner) -> bool:

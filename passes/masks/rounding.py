@@ -61,6 +61,8 @@ CANCELLED = 2.0**-24
 """The smallest share of a float32 number that a subtraction leaves, unless it leaves 0: the last bit."""
 SMALLEST_REST = 2.0**-24
 """The smallest number other than 0 that 1 - x can be for a float32 x."""
+BINARY_HINT = f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1"
+ONE_SIGN_HINT = "let every mask lower the scores: put -inf in place of masked scores, or add a number below 0"
 MAX_STEPS = 64
 MAX_DEPTH = 32
 WHOLE = ("Add", "Sub", "Mul", "Neg", "Abs", "Where", "Cast", "Concat", "Trilu")
@@ -147,12 +149,11 @@ def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Coll
         if each is not None and math.isfinite(each.least)
     }
     if (culprit := _opposite(terms, huge, turned)) is not None:
-        return Decline(
-            Code.MASK_VALUE,
-            "numbers of both signs that swallow the scores may be added up",
-            culprit.node,
-            f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1",
-        )
+        reason = "numbers of both signs that swallow the scores may be added up"
+        vouched = (*assume, BINARY_MASKS)
+        again = None if BINARY_MASKS in assume else reordering_decline(terms, values, vouched)
+        helps = BINARY_MASKS not in assume and (again is None or again.reason != reason)
+        return Decline(Code.MASK_VALUE, reason, culprit.node, BINARY_HINT if helps else ONE_SIGN_HINT)
     return None if NO_EMPTY_ROWS in assume else _coarse_shows(terms, plain, huge, order, values)
 
 

@@ -39,6 +39,7 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.matching.activation_rounding import with_lost_scores
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor, check_axes
@@ -74,12 +75,15 @@ class Matcher:
 
     def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionPaths:
         """The first stage of a match; raises Decline."""
-        return AttentionPaths.of(anchor, route, self.facts, self.second_products)
+        try:
+            return AttentionPaths.of(anchor, route, self.facts, self.second_products)
+        except Decline as decline:
+            raise with_lost_scores(decline, anchor.scores, self.facts) from decline
 
     @staticmethod
     def finish(paths: AttentionPaths) -> AttentionMatch:
         """The stages that follow; raises Decline."""
-        with layers_apart(paths.before, paths.viewer):
+        with layers_apart(paths.before, paths.after, paths.viewer):
             return _finished(paths)
 
 
@@ -216,7 +220,7 @@ def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> No
         return
     node = after.product.node
     if not set(sums) & set(wanted) and holds_weights(after.value, paths.viewer):
-        reason = "a linear layer mixes the probabilities of several heads or rows"
+        reason = "a linear layer mixes the probabilities of several heads (talking heads) or rows"
         raise Decline(Code.PROBABILITY_TERM, reason, node, "")
     raise Decline(Code.NO_VALUE_MATMUL, "the product after the softmax does not sum over the keys", node)
 

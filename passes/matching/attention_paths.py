@@ -19,9 +19,10 @@ from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.bounded import BoundedScores
+from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.interior import check_private, feeds_backward
-from fa_compiler.passes.matching.layers import layers_apart
+from fa_compiler.passes.matching.layers import layers_apart, scores_of_attention
 from fa_compiler.passes.matching.probability_path import (
     RENORMALISED_ADVICE,
     ProbabilityPath,
@@ -29,16 +30,12 @@ from fa_compiler.passes.matching.probability_path import (
     reaches_product,
 )
 from fa_compiler.passes.matching.routes import Route
-from fa_compiler.passes.matching.scores import Cap, ScorePath, find_scores
+from fa_compiler.passes.matching.scores import Cap, ScorePath
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Scale, Select, Term
-
-ROUNDING = 2.0**-22
-"""How far a product of rounded float32 constants may be from 1, relatively, to count as 1: no more than a score's own
-rounding."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +85,10 @@ class AttentionPaths:
         gate = sink_gate(anchor.scores, after.product, facts.info) if late is None else None
         after = after if gate is None else replace(after, tail=gate.nodes)
         after = after if late is None else replace(after, tail=(*late.summing, *late.dividing))
-        before = find_scores(anchor.scores, viewer)
+        before = scores_of_attention(anchor.scores, after, viewer)
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
-        with layers_apart(before, viewer):
+        with layers_apart(before, after, viewer):
             shape_readers = check_private(anchor, before, after, _answers(anchor, before, after, route))
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
@@ -156,9 +153,15 @@ def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
             raise Decline(
                 Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit
             ) from decline
-        if is_op(anchor.nodes[0], "LogSoftmax") and len(distinct_consumers(anchor.nodes[0].outputs[0])) > 1:
+        if _logarithm_is_read(anchor):
             reason = "the softmax of a loss: the logarithm of its probabilities is read, too"
             raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
         if decline.code == Code.PROBABILITIES_ARE_OUTPUT and feeds_backward(anchor):
             raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
         raise
+
+
+def _logarithm_is_read(anchor: SoftmaxAnchor) -> bool:
+    """Is the softmax an exponential of a logarithm that something else reads, too?"""
+    logarithm = anchor.node.inputs[-1] if anchor.late is None and is_op(anchor.node, "Exp", "Pow") else None
+    return logarithm is not None and len(distinct_consumers(logarithm)) > 1

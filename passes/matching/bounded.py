@@ -61,7 +61,8 @@ class BoundedScores:
             raise Decline(Code.DTYPE, "exponentials without their maximum that are not float32", anchor.nodes[0])
         if finite is not None and NO_EMPTY_ROWS not in self.facts.options.assume:
             reason = "a row masked everywhere by a finite number may be 0 divided by 0 here, but not in the operator"
-            raise Decline(Code.EMPTY_ROWS, reason, finite.node)
+            hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+            raise Decline(Code.EMPTY_ROWS, reason, finite.node, hint)
 
     def mask_of(
         self, divided: Renormalised, kv_seq: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]

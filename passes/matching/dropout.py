@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder, LayoutEmitter
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import Viewer
@@ -108,7 +108,7 @@ def kept_by(dropout: Dropout, scale: float, factors: tuple[Factor, ...]) -> Drop
 def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, emitter: LayoutEmitter) -> ir.Value:
     """The mask as bits; `groups` are the axes of batch, heads, rows and keys."""
     if builder.opset < 11:
-        raise Decline(Code.ILLEGAL, "a drop mask needs opset 11 or newer to be packed", dropout.node)
+        raise Decline(Code.ILLEGAL, "a drop mask needs opset 11 or newer to be packed", dropout.node, NEWER_OPSET)
     f32 = ir.DataType.FLOAT
     plan = plan_moves(dropout.dims, groups)
     if plan is None:

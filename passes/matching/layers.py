@@ -1,8 +1,18 @@
-"""A softmax over the output of a linear layer, told apart from attention.
+"""A softmax of what layers make, told apart from attention.
 
-A router, a pooling layer or a classifier is a product with weights and a softmax over the axis the weights make. It
-is declined with the code of a softmax that is no attention. Where the layer takes the scores of an attention (talking
-heads) the attention is what cannot be fused, and its own code says so.
+A router, a pooling layer, a classifier, the bins of a distribution and linear attention have no scores of rows and
+keys: what their softmax takes comes from a product with weights, or it is made of weights alone. All of them are
+declined by one rule, with the code of a softmax that is no attention:
+
+    made :=                                                what the softmax takes, where it is no product of query and
+                                                           key that is followed to its end, or not over the keys' axis
+      1     layer(x)                                       Conv, or a product with a matrix of weights
+      2   | weights                                        initializers and constants alone
+      3   | between(made, ...)                             elementwise operators, normalisations, layout, parts; what
+                                                           else they take may be given, but made by nothing else
+
+A layer that takes the scores of an attention is none of these (talking heads): the attention is what cannot be fused,
+and its own code says so. Nor is a product of two tensors that are no weights, wherever it stands.
 """
 
 from __future__ import annotations
@@ -13,23 +23,112 @@ from contextlib import contextmanager
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.scores import ScorePath, find_scores
-from fa_compiler.passes.nodes import is_weight
+from fa_compiler.passes.matching.probability_path import ProbabilityPath
+from fa_compiler.passes.matching.scores import ScorePath, find_scores, takes_scores
+from fa_compiler.passes.movers import MOVES
+from fa_compiler.passes.nodes import distinct_consumers, is_op, is_weight, reached, source_through
 from fa_compiler.passes.report import Code
+
+BETWEEN = (
+    *(*MOVES, "Split", "Concat", "Pad", "Cast", "Dropout", "Where", "Add", "Sub", "Sum", "Mul", "Div", "Neg", "Pow"),
+    *("Relu", "LeakyRelu", "PRelu", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish", "Softplus", "Elu", "Gelu", "Erf"),
+    *("Mish", "Abs", "Sqrt", "Exp", "Log", "Clip", "Max", "Min", "BatchNormalization", "InstanceNormalization"),
+    *("LayerNormalization", "GroupNormalization", "QuantizeLinear", "DequantizeLinear"),
+)
+"""3: the operators between a layer and the softmax."""
+LINEAR, WEIGHTS = "a linear layer makes", "weights make"
+SCALING = (*MOVES, "Mul", "Div", "Cast", "Dropout")
+LIMIT = 64
+"""So many values are looked at."""
 
 
 @contextmanager
-def layers_apart(before: ScorePath, viewer: Viewer) -> Iterator[None]:
-    """Turns a decline about an axis into one about a linear layer, if an operand of the first product is a weight."""
+def layers_apart(before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Iterator[None]:
+    """Turns a decline about an axis into one about a layer, if an operand of the first product is a weight."""
     try:
         yield
     except Decline as decline:
         if decline.code == Code.AXIS and any(holds_weights(value, viewer) for value in before.product.operands):
             _check_mixed(before, viewer)
-            reason = "the softmax of a linear layer's output, over another axis than keys would have"
-            raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
+            raise Decline(Code.NOT_ATTENTION, _what_it_is(LINEAR, after, viewer), decline.culprit) from decline
         raise
+
+
+def scores_of_attention(value: ir.Value, after: ProbabilityPath, viewer: Viewer) -> ScorePath:
+    """The path of the scores that a softmax takes. Raises Decline; it has the code of a softmax that is no attention if
+    layers make what the softmax takes."""
+    try:
+        return find_scores(value, viewer)
+    except Decline as decline:
+        maker = _maker(value, viewer) if decline.code in (Code.NO_SCORES_MATMUL, Code.SCORE_TERM, Code.SCALE) else None
+        if maker is None:
+            raise
+        raise Decline(Code.NOT_ATTENTION, _what_it_is(maker, after, viewer), decline.culprit) from decline
+
+
+def _maker(value: ir.Value, viewer: Viewer) -> str | None:
+    """What makes a softmax's input, in words, if layers do, or it is made of weights; else None."""
+    layer, given = None, False
+
+    def sources(value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        operands = node.inputs if node is not None and is_op(node, *BETWEEN) else ()
+        return [each for each in operands if each is not None]
+
+    for each in reached([value], sources):
+        node = each.producer()
+        if node is None or _is_other_than_scores(each, viewer):
+            given |= not is_weight(each)
+        elif is_op(node, "Conv") and not takes_scores(node, viewer):
+            layer = "a convolution makes"
+        elif is_op(node, "MatMul", "Gemm") and any(
+            operand is not None and is_matrix(operand, viewer) for operand in node.inputs[:2]
+        ):
+            layer = LINEAR
+        elif not is_op(node, *BETWEEN, "Constant"):
+            return None
+    return layer or (None if given else WEIGHTS)
+
+
+def _is_other_than_scores(value: ir.Value, viewer: Viewer) -> bool:
+    """Is it a condition, a size or a position? Whatever makes it, it is no scores."""
+    return viewer.info.dtype(value) in (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
+
+
+def is_matrix(value: ir.Value, viewer: Viewer) -> bool:
+    """Is a value a matrix of weights, rearranged or not?"""
+    view = viewer.view(value)
+    base = value if view is None else view.base
+    return is_weight(base) and len(viewer.info.shape(base) or ()) == 2
+
+
+def _what_it_is(maker: str, after: ProbabilityPath, viewer: Viewer) -> str:
+    """What a softmax that layers make is for, by the product that follows."""
+    made = f"{maker} what the softmax takes, not a product of query and key"
+    if maker == WEIGHTS:
+        return f"a learned mixture: {made}"
+    if holds_weights(after.value, viewer):
+        return f"the mean of weights, as of the bins of a distribution: {made}"
+    if _is_of_linear_attention(after.product, after.value, viewer):
+        return f"linear attention, whose softmax is of keys or queries alone: {made}"
+    return f"pooling, a choice of experts or a dynamic convolution: {made}"
+
+
+def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewer) -> bool:
+    """Is the product multiplied by queries, or the value a product of keys and values?"""
+
+    def following(each: ir.Value) -> list[ir.Value]:
+        return [output for node in distinct_consumers(each) if is_op(node, *SCALING) for output in node.outputs]
+
+    values = reached([product.output], following, LIMIT)
+    readers = (any_contraction(node, viewer.info) for each in values for node in distinct_consumers(each))
+    inner = any_contraction(source_through(value, *SCALING).producer(), viewer.info)
+    return any(
+        found is not None and found.summed and not any(holds_weights(each, viewer) for each in found.operands)
+        for found in (inner, *readers)
+    )
 
 
 def holds_weights(value: ir.Value, viewer: Viewer) -> bool:
@@ -46,5 +145,5 @@ def _check_mixed(before: ScorePath, viewer: Viewer) -> None:
         except Decline:
             continue
         if inner is not None and not any(holds_weights(each, viewer) for each in inner.operands):
-            reason = "a linear layer mixes the scores of several heads"
+            reason = "talking heads: a linear layer mixes the scores of several heads"
             raise Decline(Code.SCORE_TERM, reason, before.product.node, "")

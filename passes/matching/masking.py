@@ -45,7 +45,8 @@ class Masking:
     """The plan and its planner.
 
     `row` is the label of the query dimension that counts its rows, None if it has none. `tested` is the meaning of the
-    guard's nodes alone, and `factors` are the factors on the probabilities that are no mask.
+    guard's nodes alone, and `factors` are the factors on the probabilities that are no mask. The plan is that of
+    `terms` with `guard` behind the softmax.
     """
 
     plan: MaskPlan
@@ -53,6 +54,8 @@ class Masking:
     row: str | None
     tested: RowGuard
     factors: tuple[Factor, ...]
+    terms: tuple[Term, ...]
+    guard: RowGuard
 
     @staticmethod
     def of(paths: AttentionPaths, key: KeySide, probabilities: Probabilities, found_sink: FoundSink | None) -> Masking:
@@ -92,7 +95,7 @@ class Masking:
             plan = plan.assuming(NO_EMPTY_ROWS)
         if any(rounding_starts(node) for node in (*paths.before.nodes, *after.nodes)):
             plan = plan.assuming(DROP_ROUNDINGS)
-        return Masking(plan, planner, row, tested, factors)
+        return Masking(plan, planner, row, tested, factors, terms, guard)
 
 
 def _has_finite_mask(values: TermValues, terms: tuple[Term, ...]) -> bool:

@@ -10,6 +10,7 @@ from fa_compiler.passes.decline import label
 from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.matching.activation_rounding import lost_scores, rounding_starts
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.dropout import Dropout
 from fa_compiler.passes.matching.factors import Factor
@@ -69,8 +70,14 @@ class AttentionMatch:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the report says of the match."""
-        rounded = () if self.derivation is None else self.derivation.paths.scores.rounded
-        return tuple(f"{label(node)}: the scores are not rounded to bfloat16 any more" for node in rounded)
+        if self.derivation is None:
+            return ()
+        paths = self.derivation.paths
+        lost = ((node, lost_scores(node, paths.viewer.facts)) for node in paths.before.nodes if rounding_starts(node))
+        return (
+            *(f"{label(node)}: the scores are not rounded to bfloat16 any more" for node in paths.scores.rounded),
+            *(f"{label(node)}: in the model {what}; they are not rounded any more" for node, what in lost if what),
+        )
 
     def with_larger_product_first(self) -> AttentionMatch:
         """The same match, its two products exchanged if the second is the better first one.

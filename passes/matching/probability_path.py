@@ -41,16 +41,26 @@ from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.guards import Guard, GuardQuery, guard_after
 from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
-from fa_compiler.passes.matching.scores import QUANTISED, QUANTISED_PRODUCTS, QUANTISING, quantised_advice
-from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.matching.scores import (
+    PARTS_ADVICE,
+    QUANTISED,
+    QUANTISED_PRODUCTS,
+    QUANTISING,
+    mixing,
+    quantised_advice,
+)
+from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.nodes import (
     SIXTEEN_BITS,
     axes_of,
+    constant,
     data_readers,
     distinct_consumers,
+    input_of,
     int_attr,
     is_op,
     only_reader,
+    source_through,
 )
 from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.report import Code
@@ -58,11 +68,12 @@ from fa_compiler.passes.values.slices import keeps_everything
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
-PARTS_ADVICE = "concatenate keys and values, and compute one product of the probabilities with all values"
 NAN_GUARD_ADVICE = (
     "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
 )
+DIFFERENCE_ADVICE = "multiply the values by each softmax, and subtract the results"
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", *QUANTISED_PRODUCTS)
+NORMALISATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
 FLOATS = (ir.DataType.FLOAT, *SIXTEEN_BITS)
 
 
@@ -119,7 +130,7 @@ class _Walk:
         if self._take_division(consumers) or self._take_guard(consumers):
             return None
         if len(consumers) != 1:
-            raise _read_in_parts(self.current, consumers, self.viewer) or _read_elsewhere(self.current, consumers)
+            raise _read_elsewhere(self.current, consumers, self.viewer)
         (node,) = consumers
         product = any_contraction(node, self.viewer.info)
         if product is not None and product.summed:
@@ -185,6 +196,11 @@ class _Walk:
         if is_op(node, "Dropout"):
             reason = "an active Dropout draws its mask while it runs, and the operator takes one that is known before"
             raise Decline(Code.PROBABILITY_TERM, reason, node, DROPOUT_ADVICE)
+        if is_op(node, "Conv"):
+            raise Decline(Code.PROBABILITY_TERM, mixing("probabilities", node, self.viewer), node, "")
+        if is_op(node, "Sub") and any(map(_is_of_softmax, node.inputs)):
+            reason = "differential attention: two softmaxes are subtracted before their product with the values"
+            raise Decline(Code.PROBABILITY_TERM, reason, node, DIFFERENCE_ADVICE)
         if not self.infinity.selects(node, self.current):
             reason = f"{node.op_type} on the probabilities has no counterpart in the operator"
             raise Decline(Code.PROBABILITY_TERM, reason, node, quantised_advice(node))
@@ -225,19 +241,20 @@ def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> N
         raise Decline(Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer())
 
 
-def _read_in_parts(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Decline | None:
-    """The decline of probabilities of which each reader takes those of some keys (PEGASUS-X, BigBird); None for
-    others."""
-    shape = viewer.info.shape(value)
-    cut = [viewer.info.shape(node.outputs[0]) for node in consumers if is_op(node, "Slice")]
-    keys = [each for each in cut if shape and each and each[:-1] == shape[:-1] and each[-1] != shape[-1]]
-    if len(keys) < max(len(consumers), 2):
-        return None
-    reason = "the probabilities are cut into parts of the keys, each of which has values of its own"
-    return Decline(Code.PROBABILITY_TERM, reason, consumers[-1], PARTS_ADVICE)
+def _is_of_softmax(value: ir.Value | None) -> bool:
+    source = None if value is None else source_through(value, *MOVES, "Mul", "Div", "Cast")
+    return source is not None and is_op(source.producer(), "Softmax")
 
 
-def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
+def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
+    """Does a node take a part of the last axis?"""
+    rank = len(viewer.info.shape(value) or ())
+    axes = constant(input_of(node, 3)) if is_op(node, "Slice") else None
+    listed = [int_attr(node, "axis", 0)] if is_op(node, "Split") else [] if axes is None else axes.reshape(-1).tolist()
+    return bool(listed) and all(axis in (-1, rank - 1) for axis in listed)
+
+
+def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Decline:
     if not consumers:
         return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", value.producer())
     sums = [node for node in consumers if is_op(node, "ReduceSum")]
@@ -248,6 +265,9 @@ def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
     if (guard := _other_nan_guard(consumers)) is not None:
         reason = f"{label(guard)} chooses by IsNaN of the probabilities p, but is not the guard Where(IsNaN(p), 0, p)"
         return Decline(Code.PROBABILITY_TERM, reason, guard, NAN_GUARD_ADVICE)
+    if all(_cuts_keys(node, value, viewer) for node in consumers):
+        reason = "keys in parts: the probabilities are cut into parts, each of which has values of its own"
+        return Decline(Code.PROBABILITY_TERM, reason, consumers[-1], PARTS_ADVICE)
     others = ", ".join(str(label(node)) for node in consumers[:4])
     return Decline(
         Code.PROBABILITIES_ARE_OUTPUT,
@@ -290,7 +310,7 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             if node.op_type in PRODUCTS:
                 return True
             alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
-            same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv", "Trilu")
+            same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv", "Trilu", *NORMALISATIONS)
             if (
                 same
                 or _takes_heads(node, value)

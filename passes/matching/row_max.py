@@ -2,7 +2,7 @@
 
     row_max :=
       1     x
-      2   | Where(finite, x, 0)
+      2   | Where(finite, x, 0)                     0 one number, or as large as x
       3   | Add(Mul(x, b), t)                        b the boolean `finite` as 0 and 1, t = 0 * (not finite)
     finite :=
       4     Not(IsInf(x)) | Not(Or(IsInf(x), IsNaN(x)))
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from fa_compiler.passes.nodes import constant
 from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -24,7 +25,7 @@ FINITE = Op("Not", OneOf((IS_INF, Op("Or", IS_INF, IS_NAN))), name="finite")  # 
 OPPOSITE = Op("Not", Bind("finite"))
 ROW_MAX = OneOf(
     (
-        Op("Where", FINITE, X, Number(0.0)),  # 2
+        Op("Where", FINITE, X, Bind("zero")),  # 2
         Op("Add", Op("Mul", X, Op("Cast", FINITE)), Op("Mul", Number(0.0), Op("Cast", OPPOSITE))),  # 3
     )
 )
@@ -33,4 +34,8 @@ ROW_MAX = OneOf(
 def finite_row_max(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """The x of a row_max, and the nodes that keep it finite, in order; the value itself where nothing does (1)."""
     found = match(ROW_MAX, value, info)
-    return (value, ()) if found is None else (found["x"], found.nodes)
+    zero = None if found is None or found.get("zero") is None else constant(found["zero"])
+    if found is None or (found.get("zero") is not None and (zero is None or zero.any())):
+        return value, ()
+    alike = zero is None or zero.size == 1 or info.shape(value) == info.shape(found["x"]) is not None
+    return (found["x"], found.nodes) if alike else (value, ())

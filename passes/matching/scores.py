@@ -57,9 +57,9 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
 from fa_compiler.passes.matching.factors import operand
+from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
-from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.nodes import (
     constant,
@@ -85,6 +85,7 @@ QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 """Operators on integers that stand for numbers, of ONNX and of com.microsoft."""
 LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
+PARTS_ADVICE = "join the keys, and the values, before their products, and not the scores and the results"
 QUANTISED_ADVICE = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
@@ -291,20 +292,36 @@ def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
     return viewer.failures[value]
 
 
-def _is_layer(value: ir.Value, viewer: Viewer) -> bool:
-    """Does a value come from a product with a matrix of weights?"""
+def takes_scores(conv: ir.Node, viewer: Viewer) -> bool:
+    """Does a convolution take the scores of an attention, their heads as channels, and keep their rows and keys?"""
+    source = conv.inputs[0]
     try:
-        operands = find_scores(value, viewer, True).product.operands
+        product = None if source is None else find_scores(source, viewer, True).product
     except Decline:
         return False
-    bases = [each if (view := viewer.view(each)) is None else view.base for each in operands]
-    return any(is_weight(base) and len(viewer.info.shape(base) or ()) == 2 for base in bases)
+    if source is None or product is None or any(_is_weight(each, viewer) for each in product.operands):
+        return False
+    shapes = [viewer.info.shape(value) for value in (product.output, source, conv.outputs[0])]
+    return all(shape is not None and len(shape) == 4 for shape in shapes) and len({s[2:] for s in shapes if s}) == 1
+
+
+def mixing(what: str, conv: ir.Node, viewer: Viewer) -> str:
+    """What a convolution does to scores or probabilities, in words."""
+    shape = None if conv.inputs[1] is None else viewer.info.shape(conv.inputs[1])
+    if shape is not None and all(size.const == 1 for size in shape[2:]):
+        return f"talking heads: a convolution mixes the {what} of several heads"
+    return f"a convolution mixes {what} of neighbouring rows and keys"
+
+
+def _is_weight(value: ir.Value, viewer: Viewer) -> bool:
+    view = viewer.view(value)
+    return is_weight(value if view is None else view.base)
 
 
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     """One step of the grammar: what was done, and the scores it was done to."""
     if not node.inputs or node.inputs[0] is None:
-        raise Decline(Code.NO_SCORES_MATMUL, f"{node.op_type} has no input to follow", node)
+        raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
     for case in CASES:
         if (found := case(node, viewer)) is not None:
             return found
@@ -317,9 +334,10 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     leading = [value for value in given if _leads_to_product(value, viewer)]
     if is_op(node, "Mul", "Div") and leading:
         return Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
-    if len(leading) == 1 and not is_op(node, "Einsum") and _is_layer(leading[0], viewer):
-        reason = f"the scores come from {node.op_type} behind a linear layer, not from query and key"
-        return Decline(Code.NOT_ATTENTION, reason, node)
+    if is_op(node, "Conv") and takes_scores(node, viewer):
+        return Decline(Code.SCORE_TERM, mixing("scores", node, viewer), node, "")
+    if is_op(node, "Concat") and len(leading) > 1:
+        return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
     if leading:
         reason = f"{node.op_type} on the scores has no counterpart in the operator"
         return Decline(Code.SCORE_TERM, reason, node, quantised_advice(node))

@@ -7,37 +7,33 @@ Grammar; the code cites the numbers of the cases:
                                                            opset < 13: over axes a.. flattened; taken when all of them
                                                            but one are of size 1
       2   | Softmax(Sub(x, ReduceMax(x, a)))
-      3   | Exp(LogSoftmax(x))
-      4   | Exp(Sub(x, ReduceLogSumExp(x, a)))
-      5   | Exp(Sub(x, Add(Log(ReduceSum(e, a)), row_max)))
-                                                           e = Exp(Sub(x, row_max)), row_max the maximum, or that
-                                                           where it is finite and else 0, see row_max.py
-      6   | Div(e, total) | Mul(e, Reciprocal(total)) | Mul(e, Div(1, total))
+      3   | exp(LogSoftmax(x))
+      4   | exp(Sub(x, logsumexp(x)))                      in many spellings, see exponentials.py
+      5   | Div(e, total)
+      6   | Mul(e, Reciprocal(total)) | Mul(e, Div(1, total)) | Mul(e, Pow(total, -1))
       7   | e, where product(layout(e), values) / total follows: the division is late
     e :=
       8     exp(Sub(x, ReduceMax(x, a)))                   also times one number c > 0
       9   | exp(x)                                         declined: it overflows, as do powers of a b below 1
      10   | Mul(exp(.), t) | Where(c, exp(.), 0) | Where(c, 0, exp(.))         declined: masked exponentials
     exp(x) :=
-     15     Exp(x) | Pow(b, x)                             b > 0 one number
+     15     Exp(x) | Pow(b, x)                             b > 0 one number, see exponentials.py
     total :=
-     11     ReduceSum(e, a) | ReduceL1(e, a)               no exponential is negative
+     11     ReduceSum(e, a) | ReduceL1(e, a)               no exponential is negative; also summed up in a wider type
      12   | Add(total, c) | Max(total, c) | Clip(total, c)                     0 <= c <= 1e-7; Max, Clip up to 1
      13   | Expand(total), as e is
      14   | a sum beside a sink, see sink_totals.py
 
     All reductions keep the axis, with size 1. They may also drop it and put it back by Unsqueeze or Reshape, and repeat
-    their result by Expand. Identity and Max(., -inf), which jax writes there, change nothing. A softmax that is written
-    out may run over several axes, as of keys along height and width: the same axes everywhere.
+    their result by Expand, see row_reductions.py. A softmax that is written out may run over several axes, as of keys
+    along height and width: the same axes everywhere. What is written in another way is named by other_softmaxes.py.
 
-Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form (6) is the
+Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form (5 and 6) is the
 operator's own definition; its total is at least 1, so that a number as small as that of 12 is lost in it. A row's total
-may as well divide its sum of values (7), for that is linear; in 16 bits such a sum may overflow. The difference to
-ReduceLogSumExp (4) rounds like the scores themselves, so that a row of numbers such as -1e9 is rounded away: it is
-marked, and the matcher takes it only where no such number can be added.
+may as well divide its sum of values (7), for that is linear; in 16 bits such a sum may overflow.
 A power b^y (15) is exp(log(b) y), and a factor c behind the maximum (8) multiplies that exponent, too: such an anchor
 is the softmax of log_base * x, where log_base is c log(b). attention_paths.py makes it the last scale of the scores.
-In cases 3 to 5, and in a sink of the total (14), only Exp is read, for they mix exponentials with logarithms.
+In a sink of the total (14) only Exp is read, for its exponentials are to one base.
 Without the subtraction of the maximum (9) the value overflows where Softmax does not: that form is an anchor only to be
 declined. So is one whose exponentials are masked (10): where the maximum is that of a masked key, and far above the
 others, nothing is left to divide by.
@@ -45,36 +41,35 @@ others, nothing is left to divide by.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.contraction import contraction
-from fa_compiler.passes.matching.row_max import finite_row_max
+from fa_compiler.passes.matching.exponentials import (
+    EXPONENTIAL,
+    ROUNDING,
+    exponentials,
+    log_base_of,
+    of_logarithm,
+    times,
+)
+from fa_compiler.passes.matching.row_reductions import SHIFTED, SUMS, reduced, shifted_by
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
 from fa_compiler.passes.movers import LAYOUT_OPS, RESHAPES
-from fa_compiler.passes.nodes import axes_of, int_attr, is_dead, is_op, opset, source_through
+from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, source_through
 from fa_compiler.passes.patterns import Bind, Match, Number, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
-SUMS = ("ReduceSum", "ReduceL1")
 LATE_LAYOUT = (*LAYOUT_OPS, "Mul", "Dropout")
 """What may lie between exponentials and a product that is divided late."""
 SMALLEST = 1e-7
 """A number up to this is lost in a float32 total of 1 or more, but for its last bit."""
 
-X, ROW_MAX, E, TOTAL, OTHER = Bind("x"), Bind("row_max"), Bind("e"), Bind("total"), Bind("other")
-SHIFTED = Op("Sub", X, ROW_MAX)
-OF_LOGARITHM = Op("Exp", Op("LogSoftmax", X))  # 3
-SUM_OF_SHIFTED = Op(SUMS, Op("Exp", SHIFTED, name="e"), open_end=True, name="total")
-OF_WRITTEN_LOGARITHM = Op("Exp", Op("Sub", X, Op("Add", Op("Log", SUM_OF_SHIFTED), ROW_MAX)))  # 5
-INVERSE = OneOf((Op("Reciprocal", TOTAL), Op("Div", Number(1.0), TOTAL)))
-QUOTIENT = OneOf((Op("Div", E, TOTAL), Op("Mul", E, INVERSE)))  # 6
-EXPONENTIAL = OneOf((Op("Exp", X), Op("Pow", Bind("base"), X)))  # 15
-TIMES = OneOf((Op("Mul", X, Bind("factor")), Op("Div", X, Bind("divisor"))))
+E, TOTAL, OTHER = Bind("e"), Bind("total"), Bind("other")
+INVERSE = OneOf((Op("Reciprocal", TOTAL), Op("Div", Number(1.0), TOTAL), Op("Pow", TOTAL, Number(-1.0))))
+QUOTIENT = OneOf((Op("Div", E, TOTAL), Op("Mul", E, INVERSE)))  # 5 and 6
 EXPONENTIALS = OneOf(
     (
         EXPONENTIAL,  # 8 and 9
@@ -90,7 +85,6 @@ FLOORED = OneOf(  # 12
         Op(("Max", "Clip"), TOTAL, Number(0.0, 1.0), plain=True),
     )
 )
-ABOVE_NOTHING = Op("Max", X, Number(-math.inf))
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class SoftmaxAnchor:
     `axes` are the axes it runs over, sorted and not negative; empty if they are unknown. Further fields:
 
     overflows   no maximum is subtracted
-    rounds      the logarithm of the sum is subtracted (cases 4 and 5)
+    rounds      the logarithm of the sum is subtracted from the scores (case 4)
     masked      the exponentials are masked before they are summed
     floored     set only with `overflows`: something keeps the total from being 0
     late        the division comes after the product with the values, and `output` is then the exponentials
@@ -173,7 +167,7 @@ def _every_anchor(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
             else:
                 yield SoftmaxAnchor(node.inputs[0], node.outputs[0], axes, (node,))
         else:
-            found = _of_logarithm(node, info) if is_op(node, "Exp") else None
+            found = _of_logarithm(node, info) if is_op(node, "Exp", "Pow") else None
             found = _decomposed(node, info) if is_op(node, "Div", "Mul") else found
             if found is not None:
                 yield found
@@ -193,28 +187,30 @@ def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
     return () if len(longer) > 1 else longer or (rank - 1,)
 
 
-def _of_logarithm(exp: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
-    """Cases 3 to 5: the exponential of a logarithm."""
-    output, logarithm = exp.outputs[0], exp.inputs[0]
-    if (found := match(OF_LOGARITHM, output, info)) is not None:
-        return SoftmaxAnchor(found["x"], output, _axes(found.nodes[0], found["x"], info), found.nodes)
-    shift = None if logarithm is None else shifted_by(logarithm, "ReduceLogSumExp", info)
-    if shift is not None:  # 4
-        return SoftmaxAnchor(shift[1], output, shift[0], (*shift[2], exp), rounds=True)
-    for found in matches(OF_WRITTEN_LOGARITHM, output, info):
-        sums = _reduced(found["total"], SUMS, found["e"], info)
-        if sums is None:
-            continue
-        highest, holding = finite_row_max(found["row_max"], info)
-        maximum = _reduced(highest, ("ReduceMax",), found["x"], info)
-        largest = () if maximum is None or maximum[0] != sums[0] else (*maximum[1], *holding)
-        nodes = (*largest, *found.nodes)
-        return SoftmaxAnchor(found["x"], output, sums[0], nodes, overflows=not largest, rounds=True)
-    return None
+def _of_logarithm(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
+    """Cases 3 and 4: the exponential of a logarithm."""
+    output = node.outputs[0]
+    for each in exponentials(output, info):
+        logarithm = each.exponent.producer()
+        scores = None if logarithm is None or not is_op(logarithm, "LogSoftmax") else logarithm.inputs[0]
+        if logarithm is not None and scores is not None and abs(each.log_base - 1.0) <= ROUNDING:  # 3
+            return SoftmaxAnchor(scores, output, _axes(logarithm, scores, info), (logarithm, *each.nodes))
+    found = of_logarithm(output, info)  # 4
+    if found is None:
+        return None
+    return SoftmaxAnchor(
+        found.scores,
+        output,
+        found.axes,
+        found.nodes,
+        found.overflows,
+        rounds=found.rounds,
+        log_base=found.log_base,
+    )
 
 
 def _decomposed(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
-    """Cases 6 and 7: a quotient."""
+    """Cases 5 to 7: a quotient."""
     ratios = (_ratio(found, info) for found in matches(QUOTIENT, node.outputs[0], info))
     return next((anchor for anchor in ratios if anchor is not None), None)
 
@@ -226,8 +222,8 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
     for plain, more in ((guarded, None), *summands(guarded)):
         given, path = _exponentials_of(quotient["e"], plain, info)
         found = match(EXPONENTIALS, given, info)
-        sums = None if found is None else _reduced(plain, SUMS, given, info)
-        log_base = None if found is None else _log_base(found, info)
+        sums = None if found is None else reduced(plain, SUMS, given, info)
+        log_base = None if found is None else log_base_of(found, info)
         if found is None or sums is None or log_base is None or _is_number(found.get("factor"), info):
             continue
         scores, masked = found["x"], len(found.nodes) > 1
@@ -238,10 +234,10 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
         nodes = found.nodes if late is not None else (*found.nodes, *summing, *dividing)
         output = given if late is not None else dividing[-1].outputs[0]
         shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
-        if shift is None and (times := _times(scores, info)) is not None:
-            shift = shifted_by(times[0], "ReduceMax", info)
+        if shift is None and (scaled := times(scores, info)) is not None:
+            shift = shifted_by(scaled[0], "ReduceMax", info)
             if shift is not None:
-                log_base, nodes = log_base * times[1], (times[2], *nodes)
+                log_base, nodes = log_base * scaled[1], (scaled[2], *nodes)
         if shift is not None and shift[0] != sums[0]:
             return None
         axes, shifted, shifting = (sums[0], scores, ()) if shift is None else shift
@@ -258,26 +254,6 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
             sink=sink,
             log_base=log_base,
         )
-    return None
-
-
-def _log_base(exponentials: Match, info: ShapeInfo) -> float | None:
-    """Case 15: the logarithm of the base; None where the base is not one positive number, or enlarges or casts x."""
-    base, scores = exponentials.get("base"), exponentials["x"]
-    if base is None:
-        return 1.0
-    number, power = info.scalar(base), exponentials.nodes[0].outputs[0]
-    alike = info.shape(power) == info.shape(scores) is not None and info.dtype(power) == info.dtype(scores)
-    return math.log(number) if alike and number is not None and 0.0 < number < math.inf else None
-
-
-def _times(scores: ir.Value, info: ShapeInfo) -> tuple[ir.Value, float, ir.Node] | None:
-    """Case 8: for x * c or x / c with a number c > 0: x, the factor and the node."""
-    for found in matches(TIMES, scores, info):
-        number = info.scalar(found.get("factor") or found["divisor"])
-        alike = info.shape(found["x"]) == info.shape(scores) is not None
-        if alike and number is not None and 0.0 < number < math.inf:
-            return found["x"], number if found.get("divisor") is None else 1.0 / number, found.nodes[0]
     return None
 
 
@@ -325,46 +301,3 @@ def _unguarded(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple
     if repeated is not None and expand is not None:
         floors.append(expand)
     return current, tuple(floors)
-
-
-def shifted_by(
-    value: ir.Value, reduction: str, info: ShapeInfo, clamped_max: tuple[ir.Value, ir.Node] | None = None
-) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - reduction(x, axes)`: the axes, x and the nodes. With `clamped_max`, a maximum and the node that bounds
-    it, `x - bound(maximum)` is read in the same way (sink_totals.py)."""
-    found = match(SHIFTED, value, info)
-    if found is None:
-        return None
-    row_max, holding = (found["row_max"], ()) if clamped_max is None else (clamped_max[0], clamped_max[1:])
-    reduced = _reduced(row_max, (reduction,), found["x"], info)
-    return None if reduced is None else (reduced[0], found["x"], (*reduced[1], *holding, *found.nodes))
-
-
-def _reduced(
-    value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo
-) -> tuple[tuple[int, ...], tuple[ir.Node, ...]] | None:
-    """The axes of `source` over which `value` is a reduction, of size 1 or repeated there, and the nodes."""
-    shape, own = info.shape(source), info.shape(value)
-    nodes: list[ir.Node] = []
-    current = value
-    while is_op(node := current.producer(), "Identity", *RESHAPES, "Expand", "Max") and node is not None:
-        inner = node.inputs[0]
-        if node.op_type == "Max":
-            inner = None if (found := match(ABOVE_NOTHING, current, info)) is None else found["x"]
-        if inner is None or (node.op_type == "Expand" and not all(is_op(behind, "Identity") for behind in nodes)):
-            return None
-        nodes.append(node)
-        current = inner
-    if node is None or not is_op(node, *reductions) or node.inputs[0] is not source or shape is None or own is None:
-        return None
-    listed = axes_of(node)
-    axes = tuple(sorted({axis % len(shape) for axis in listed or ()}))
-    if not axes:
-        return None
-    kept = tuple(Dim(1) if place in axes else size for place, size in enumerate(shape))
-    last = next((each for each in nodes if each.op_type != "Identity"), None)
-    repeated = last.inputs[0] if last is not None and last.op_type == "Expand" else None
-    before = own if repeated is None else info.shape(repeated)
-    if before != kept or own not in (kept, shape):
-        return None
-    return axes, (node, *reversed(nodes))

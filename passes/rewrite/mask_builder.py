@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.passes.build import Builder, LayoutEmitter
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
@@ -98,7 +98,7 @@ class MaskBuilder:
         if view is None:
             return None
         if builder.opset < 11:
-            raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit)
+            raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit, NEWER_OPSET)
         batch, _, rows, _ = self._groups
         view = self._unshortened(view)
         plan = plan_moves(view.base_dims, (batch, rows))

@@ -28,8 +28,9 @@ from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.masks.missed import vouching
 from fa_compiler.passes.nodes import SIXTEEN_BITS
-from fa_compiler.passes.options import HALF_ATTENTION, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.node_view import registry_node
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -88,8 +89,11 @@ def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
     )
 
 
-def build(call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, options: Options) -> ir.Node:
-    """Add the PromptFlashAttention to the graph. Its result has the shape of `old`.
+def build(
+    call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, options: Options, words: tuple[str, ...] = ()
+) -> ir.Node:
+    """Add the PromptFlashAttention to the graph. Its result has the shape of `old`. `words` are the assumptions under
+    which a bias would be a mask.
 
     A call of another type than float16 or bfloat16 is cast to float16 if the user agreed to that. Raises Decline,
     naming `node`, where the product is not known to compute the same.
@@ -98,9 +102,7 @@ def build(call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, opti
         reason = "some rows are masked everywhere, and what 310P gives for those is not known"
         raise Decline(Code.EMPTY_ROWS, reason, node)
     if "pse_shift" in call.inputs and product(options.ascend_product).name == "310P":
-        missing = [name for name in (MASKS_DOMINATE, NO_EMPTY_ROWS) if name not in options.assume]
-        mask = "the bias is a mask of the model, its number outweighs every score and no row is masked everywhere"
-        hint = f"`--assume {','.join(missing)}`, if {mask}" if missing else None
+        hint = vouching(words) if words else None
         raise Decline(Code.ILLEGAL, "310P takes no bias, and a mask whose empty rows matter is one here", node, hint)
     inputs = dict(call.inputs)
     dtype = builder.info.dtype(inputs["query"])

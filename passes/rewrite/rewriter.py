@@ -23,6 +23,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.missed import words_for_a_mask
 from fa_compiler.passes.masks.narrow import narrowed
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
@@ -317,7 +318,9 @@ class Rewriter:
             raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)
         try:
             call = prompt.as_prompt(node, self.builder.info)
-            made = prompt.build(call, match.node, node.outputs[-1], self.builder, self.options)
+            masking = None if match.derivation is None else match.derivation.masking
+            words = () if masking is None else words_for_a_mask(masking.planner, masking.terms, masking.guard)
+            made = prompt.build(call, match.node, node.outputs[-1], self.builder, self.options, words)
         except Decline as decline:
             raise Decline(decline.code, decline.reason, match.node, decline.hint) from None
         self.made.append(made)

@@ -232,7 +232,7 @@ def test_report_is_the_json_of_the_schema(tmp_path: Path, capfd: pytest.CaptureF
     written = json.loads(report.read_text())
     assert {"schema", "model", "target", "blocks", "summary", "seconds"} <= written.keys()
     assert (written["schema"], written["model"], written["target"]) == (1, str(path), "ort")
-    assert written["summary"] == {"softmaxes": 1, "fused": 1, "declined": 0, "not_attention": 0}
+    assert written["summary"] == {"softmaxes": 1, "fused": 1, "declined": 0, "not_attention": 0, "linear_attention": 0}
     keys = "id kind pair anchor status op node layout mask heads extensions assumed code reason culprit hint missed"
     assert list(written["blocks"][0]) == keys.split()
     assert written["blocks"][0]["anchor"] == "attn/Softmax"

@@ -42,6 +42,12 @@ def _logarithm(writer: Writer, scores: str, axis: int, rank: int) -> str:
     return writer.op("Exp", writer.op("LogSoftmax", scores, axis=axis if writer.opset >= 11 else axis + rank))
 
 
+def _logarithm_written_out(writer: Writer, scores: str, axis: int, rank: int) -> str:
+    shifted = _less_peak(writer, scores, axis, rank)
+    total = writer.reduce("ReduceSum", writer.op("Exp", shifted), axis, rank)
+    return writer.op("Exp", writer.op("Sub", shifted, writer.op("Log", total)))
+
+
 SOFTMAXES: dict[str, Softmax] = {
     "op": _op,
     "op_positive": _op_positive,
@@ -49,4 +55,5 @@ SOFTMAXES: dict[str, Softmax] = {
     "decomposed": _decomposed,
     "reciprocal": _reciprocal,
     "logarithm": _logarithm,
+    "logarithm_written_out": _logarithm_written_out,
 }

@@ -273,7 +273,9 @@ def _guards(spelling: Spelling) -> Spelling:
         undefined = added and spelling.masks[0].form == "add_mul" and math.isinf(spelling.masks[0].fill)
         guard = "bias" if single and not undefined and spelling.opset >= 11 else "none"
     if guard == "scores" and (
-        spelling.transposed or spelling.opset < 11 or spelling.softmax in ("logarithm", "reciprocal")
+        spelling.transposed
+        or spelling.opset < 11
+        or spelling.softmax in ("logarithm", "logarithm_written_out", "reciprocal")
     ):
         # Floats are compared since then, the guard runs along the last axis, and nobody writes it beside these.
         guard = "none"

@@ -53,10 +53,10 @@ class Training:
     blended: bool = False
     """Selections of a finite number as x * b + number * (1 - b), and their gradient as dS * b."""
     softmax: str = "op"
-    """op, decomposed."""
+    """op, decomposed, logsumexp (the exponential of what is left of the scores without it, as in jax)."""
     form: str = "t - p*sum(t)"
     """t - p*sum(t), p*(g - sum), (g - sum)*p, negated, einsum, result (the sums from the attention's result),
-    and of a decomposed softmax: quotient, power."""
+    of a decomposed softmax: quotient, power, and of one by logsumexp: through logsumexp."""
     gqa: str = "none"
     """none, expand, broadcast (one key head)."""
     wanted: str = "qkv"
@@ -197,9 +197,13 @@ class Tape:
         if case.softmax == "op":
             p = w.op("Softmax", x, axis=-1)
         else:
-            exp = w.op("Exp", w.op("Sub", x, w.reduce("ReduceMax", x, -1, 4)))
+            peak = w.reduce("ReduceMax", x, -1, 4)
+            exp = w.op("Exp", w.op("Sub", x, peak))
             total = w.reduce("ReduceSum", exp, -1, 4)
-            p = w.op("Div", exp, total)
+            if case.softmax == "decomposed":
+                p = w.op("Div", exp, total)
+            else:
+                p = w.op("Exp", w.op("Sub", x, w.op("Add", w.op("Log", total), peak)))
         zero = w.const(np.float32(0))
         guarded, flag = p, ""
         if case.guard != "none":
@@ -224,6 +228,9 @@ class Tape:
             inner = w.reduce("ReduceSum", w.op("Div", w.op("Mul", g, exp), square), -1, 4)
             return w.op("Mul", w.op("Sub", w.op("Div", g, total), inner), exp)
         t = w.op("Mul", g, p)
+        if form == "through logsumexp":
+            rows = w.op("Neg", w.reduce("ReduceSum", t, -1, 4))
+            return w.op("Add", t, w.op("Mul", w.op("Div", rows, total), exp))
         if form == "einsum":
             rows = w.op("Einsum", g, p, equation="bnst,bnst->bns")
             rows = w.unsqueeze(rows, -1)

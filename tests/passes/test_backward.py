@@ -91,6 +91,16 @@ def test_pairs_give_what_the_model_gave(fields: dict[str, Any], seed: int) -> No
     checked(case, model, report, composed, range(seed, seed + 2))
 
 
+@pytest.mark.parametrize("mask", ["none", "select"])
+@pytest.mark.parametrize("form", ["through logsumexp", "t - p*sum(t)"])
+def test_probabilities_by_the_logarithm_of_their_sum(mask: str, form: str) -> None:
+    """As jax differentiates exp(x - logsumexp(x)), and as a hand-written gradient takes it from the probabilities."""
+    case = Training(mask=mask, softmax="logsumexp", form=form)
+    composed = compose(case)
+    model, report = fused_pair(composed.model)
+    checked(case, model, report, composed, range(1))
+
+
 MASKS = list(itertools.product(("select", "select_twice", "add"), (-math.inf, FLOAT32_MIN), (True, False)))
 
 

@@ -97,6 +97,7 @@ PROVOKED: dict[Code, Provoked] = {
             PRODUCT_QK + "e = Exp(s) a = Constant<value=int64[1] {-1}>() t = ReduceSum(e, a) p = Div(e, t)" + PRODUCT_PV
         )
     ),
+    Code.SPELLING: Provoked(text(PRODUCT_QK + "e = Exp(s) p = LpNormalization<p=1>(e)" + PRODUCT_PV)),
     Code.RANK: Provoked(text("r = Reshape(q, shape) " + PRODUCT_QK.replace("q,", "r,") + PLAIN, "int64[R] shape")),
     Code.SHAPE: Provoked(after("x = Add(s, b)", "float[1,B,4,S,T] b", outputs="float[1,B,4,S,8] y")),
     Code.DTYPE: Provoked(after("x = Identity(s)", inputs=DOUBLE, outputs="double[B,4,S,8] y")),
@@ -127,6 +128,14 @@ PROVOKED: dict[Code, Provoked] = {
         ),
     ),
     Code.ILLEGAL: Provoked(after("x = Identity(s)", inputs=LONG, outputs="float[B,4,S,16] y"), "ascend"),
+    Code.LINEAR: Provoked(
+        text(
+            "s = Conv(q, w) a = Relu(s) at = Transpose<perm=[0,2,1]>(a) m = MatMul(at, a) y = MatMul(m, at)",
+            inputs="float[B,2,T] q",
+            outputs="float[B,T,2] y",
+            initializers="<float[2,2,1] w = {1,2,3,4}>",
+        )
+    ),
     Code.NOT_ATTENTION: Provoked(text("p = Softmax<axis=-1>(q)", outputs="float[B,4,S,8] p")),
 }
 
@@ -142,7 +151,7 @@ def test_code(code: Code) -> None:
     report = provoked.report(model)
     block = next((block for block in report.blocks if block.code == code), None)
     assert block is not None, report.blocks
-    assert block.status == ("not_attention" if code == Code.NOT_ATTENTION else "declined")
+    assert block.status == (code if code in (Code.NOT_ATTENTION, Code.LINEAR) else "declined")
     assert block.reason
     # One sentence that can follow a colon: no capital, no full stop.
     assert not block.reason.endswith(".")

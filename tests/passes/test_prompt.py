@@ -138,15 +138,21 @@ def test_declined(case: str) -> None:
 @pytest.mark.parametrize(
     ("assume", "named"),
     [
-        ((), "masks-dominate,no-empty-rows`"),
-        (("no-empty-rows",), "`--assume masks-dominate`"),
-        (("masks-dominate",), "`--assume no-empty-rows`"),
-        (("masks-dominate", "no-empty-rows"), "--target ort"),
+        ((), "--assume masks-dominate,no-empty-rows if"),
+        (("no-empty-rows",), "--assume masks-dominate if"),
+        (("masks-dominate",), "--assume no-empty-rows if"),
     ],
 )
 def test_a_hint_names_only_what_was_not_given(assume: tuple[str, ...], named: str) -> None:
-    proto, _, _ = DECLINED["a bias"]
+    proto, _ = GOOD["a mask"]
     assert named in (fused(proto, *assume)[1].blocks[0].hint or "")
+
+
+def test_a_bias_that_is_no_mask_is_not_told_to_be_one() -> None:
+    """With every assumption it would be a bias all the same."""
+    proto, _, _ = DECLINED["a bias"]
+    for assume in ((), ("masks-dominate", "no-empty-rows")):
+        assert (fused(proto, *assume)[1].blocks[0].hint or "").startswith("--target ort")
 
 
 def test_rows_without_keys_are_left_alone_on_310p() -> None:

@@ -84,6 +84,33 @@ def test_what_is_no_rounding(name: str) -> None:
     assert DROP_ROUNDINGS not in (block.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("steps", "lost"),
+    [
+        ("40.0", True),
+        ("0.04", False),
+    ],
+)
+@pytest.mark.parametrize("mask", ["x = Where(m, t, low) ", "f = Cast<to=1>(m) g = Mul(f, low) x = Add(t, g) "])
+def test_a_step_that_leaves_one_number(steps: str, lost: bool, mask: str) -> None:
+    """An earlier rounding tells how large the scores are: between -5.12 and 5.08, times 0.3."""
+    coarse = f"coarse = Constant<value=float {{{steps}}}>() "
+    body = coarse + PRODUCT_QK + S + "t = Mul(s_, c) " + mask + rounded("x", "coarse") + "p = Softmax<axis=-1>(x_) "
+    model = parse(CONSTANTS + body + "y = MatMul(p, v)", "bool[S,T] m")
+    said = "the step of the scores to 40, and all scores, which lie between -1.54 and 1.52,"
+    assert (said in (block_of(model).reason or "")) == lost
+    notes = fused(model, assume=[DROP_ROUNDINGS])[1].notes
+    assert any(said in note for note in notes) == lost
+
+
+def test_a_step_beside_scores_of_unknown_size() -> None:
+    """A bias that was rounded finely says nothing of the scores."""
+    fine = "bi = QuantizeLinear(b, step, point) b_ = DequantizeLinear(bi, step, point) t = Add(s, b_) "
+    coarse = "coarse = Constant<value=float {40.0}>() x = Where(m, t, low) " + rounded("x", "coarse")
+    body = CONSTANTS + PRODUCT_QK + fine + coarse + "p = Softmax<axis=-1>(x_) y = MatMul(p, v)"
+    assert "one number" not in (block_of(parse(body, "bool[S,T] m, float[B,4,S,T] b")).reason or "")
+
+
 class Once(CalibrationDataReader):  # type: ignore[misc]
     """The inputs of one run."""
 
@@ -111,6 +138,9 @@ def test_fused_models_are_nearer_to_the_model_before_it_was_quantised(tmp_path: 
     integers = quantised(plain)
     result, report = fused(integers, assume=[DROP_ROUNDINGS])
     assert report.count("fused") == 1
+    # The mask of -1e4 has widened the step, which is said whether the rounding goes or not.
+    assert any("are rounded to one number" in note for note in report.notes)
+    assert "are rounded to one number" in (block_of(integers).reason or "")
     first = quantised(fa_compiler.optimize(plain).model)
     assert "FlashAttention" in {node.op_type for node in first.graph.node}
     # Measured: 0.41, 0.011, which the 8 bits of query, key, value and result leave, and 0: nothing else is quantised.

@@ -6,8 +6,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Block, Code
-from fa_compiler.passes.matching.probability_path import PARTS_ADVICE
-from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
+from fa_compiler.passes.matching.scores import PARTS_ADVICE, QUANTISED_ADVICE
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
 STEP = "step = Constant<value=float {0.01}>() point = Constant<value=uint8 {0}>() "

@@ -116,7 +116,13 @@ def test_a_model_without_attention_is_not_touched(body: str) -> None:
     report = fuse(graph)
     assert not report.blocks
     assert ir.to_proto(graph).SerializeToString() == ir.to_proto(ir.from_proto(model)).SerializeToString()
-    assert report.to_json()["summary"] == {"softmaxes": 0, "fused": 0, "declined": 0, "not_attention": 0}
+    assert report.to_json()["summary"] == {
+        "softmaxes": 0,
+        "fused": 0,
+        "declined": 0,
+        "not_attention": 0,
+        "linear_attention": 0,
+    }
 
 
 def test_results_of_several_blocks() -> None:
@@ -155,7 +161,7 @@ def test_json() -> None:
     data = json.loads(json.dumps(report.to_json()))
     assert set(data) == {"schema", "model", "target", "blocks", "summary", "caches", "notes", "seconds"}
     assert (data["schema"], data["model"], data["target"]) == (1, "mixed.onnx", "ort")
-    assert data["summary"] == {"softmaxes": 4, "fused": 2, "declined": 1, "not_attention": 1}
+    assert data["summary"] == {"softmaxes": 4, "fused": 2, "declined": 1, "not_attention": 1, "linear_attention": 0}
     assert data["seconds"] >= 0
     for block in data["blocks"]:
         assert set(block) == set(FIELDS)

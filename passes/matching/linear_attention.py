@@ -1,0 +1,248 @@
+"""Attention without a softmax. It is left as it is, and the report names it, with the operator that can take it.
+
+Grammar, read upwards from the node that is named; the code cites the numbers of the cases:
+
+    linear_attention :=
+      1     LinearAttention(...) | LinearAttentionGate(...)          of ONNX or com.microsoft
+      2   | product(query, state)                          summed over the features of the keys
+      3   | product(weighted(product(query, key)), value)            summed over the tokens of the keys
+      4   | state' := Add(decayed(state), update)          an input and an output of the graph, as in the body of a Loop
+                                                           or Scan and in a decoder of one token in each run; a product
+                                                           reads state', or a sum of products with another tensor
+    state :=
+      5     product(key, value)                            summed over the tokens; also the running sum of the products
+                                                           of single numbers, CumSum(Mul(key, value))
+      6   | moved(state) | Mul(state, t) | Div(state, t) | Add(state, t)
+    weighted, decayed :=
+      7     moved(x) | Mul(x, t) | Div(x, t) | Where(c, x, t) | Trilu(x)           a state also after other updates
+
+It is named only where layers make query and key: convolutions, or products with a matrix of weights. The number of
+tokens differs from run to run, or it is at least 16. So chains of rotations or of weights are not meant. Nothing in it
+may be probabilities: the result of another attention and the gradient of a softmax are products of products, too. All
+products whose queries and keys come from the same layers have one block, for an unrolled loop over chunks has many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import AxisSpace
+from fa_compiler.passes.layout.contraction import Contraction, any_contraction
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.layers import BETWEEN, holds_weights, is_matrix
+from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
+from fa_compiler.passes.nodes import STANDARD, distinct_consumers, is_op, reached, text_attr
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.symbolic import Dim
+
+READY_MADE = ("LinearAttention", "LinearAttentionGate")  # 1
+FEATURES = (*BETWEEN, "Sin", "Cos", "ReduceSum", "ReduceL2", "ReduceMean", "CumSum", "LpNormalization", "Reciprocal")
+"""What may stand between a layer and the queries or keys: feature maps, norms, rotary positions, decays."""
+MOVING = (*MOVES, "Split", "Cast", "Mul", "Div", "Neg")
+STATES = (*MOVING, "Add")  # 6
+WEIGHTS = (*MOVING, "Where", "Trilu")  # 7
+LIMIT = 96
+"""So many values are looked at in one search."""
+FEWEST = 16
+"""Fewer tokens than this, where their number is fixed, may be the dimensions of a rotation."""
+SUMMED = "attention without a softmax: queries are multiplied by sums of the products of keys and values"
+WEIGHTED = "attention without a softmax: the products of queries and keys are the weights of the values"
+UPDATED = "attention without a softmax: a state is updated for each token, and multiplied by queries"
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """An attention without a softmax: the node that the report names, and what it is."""
+
+    node: ir.Node
+    reason: str
+
+    def decline(self) -> Decline:
+        """Why it is left as it is."""
+        return Decline(Code.LINEAR, self.reason, self.node, "" if self.node.op_type in READY_MADE else None)
+
+
+def linear_attentions(graph: ir.Graph, probabilities: Collection[ir.Value], facts: Facts) -> list[LinearAttention]:
+    """The attentions without a softmax of one graph, its subgraphs not included. `probabilities` are the results of its
+    softmaxes."""
+    ready = [node for node in graph if node.domain in (*STANDARD, "com.microsoft") and node.op_type in READY_MADE]
+    search = _Search(Viewer(facts, AxisSpace()), probabilities)
+    made = [LinearAttention(node, f"{node.op_type} is attention without a softmax already") for node in ready]
+    return [*made, *search.by_products(graph), *search.recurrences(graph)]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The search for the cases 2 to 4 in one graph."""
+
+    viewer: Viewer
+    probabilities: Collection[ir.Value]
+
+    def by_products(self, graph: ir.Graph) -> Iterator[LinearAttention]:
+        """Cases 2 and 3, one for each set of layers."""
+        known = set[ir.Node]()
+        for node in graph:
+            for outer in self._products_of(node):
+                for reason, layers in (*self._by_state(outer), *self._by_weights(outer)):
+                    if not layers & known:
+                        yield LinearAttention(node, reason)
+                    known |= layers
+
+    def _products_of(self, node: ir.Node) -> list[Contraction]:
+        """The product that a node is, summed over one label; also of two operands of an Einsum whose third one only
+        scales the result, as 1 / (Q z)."""
+        found = any_contraction(node, self.viewer.info)
+        made = [] if found is None else [found]
+        terms, _, out = text_attr(node, "equation", "").replace(" ", "").partition("->")
+        labels = [tuple(term) for term in terms.split(",")]
+        if is_op(node, "Einsum") and len(labels) == len(node.inputs) == 3 and "." not in terms:
+            for left, right in ((0, 1), (0, 2), (1, 2)):
+                one, two, scale = node.inputs[left], node.inputs[right], labels[3 - left - right]
+                if one is not None and two is not None and set(scale) <= set(out):
+                    made.append(Contraction(node, (one, two), (labels[left], labels[right]), tuple(out)))
+        return [each for each in made if len(each.summed) == 1 and not self._is_layer(each)]
+
+    def _is_layer(self, product: Contraction) -> bool:
+        """Is one of the operands weights?"""
+        return any(holds_weights(operand, self.viewer) for operand in product.operands)
+
+    def _by_state(self, outer: Contraction) -> Iterator[tuple[str, set[ir.Node]]]:
+        """Case 2: the product is that of queries and a state."""
+        for side in (0, 1):
+            query, state = outer.operands[1 - side], outer.operands[side]
+            layers = self._layers(query), self._running(state)
+            if all(layers):
+                yield SUMMED, {*layers[0], *layers[1]}
+                continue
+            inner = self._product_in(state, STATES)
+            if inner is None or not self._is_long(inner) or self._is_longer(outer, inner):
+                continue
+            features = self._size(outer, outer.summed[0])
+            for key, value in (inner.operands, inner.operands[::-1]):
+                free = [label for label in inner.labels[inner.operands.index(key)] if label in inner.out]
+                fits = any(self._size(inner, label) == features for label in free)
+                layers = self._layers(query), self._layers(key)
+                if fits and all(layers) and not self._is_probable(value):
+                    yield SUMMED, {*layers[0], *layers[1]}
+                    break
+
+    def _running(self, state: ir.Value) -> set[ir.Node]:
+        """Case 5: the layers that make key and value of a running sum of their products."""
+        for value in _upward([state], MOVING):
+            node = value.producer()
+            summed = None if node is None or not is_op(node, "CumSum") else node.inputs[0]
+            product = None if summed is None else summed.producer()
+            if product is not None and is_op(product, "Mul"):
+                parts = [set[ir.Node]() if each is None else self._layers(each) for each in product.inputs]
+                return parts[0] | parts[1] if all(parts) else set()
+        return set()
+
+    def _by_weights(self, outer: Contraction) -> Iterator[tuple[str, set[ir.Node]]]:
+        """Case 3: the product is that of weights and values."""
+        for side in (0, 1):
+            inner = self._product_in(outer.operands[side], WEIGHTS)
+            if inner is None or not self._is_long(outer) or not self._is_longer(outer, inner):
+                continue
+            layers = [self._layers(operand) for operand in inner.operands]
+            if all(layers):
+                yield WEIGHTED, {*layers[0], *layers[1]}
+
+    def recurrences(self, graph: ir.Graph) -> Iterator[LinearAttention]:
+        """Case 4."""
+        for output in graph.outputs:
+            rank = len(self.viewer.info.shape(output) or ())
+            add = _start(output, ("Identity", "Cast")).producer()
+            if add is None or rank < 3 or not is_op(add, "Add") or add.graph is not graph:
+                continue
+            for state in add.inputs:
+                decayed = [] if state is None else _upward([state], (*LAYOUT_OPS, "Cast", "Mul", "Add"))
+                inputs = [value for value in decayed if value in graph.inputs and value.const_value is None]
+                sizes = {self.viewer.info.shape(value) for value in inputs}
+                if self.viewer.info.shape(output) in sizes and self._is_read(add.outputs[0]):
+                    yield LinearAttention(add, UPDATED)
+                    break
+
+    def _is_read(self, state: ir.Value) -> bool:
+        """Does a product of two tensors read it, or a sum of its products with another one?"""
+
+        def moved(value: ir.Value) -> list[ir.Value]:
+            nodes = [node for node in distinct_consumers(value) if is_op(node, *LAYOUT_OPS, "Cast")]
+            return [output for node in nodes for output in node.outputs]
+
+        for value in reached([state], moved, LIMIT):
+            for node in distinct_consumers(value):
+                product = any_contraction(node, self.viewer.info)
+                multiplied = is_op(node, "Mul") and node.inputs[0] is not node.inputs[1]
+                summed = multiplied and any(is_op(each, "ReduceSum") for each in distinct_consumers(node.outputs[0]))
+                if summed or (product is not None and not self._is_layer(product)):
+                    return True
+        return False
+
+    def _product_in(self, value: ir.Value, through: Sequence[str]) -> Contraction | None:
+        """The product of two tensors that a value is made of by these operators, without probabilities."""
+        values = list(_upward([value], through))
+        if any(each in self.probabilities for each in values):
+            return None
+        products = (any_contraction(each.producer(), self.viewer.info) for each in values)
+        return next(
+            (found for found in products if found is not None and len(found.summed) == 1 and not self._is_layer(found)),
+            None,
+        )
+
+    def _layers(self, value: ir.Value) -> set[ir.Node]:
+        """The layers that make queries or keys; empty where a product of two tensors or a softmax has a part in it."""
+        layers = set[ir.Node]()
+        for each in _upward([value], FEATURES):
+            node = each.producer()
+            if each in self.probabilities:
+                return set()
+            if is_op(node, "Conv") and node is not None:
+                layers.add(node)
+            elif is_op(node, "MatMul", "Gemm", "Einsum") and node is not None:
+                if any(operand is not None and is_matrix(operand, self.viewer) for operand in node.inputs[:2]):
+                    layers.add(node)
+                elif not any(operand is not None and holds_weights(operand, self.viewer) for operand in node.inputs):
+                    return set()
+        return layers
+
+    def _is_probable(self, value: ir.Value) -> bool:
+        return any(each in self.probabilities for each in _upward([value], FEATURES))
+
+    def _size(self, product: Contraction, label: str) -> Dim | None:
+        """The size of a dimension of a product."""
+        for operand, labels in zip(product.operands, product.labels, strict=True):
+            shape = self.viewer.info.shape(operand)
+            if label in labels and shape is not None and len(shape) == len(labels):
+                return shape[labels.index(label)]
+        return None
+
+    def _is_long(self, product: Contraction) -> bool:
+        """May a product be summed over tokens?"""
+        size = self._size(product, product.summed[0])
+        return size is not None and (size.const is None or size.const >= FEWEST)
+
+    def _is_longer(self, product: Contraction, other: Contraction) -> bool:
+        """Is a product summed over more than another? What differs from run to run counts as more."""
+        sizes = [self._size(each, each.summed[0]) for each in (product, other)]
+        one, two = (None if size is None else size.const for size in sizes)
+        return two is not None and (one is None or one > two)
+
+
+def _start(value: ir.Value, through: Sequence[str]) -> ir.Value:
+    *_, start = _upward([value], through)
+    return start
+
+
+def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.Value]:
+    """The values that some values are made of by these operators, they first."""
+
+    def sources(each: ir.Value) -> list[ir.Value]:
+        node = each.producer()
+        return [] if node is None or not is_op(node, *through) else [made for made in node.inputs if made is not None]
+
+    return reached(values, sources, LIMIT)

@@ -1,0 +1,200 @@
+"""Softmaxes that are no anchors. They are left as they are, and the report names them, so that none is passed over.
+
+Grammar, read upwards from the node that is named; e is an exponential that belongs to no anchor:
+
+    other :=
+      1     QLinearSoftmax(scores, ...)                    com.microsoft, as ONNX Runtime's quantiser writes it
+                                                           (QuantFormat.QOperator)
+      2   | Div(weights, total) | Mul(weights, inverse)    total and weights of the same exponentials
+      3   | LpNormalization(weights)                       p = 1
+      4   | exp(Sub(x, logarithm)) | exp(Add(x, Neg(logarithm)))
+      5   | e                                              summed up and multiplied by values, as in a Loop that attends
+                                                           a part of the keys in each turn
+    inverse := layout of Reciprocal(total) | Div(c, total) | Pow(total, c) | Exp(Neg(logarithm))
+    total :=
+      6     row_wise(total, ...) | Exp(logarithm)
+      7   | sum(weights)                                   any operator that adds up, a product with ones, too
+    logarithm :=
+      8     row_wise(logarithm, ...) | Log(total) | ReduceLogSum(weights) | ReduceLogSumExp(x)
+    weights :=
+      9     e | element_wise(weights, ...)                 in 2 also products with values: the division is late
+
+It is not proven that these are softmaxes. In 2 to 5 exponentials meet their own sum, which is seen in little else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import AxisSpace
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.exponentials import LESS
+from fa_compiler.passes.matching.probability_path import reaches_product
+from fa_compiler.passes.matching.row_reductions import SUMS
+from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.nodes import constant, distinct_consumers, int_attr, is_op, reached, source_through
+from fa_compiler.passes.patterns import match
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+KEEPING = (*LAYOUT_OPS, "Cast", "CastLike", "Expand")
+ROW_WISE = (*KEEPING, "Abs", "Add", "Sum", "Mul", "Div", "Max", "Clip", "Where", "Slice", "Split", "Gather")  # 6 and 8
+ELEMENT_WISE = (*KEEPING, "Mul", "Where", "Max", "Clip", "Concat", "Neg", "Sub", "Dropout")  # 9
+INVERSES = ("Reciprocal", "Div", "Pow", "Exp")
+ADDING = (*SUMS, "ReduceMean", "CumSum", "GlobalAveragePool")  # 7
+LOGARITHMS = ("Log", "ReduceLogSum", "ReduceLogSumExp")
+PRODUCTS = ("MatMul", "Gemm", "Einsum")
+LIMIT = 48
+"""So many values are looked at in one search."""
+
+
+@dataclass(frozen=True)
+class OtherSoftmax:
+    """A softmax that is no anchor: the node that the report names, and how it is written. `weighs` says whether a
+    product with values is a part of it."""
+
+    node: ir.Node
+    spelling: str = ""
+    weighs: bool = False
+
+    def decline(self, facts: Facts) -> Decline:
+        """Why it is left as it is."""
+        if not self.weighs and not reaches_product(self.node.outputs[0], Viewer(facts, AxisSpace())):
+            return Decline(Code.NOT_ATTENTION, "no product with values follows this softmax", self.node)
+        if self.spelling:
+            return Decline(Code.SPELLING, self.spelling, self.node)
+        reason = f"{self.node.op_type} computes on 8-bit numbers, which the operator does not take"
+        return Decline(Code.DTYPE, reason, self.node, QUANTISED_ADVICE)
+
+
+def other_softmaxes(graph: ir.Graph, anchors: Sequence[SoftmaxAnchor], facts: Facts) -> list[OtherSoftmax]:
+    """The softmaxes of a graph that are none of its anchors."""
+    quantised = [node for node in graph if (node.domain, node.op_type) == ("com.microsoft", "QLinearSoftmax")]  # 1
+    anchored = {node for anchor in anchors for node in anchor.nodes}
+    free = {node for node in graph if _is_exponential(node, facts.info) and node not in anchored}
+    search = _Search(facts, free)
+    found = map(search.softmax_at, graph if search.free else ())
+    written = [each for each in found if each is not None]
+    return [*map(OtherSoftmax, quantised), *written, *search.in_parts()]
+
+
+def _is_exponential(node: ir.Node, info: ShapeInfo) -> bool:
+    """Is this Exp, or Pow of one number above 0 to a tensor?"""
+    if not is_op(node, "Pow"):
+        return is_op(node, "Exp")
+    base = None if node.inputs[0] is None else info.scalar(node.inputs[0])
+    return base is not None and base > 0.0 and constant(node.inputs[1]) is None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The search for the cases 2 to 5 in one graph. `free` are the exponentials that belong to no softmax so far. They
+    are told by their exponents, for a graph may compute one several times."""
+
+    facts: Facts
+    free: set[ir.Node]
+
+    def softmax_at(self, node: ir.Node) -> OtherSoftmax | None:
+        """Cases 2 to 4: the softmax whose result a node gives. Its exponentials are no longer free."""
+        if is_op(node, "Div", "Mul"):
+            for weights, total in _quotients(node):
+                summed = self._summed(total)
+                plain = summed & self._exponents(weights)
+                if self._take(plain or summed & self._exponents(weights, PRODUCTS)):  # 2
+                    return OtherSoftmax(node, f"{node.op_type} divides exponentials by their sum", not plain)
+        elif is_op(node, "LpNormalization") and int_attr(node, "p", 2) == 1:
+            if self._take(self._exponents(node.inputs[0])):  # 3
+                return OtherSoftmax(node, "LpNormalization divides exponentials by their sum")
+        elif node in self.free and (less := match(LESS, node.inputs[-1], self.facts.info)) is not None:
+            exponents = self._in_logarithm(less["less"])
+            if exponents and self._take({*exponents, less["x"], node.inputs[-1]}):  # 4
+                spelling = f"{node.op_type} is taken of scores less the logarithm of a sum of exponentials"
+                return OtherSoftmax(node, spelling)
+        return None
+
+    def in_parts(self) -> Iterator[OtherSoftmax]:
+        """Case 5: the free exponentials that are summed up and multiplied by values, both as they are."""
+        for node in [node for node in self.free if self._is_part(node)]:
+            if self._take({node.inputs[-1]}):
+                yield OtherSoftmax(node, "exponentials are summed up and multiplied by values, part by part", True)
+
+    def _is_part(self, node: ir.Node) -> bool:
+        kept = reached(node.outputs, lambda value: _kept(distinct_consumers(value)), LIMIT)
+        readers = [reader for value in kept for reader in distinct_consumers(value)]
+        return any(is_op(each, *SUMS) for each in readers) and any(is_op(each, *PRODUCTS) for each in readers)
+
+    def _take(self, exponents: Collection[ir.Value | None]) -> bool:
+        taken = {node for node in self.free if node.inputs[-1] in exponents}
+        self.free.difference_update(taken)
+        return bool(taken)
+
+    def _summed(self, total: ir.Value) -> set[ir.Value]:
+        """Cases 6 to 8: the exponents of the exponentials whose sum a total or a logarithm is made of."""
+        found: set[ir.Value] = set()
+        for value in _upward(total, (*ROW_WISE, *LOGARITHMS[:1], "Exp", "Neg")):
+            node = value.producer()
+            if is_op(node, "ReduceLogSumExp") and node is not None and node.inputs[0] is not None:
+                found.add(node.inputs[0])
+            elif node is not None and (weights := self._added(node)) is not None:
+                exponents = (each.inputs[-1] for each in self._exponentials(weights))
+                found.update(each for each in exponents if each is not None)
+        return found
+
+    def _in_logarithm(self, logarithm: ir.Value) -> set[ir.Value]:
+        """Case 8: the exponents of the exponentials whose sum's logarithm it is made of."""
+        values = _upward(logarithm, ROW_WISE)
+        return {each for value in values if is_op(value.producer(), *LOGARITHMS) for each in self._summed(value)}
+
+    def _added(self, node: ir.Node) -> ir.Value | None:
+        """Case 7: what a node adds up."""
+        if is_op(node, *ADDING, "ReduceLogSum") or (is_op(node, "Einsum") and len(node.inputs) == 1):
+            return node.inputs[0]
+        if is_op(node, "MatMul", "Einsum") and len(node.inputs) == 2:
+            ones = [value is not None and self.facts.sets.only(value) == 1.0 for value in node.inputs]
+            return next((value for value, one in zip(node.inputs, ones[::-1], strict=True) if one), None)
+        return None
+
+    def _exponents(self, weights: ir.Value | None, more: Sequence[str] = ()) -> set[ir.Value]:
+        """Case 9: the exponents of the free exponentials that weights are made of."""
+        return {
+            node.inputs[-1] for node in self._exponentials(weights, more) & self.free if node.inputs[-1] is not None
+        }
+
+    def _exponentials(self, weights: ir.Value | None, more: Sequence[str] = ()) -> set[ir.Node]:
+        made = [] if weights is None else _upward(weights, (*ELEMENT_WISE, *more, *(("Add",) if more else ())))
+        makers = (value.producer() for value in made)
+        return {node for node in makers if node is not None and _is_exponential(node, self.facts.info)}
+
+
+def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
+    """The values that a value is made of by these operators, it first."""
+
+    def sources(each: ir.Value) -> list[ir.Value]:
+        node = each.producer()
+        return [] if node is None or not is_op(node, *through) else [made for made in node.inputs if made is not None]
+
+    return reached([value], sources, LIMIT)
+
+
+def _kept(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    return [output for node in nodes if is_op(node, *KEEPING) for output in node.outputs]
+
+
+def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value | None, ir.Value]]:
+    """Case 2: what a Div or Mul may divide, and by what."""
+    left, right = node.inputs[0], node.inputs[1]
+    if is_op(node, "Div"):
+        yield from () if right is None else ((left, right),)
+        return
+    for weights, inverse in ((left, right), (right, left)):
+        maker = None if inverse is None else source_through(inverse, *KEEPING).producer()
+        if maker is not None and is_op(maker, *INVERSES):
+            total = maker.inputs[1 if is_op(maker, "Div") else 0]
+            yield from () if total is None else ((weights, total),)
