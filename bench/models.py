@@ -9,7 +9,9 @@ process one sentence or image at a time. Each model runs in these variants, each
     ort             the original, with all optimisations of ONNX Runtime
     ort-optimizer   optimised by onnxruntime.transformers; the table has the number of attention operators that it made
     ours            fused by fa_compiler
+    ours-contrib    fused for ONNX Runtime's own operators, which need no library (--target contrib --runtime ort-cpu)
     openvino        the original in OpenVINO, if an interpreter has it
+    ours-openvino   fused into ONNX's Attention, in OpenVINO (--target onnx --runtime openvino)
 
 The results are compared with those of `ort`. In `ours` the share of attention is the share of its operator in ONNX
 Runtime's profile. In the original it is the time of the original minus the time of the other operators in `ours`.
@@ -63,6 +65,13 @@ MODELS = {
     "llama-8x2048": Model("gpt2"),
 }
 
+FUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ours": ("ort", ()),
+    "ours-contrib": ("ort", ("--target", "contrib", "--runtime", "ort-cpu")),
+    "ours-openvino": ("openvino", ("--target", "onnx", "--runtime", "openvino")),
+}
+"""The variants that fa_compiler makes: the runtime that they run in, and the options."""
+
 
 class NotPrepared(Exception):
     """A model could not be exported or fused. The text is the message of the tool."""
@@ -90,15 +99,19 @@ def prepare(name: str, folder: Path, export_python: str | None) -> dict[str, tup
 
     optimizer/outcome.txt holds the number of attention operators that onnxruntime.transformers made, or its error.
     """
-    original, ours, theirs = (folder / each / "model.onnx" for each in (".", "ours", "optimizer"))
+    original, theirs = (folder / each / "model.onnx" for each in (".", "optimizer"))
+    fused = {each: folder / each / "model.onnx" for each in FUSED}
     if not original.exists():
         if export_python is None:
             raise NotPrepared(f"{original} does not exist, and cannot be made without --export-python")
         _made([export_python, str(ROOT / "bench" / "export_models.py"), str(folder.parent), name])
-    for each in (ours, theirs):
+    for each in (*fused.values(), theirs):
         each.parent.mkdir(exist_ok=True)
-    _made([sys.executable, "-m", "fa_compiler", "optimize", str(original), "-o", str(ours), "--quiet"])
-    variants = {"ort": ("ort", str(original)), "ours": ("ort", str(ours)), "openvino": ("openvino", str(original))}
+    for variant, file in fused.items():
+        options = FUSED[variant][1]
+        _made([sys.executable, "-m", "fa_compiler", "optimize", str(original), "-o", str(file), "--quiet", *options])
+    variants = {"ort": ("ort", str(original)), "openvino": ("openvino", str(original))}
+    variants |= {variant: (FUSED[variant][0], str(file)) for variant, file in fused.items()}
     outcome = theirs.with_name("outcome.txt")
     if not outcome.exists():
         worker = [sys.executable, "-m", "bench.model_worker", "optimise", MODELS[name].kind]

@@ -32,6 +32,7 @@ from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
 from fa_compiler.model_files.writing import check_place, relocate, staging, write_model
 from fa_compiler.op_registry.products import product
+from fa_compiler.op_registry.runtimes import Runtime
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.report import Progress
@@ -73,6 +74,7 @@ def optimize(
     in_place_caches: bool = False,
     weights: Weights = "copy",
     bodies: bool = True,
+    runtime: str | None = None,
 ) -> Result:
     """Fuse the attention of a model, and write it to `output` if given.
 
@@ -80,7 +82,8 @@ def optimize(
         model: a path, the bytes of a file, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
             torch.onnx.export; it is not changed.
         output: the file to write; it may not be the input.
-        target: "ort" for ONNX Runtime, or "ascend".
+        target: "ort" for ONNX Runtime with our kernels, "ascend", "onnx" for ONNX's Attention, or "contrib" for
+            MultiHeadAttention and GroupQueryAttention of ONNX Runtime.
         soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
         cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
         assume: assumptions that you vouch for: "no-empty-rows", "masks-dominate", "binary-masks", "bounded-scores",
@@ -96,12 +99,14 @@ def optimize(
         bodies: give the fused nodes their computation in standard operators, too, as functions of the model (target
             "ort"). ONNX Runtime without the custom-op library and other tools run these. Without bodies the file
             needs the library everywhere.
+        runtime: the runtime that the targets "onnx" and "contrib" are narrowed to, such as "ort-cpu" or "ort-cpu=1.27".
+            None for what the operators' schemas say.
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.
         InternalError: the result failed our own checks; nothing was written.
     """
-    options = make_options(target, soc_version, cann, assume, in_place_caches)
+    options = make_options(target, soc_version, cann, assume, in_place_caches, runtime)
     keep = is_kept(weights)
     loaded = load(model)
     place = None if output is None else Path(output)
@@ -132,6 +137,7 @@ def inspect(
     cann: str | None = None,
     assume: Iterable[str] = (),
     in_place_caches: bool = False,
+    runtime: str | None = None,
 ) -> Report:
     """Tell what `optimize` would fuse with the same arguments, and why not the rest. Nothing is written.
 
@@ -139,7 +145,7 @@ def inspect(
         InputError: the model or an option is at fault.
         InternalError: the result failed our own checks.
     """
-    _, report = run(load(model), make_options(target, soc_version, cann, assume, in_place_caches))
+    _, report = run(load(model), make_options(target, soc_version, cann, assume, in_place_caches, runtime))
     return report
 
 
@@ -160,6 +166,7 @@ def make_options(
     cann: str | None,
     assume: Iterable[str],
     in_place_caches: bool = False,
+    runtime: str | Runtime | None = None,
 ) -> Options:
     """The options from the user's values.
 
@@ -167,7 +174,7 @@ def make_options(
         InputError: an option has an unknown value, or cannot be used with the target.
     """
     words = frozenset((assume,) if isinstance(assume, str) else assume)
-    if target == "ort" and (soc_version is not None or cann is not None):
+    if target != "ascend" and (soc_version is not None or cann is not None):
         raise InputError("a SoC version and a CANN version go with the target 'ascend' only")
     try:
         if soc_version is not None:
@@ -180,6 +187,7 @@ def make_options(
             cann,
             words,
             in_place_caches=in_place_caches,
+            runtime=Runtime.of(runtime) if isinstance(runtime, str) else runtime,
         )
     except ValueError as error:
         raise InputError(str(error)) from None

@@ -26,6 +26,10 @@ class UnknownProduct(RegistryError):
     """A name that is neither "ort" nor an Ascend product or SoC version."""
 
 
+class UnknownRuntime(RegistryError):
+    """A runtime that the table of runtimes does not have, or a version that is none."""
+
+
 class NodeError(RegistryError):
     """Inputs, outputs or attributes that do not fit the operator's prototype at all."""
 

@@ -119,6 +119,13 @@ class Builder:
             return self.op(op_type, [value, self.ints(axes)], dtype)
         return self.op(op_type, [value], dtype, {"axes": tuple(axes)})
 
+    def reduced(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
+        """A value reduced along one axis by an operator such as ReduceMin; the axis stays, with size 1."""
+        dtype = self.info.dtype(value)
+        if self.opset >= 18:
+            return self.op(op_type, [value, self.ints([axis])], dtype)
+        return self.op(op_type, [value], dtype, {"axes": (axis,)})
+
     def alias(self, value: ir.Value) -> ir.Value:
         """The same tensor as another value, which can be given a name of its own."""
         node = ir.node("Identity", [value], name=self.names.new(f"{PREFIX}_Identity"))

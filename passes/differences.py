@@ -351,7 +351,7 @@ def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
 
 def _is_finite(options: Options) -> bool:
     """Does the user vouch for finite values, or is that taken for granted?"""
-    granted = options.target == "ascend" and NON_FINITE_SCORES not in options.assume
+    granted = options.target != "ort" and NON_FINITE_SCORES not in options.assume
     return granted or FINITE_SCORES in options.assume
 
 

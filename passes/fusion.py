@@ -25,10 +25,11 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
+from fa_compiler.passes.nodes import all_nodes, graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
+from fa_compiler.passes.raise_opset import raise_opset
 from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
@@ -45,6 +46,10 @@ OUTCOMES: dict[Code, tuple[Kind, Status]] = {
     Code.LINEAR: ("no_softmax", "linear_attention"),
 }
 """The kind and status of blocks that are no declined attention with a softmax."""
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's operators."""
+ATTENTION_SINCE = 23
+"""The first opset with ONNX's Attention."""
 NEWEST_OPSET = 28
 """The newest opset whose operators are known here. An operator of a newer opset may mean something else."""
 
@@ -57,6 +62,12 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     started = time.perf_counter()
     options = options or Options()
     inline_functions(model)
+    refusal: Decline | None = None
+    if options.target == "onnx" and any(map(_may_fuse, all_nodes(model.graph))):
+        try:
+            raise_opset(model, ATTENTION_SINCE)
+        except Decline as decline:
+            refusal = decline
     graphs = remember_versions(model)
     info = analyse(model)
     corrected = correct_shapes(graphs, info)
@@ -67,10 +78,13 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         softmaxes_in_functions(model),
         [],
         graph_opset(model.graph),
+        refusal,
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):
-        model.graph.opset_imports[DOMAIN] = VERSION
+        if options.target != "onnx":
+            domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
+            model.graph.opset_imports[domain] = version
         run.notes.extend(corrected)
     caches: list[CacheLine] = []
     if options.in_place_caches:
@@ -94,6 +108,8 @@ class _Run:
     calls: Mapping[ir.OperatorIdentifier, tuple[str, ...]]
     notes: list[str]
     opset: int
+    refusal: Decline | None
+    """Why nothing of the model can be fused for the target."""
 
     @property
     def facts(self) -> Facts:
@@ -124,6 +140,8 @@ class _Run:
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
             return [self._declined_block(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
+        if self.refusal is not None:
+            return [self._declined_block(label(node) or "", self.refusal) for node in order]
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         has_top_k = any(is_op(node, "TopK") for node in graph)
         sharing = Sharing(list(found.values()))
@@ -237,6 +255,8 @@ class _Run:
     def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter, missed: list[Missed]) -> Block | None:
         """Fuse an attention to listed or selected keys and return its block; None for other attentions, with a line in
         `missed` where the user could vouch for it."""
+        if self.facts.options.is_standard:
+            return None
         found = fuse_gathered_keys(match, rewriter, missed) or fuse_masked_selection(match, rewriter)
         if found is None:
             return None
@@ -261,6 +281,8 @@ class _Run:
         name = label(anchor.node) or ""
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
+        if self.facts.options.is_standard:
+            return []  # ONNX and ONNX Runtime have no operator for a gradient
         if anchor.log_base != 1.0:
             return []  # the gradients of powers have a factor that backward/ does not know
         try:
@@ -326,10 +348,18 @@ class _Run:
             layout=fused.layout,
             mask=fused.mask_label,
             heads=fused.heads,
-            extensions=extensions_used(node_view(fused.node, self.facts.info)),
+            extensions=self._extensions(fused.node),
             assumed=fused.assumed,
             missed=(*missed, *fused.missed),
         )
+
+    def _extensions(self, node: ir.Node) -> tuple[str, ...]:
+        return extensions_used(node_view(node, self.facts.info)) if node.domain == DOMAIN else ()
+
+
+def _may_fuse(node: ir.Node) -> bool:
+    """May the node belong to an attention?"""
+    return is_attention_op(node) or is_op(node, "Softmax", "Exp", "ReduceMax", "ReduceLogSumExp", "LogSoftmax", "Pow")
 
 
 def _numbered(blocks: list[Block]) -> Iterator[Block]:

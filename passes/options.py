@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fa_compiler.op_registry.products import product
+from fa_compiler.op_registry.runtimes import Runtime
 
-Target = Literal["ort", "ascend"]
+Target = Literal["ort", "ascend", "onnx", "contrib"]
 
 NO_EMPTY_ROWS = "no-empty-rows"
 MASKS_DOMINATE = "masks-dominate"
@@ -40,9 +41,9 @@ ASSUMPTIONS = {
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
     FINITE_SCORES: "query, key and value are finite: a NaN guard has no work, and a difference of probabilities times "
-    "values becomes a difference of two attentions (assumed for Ascend)",
-    NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for Ascend, a NaN guard or a difference of "
-    "probabilities is a reason to decline",
+    "values becomes a difference of two attentions (assumed for every target but ort)",
+    NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard or a "
+    "difference of probabilities is a reason to decline",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""
@@ -60,8 +61,8 @@ class Options:
 
     `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are used only when
     `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does
-    not work. With `in_place_caches`, caches that grow by a Concat become buffers that are written in place; only ONNX
-    Runtime can have them.
+    not work. With `in_place_caches`, caches that grow by a Concat become buffers that are written in place; only the
+    target "ort" can have them. `runtime` narrows the targets "onnx" and "contrib" to what one runtime takes.
     """
 
     target: Target = "ort"
@@ -70,6 +71,12 @@ class Options:
     assume: frozenset[str] = frozenset()
     decoding: bool = True
     in_place_caches: bool = False
+    runtime: Runtime | None = None
+
+    @property
+    def is_standard(self) -> bool:
+        """Are the fused operators those of ONNX or ONNX Runtime, and not the registry's?"""
+        return self.target in ("onnx", "contrib")
 
     @property
     def ascend_product(self) -> str:
@@ -78,8 +85,8 @@ class Options:
 
     @property
     def platform(self) -> str:
-        """The platform whose rules the operators have to keep: "ort", or the Ascend product."""
-        return "ort" if self.target == "ort" else self.ascend_product
+        """The platform whose rules the registry's operators have to keep: "ort", or the Ascend product."""
+        return self.ascend_product if self.target == "ascend" else "ort"
 
     @property
     def needs_dense_mask(self) -> bool:
@@ -91,14 +98,16 @@ class Options:
         )
 
     def __post_init__(self) -> None:
-        if self.target not in ("ort", "ascend"):
-            raise ValueError(f"unknown target {self.target!r}: use 'ort' or 'ascend'")
+        if self.target not in (known := get_args(Target)):
+            raise ValueError(f"unknown target {self.target!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
         unknown = self.assume - set(ASSUMPTIONS)
         if unknown:
-            known = ", ".join(sorted(ASSUMPTIONS))
-            raise ValueError(f"unknown assumption {sorted(unknown)[0]!r}: known are {known}")
+            words = ", ".join(sorted(ASSUMPTIONS))
+            raise ValueError(f"unknown assumption {sorted(unknown)[0]!r}: known are {words}")
         if self.in_place_caches and self.target != "ort":
             raise ValueError("caches in place go with the target 'ort' only")
+        if self.runtime is not None and not self.is_standard:
+            raise ValueError("a runtime goes with the targets 'onnx' and 'contrib' only")
         for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):
             if {one, other} <= self.assume:
                 raise ValueError(f"{one!r} and {other!r} cannot both hold")

@@ -145,6 +145,11 @@ class Code(StrEnum):
         "the fused node would break a constraint of the target",
         "--target ort has fewer limits than a product; another --soc-version or --cann may have, too",
     )
+    RUNTIME = (
+        "runtime",
+        "the target's operators, or the runtime's kernels of them, do not take what the attention needs",
+        "--target ort takes it, with the library of fa-compiler",
+    )
     # Not attention at all.
     NOT_ATTENTION = "not_attention", "a softmax that is not followed by a product with values"
     # Attention of another kind.
@@ -223,10 +228,10 @@ def printable(text: str) -> str:
 
 
 def _blocks(ids: Sequence[int]) -> str:
-    return f"block{'s' if len(ids) > 1 else ''} {_ranges(ids)}"
+    return f"block{'s' if len(ids) > 1 else ''} {ranges(ids)}"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as ranges, such as "0-3, 7"."""
     runs: list[list[int]] = []
     for number in numbers:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -14,15 +15,19 @@ from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.shapes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
 from fa_compiler.op_registry.products import PRODUCTS
+from fa_compiler.op_registry.runtimes import matrix
 from fa_compiler.op_registry.soc import soc_version
-from fa_compiler.passes.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION
+from fa_compiler.passes.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION, Target
 
 ROOT = Path(__file__).parent.parent
 ASCEND = (ROOT / "docs" / "ascend.md").read_text()
 COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text()
 README = (ROOT / "README.md").read_text()
+RUNTIMES_PAGE = (ROOT / "docs" / "runtimes.md").read_text()
 COMMANDS = re.findall(
-    r"^    fa-compiler (.+)$", "\n".join((ASCEND, COMMAND_LINE, README)).replace("\\\n", " "), re.MULTILINE
+    r"^    fa-compiler (.+)$",
+    "\n".join((ASCEND, COMMAND_LINE, README, RUNTIMES_PAGE)).replace("\\\n", " "),
+    re.MULTILINE,
 )
 
 
@@ -66,6 +71,12 @@ def test_ascend_tells_of_everything() -> None:
         assert f"**{route}.**" in ASCEND
     for word in (*(product.name for product in PRODUCTS), EMPTY_BIAS, HALF_ATTENTION):
         assert word in ASCEND, word
+
+
+def test_the_page_of_runtimes_is_the_table() -> None:
+    assert RUNTIMES_PAGE.endswith(matrix() + "\n")
+    for target in get_args(Target):
+        assert f"| `{target}` |" in RUNTIMES_PAGE
 
 
 def test_every_environment_variable_is_documented() -> None:

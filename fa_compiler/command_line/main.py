@@ -149,7 +149,19 @@ def _add_inspect(commands: _Commands) -> None:
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--target", metavar="ort|ascend", default="ort", help="what the result runs on (default ort)")
+    command.add_argument(
+        "--target",
+        metavar="ort|ascend|onnx|contrib",
+        default="ort",
+        help="what attention becomes: our kernels in ONNX Runtime (default), Ascend's operators, ONNX's Attention, or "
+        "ONNX Runtime's MultiHeadAttention and GroupQueryAttention",
+    )
+    command.add_argument(
+        "--runtime",
+        metavar="NAME[=VERSION]",
+        help="the runtime that the targets onnx and contrib are narrowed to, such as ort-cpu; see docs/runtimes.md; "
+        "`inspect --runtime all` tells which runtimes could take each attention",
+    )
     command.add_argument(
         "--soc-version",
         metavar="S",
@@ -239,6 +251,10 @@ def _add_registry(commands: _Commands) -> None:
     show.add_argument("op", metavar="OP")
     show.add_argument("--cann", metavar="V", help="CANN version or variant (default: the newest)")
     show.set_defaults(run="registry.show_op")
+    table = _command(
+        actions, "runtimes", "print what runtimes take of the attention operators of ONNX and ONNX Runtime"
+    )
+    table.set_defaults(run="registry.show_runtimes")
     diff = _command(actions, "diff", "compare the REG_OP headers of an installed CANN with the registry")
     diff.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a header, or a folder of headers")
     diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")

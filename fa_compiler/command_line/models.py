@@ -22,6 +22,7 @@ from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
 from fa_compiler.passes.report import Code, Progress, printable
 from fa_compiler.pipeline import copy_of, file_form, is_kept, make_options, run
+from fa_compiler.runtime_choices import ALL, runtime_choices
 
 
 def optimize(args: argparse.Namespace) -> int:
@@ -85,6 +86,8 @@ def library(args: argparse.Namespace) -> int:
 
 def inspect(args: argparse.Namespace) -> int:
     """Print what `optimize` would do."""
+    if args.runtime == ALL:
+        return _inspect_runtimes(args)
     options = _options(args)
     loaded = load(args.model)
     _check_places(args, loaded)
@@ -101,6 +104,23 @@ def inspect(args: argparse.Namespace) -> int:
         from fa_compiler.command_line.render import print_report
 
         print_report(report, args.explain)
+    return OK
+
+
+def _inspect_runtimes(args: argparse.Namespace) -> int:
+    """Print what each attention becomes for each runtime."""
+    from fa_compiler.command_line.render import print_choices
+
+    for option in ("html", "soc_version", "cann"):
+        if getattr(args, option) is not None:
+            raise InputError(f"--{option.replace('_', '-')} does not go with --runtime {ALL}")
+    if args.in_place_caches:
+        raise InputError(f"--in-place-caches does not go with --runtime {ALL}")
+    choices = runtime_choices(load(args.model), assumed(args))
+    if args.json:
+        print(json.dumps(choices.to_json(), indent=2, ensure_ascii=False))
+    else:
+        print_choices(choices)
     return OK
 
 
@@ -165,7 +185,7 @@ def _differs(error: Exception) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    return make_options(args.target, args.soc_version, args.cann, assumed(args), args.in_place_caches)
+    return make_options(args.target, args.soc_version, args.cann, assumed(args), args.in_place_caches, args.runtime)
 
 
 def assumed(args: argparse.Namespace) -> list[str]:

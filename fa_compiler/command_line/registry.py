@@ -1,4 +1,4 @@
-"""The commands `registry list`, `registry show` and `registry diff`."""
+"""The commands `registry list`, `registry show`, `registry diff` and `registry runtimes`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.render import print_table
-from fa_compiler.op_registry import commands, variants
+from fa_compiler.op_registry import commands, runtimes, variants
 from fa_compiler.passes.report import printable
 
 
@@ -26,6 +26,12 @@ def show_op(args: argparse.Namespace) -> int:
     for label, fact in commands.facts(args.op, args.cann):
         print(f"// {label}: {printable(fact)}")
     print(text)
+    return OK
+
+
+def show_runtimes(_: argparse.Namespace) -> int:
+    """Print what runtimes take of the attention operators of ONNX and ONNX Runtime, as Markdown."""
+    print(runtimes.matrix())
     return OK
 
 

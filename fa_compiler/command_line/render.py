@@ -18,6 +18,7 @@ from fa_compiler.passes.report import printable
 
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
+    from fa_compiler.runtime_choices import Choices
 
 _STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim", "linear_attention": "dim"}
 _PIPE_WIDTH = 200
@@ -73,6 +74,15 @@ def print_comparison(comparison: Comparison) -> None:
     sizes = ", ".join(f"{name} {list(shape)}" for name, shape in comparison.sizes.items())
     what = f"with {comparison.feed}" if faults else f"in {comparison.rounds} rounds" if comparison.rounds > 1 else ""
     out.print(Text(printable(f"inputs: {sizes}" + (f"; {what}" if what else ""))))
+
+
+def print_choices(choices: Choices) -> None:
+    """Print which runtimes take the attention of a model, and why the others do not."""
+    rows = choices.table()
+    if rows:
+        console().print(_table(("runtime", "blocks", "target", "operator, or why not"), rows))
+    else:
+        console().print(Text(printable(f"{choices.model}: no attention found")))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

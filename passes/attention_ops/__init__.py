@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS
 from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
@@ -53,6 +54,9 @@ REASONS = {
 def convert(call: OpConverter) -> ConvertedOp:
     """The conversion of an attention operator. Raises Decline."""
     node = call.node
+    own = OPERATORS.get(call.options.target, ())
+    if node.op_type in own and DOMAINS[node.op_type] == node.domain.removeprefix("ai.onnx"):
+        raise call.decline(Code.READY_MADE, f"{node.op_type} is an operator of the target already", "")
     family = FAMILIES.get((node.domain, node.op_type))
     if family is not None:
         return family(call)

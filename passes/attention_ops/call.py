@@ -115,7 +115,7 @@ class OpConverter:
             what = "a negative number" if cap < 0.0 else what
             hint = "give softcap a positive number, or 0 for none"
             raise self.decline(Code.SOFTCAP, f"softcap is {cap:g}, {what}", hint)
-        if cap > 0.0 and self.options.target != "ort":
+        if cap > 0.0 and self.options.target == "ascend":
             raise self.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
         return cap
 

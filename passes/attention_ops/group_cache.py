@@ -92,7 +92,7 @@ class Caches:
                 raise call.decline(Code.RANK, f"{each.name!r} is not [batch, heads, keys, head size]")
         past, options = pasts[0], call.options
         shared = SHARED_CACHES in options.assume
-        if not shared and options.target == "ort" and SEPARATE_CACHES not in options.assume:
+        if not shared and options.target != "ascend" and SEPARATE_CACHES not in options.assume:
             raise _unsaid(call)
         if shared and not _bindable(call):
             reason = "past or present is no input or output of the model, so that no buffer can be bound to both"

@@ -30,6 +30,7 @@ from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
+from fa_compiler.passes.masks.expressible import why_not_expressible
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.missed import explained, is_dense
@@ -107,18 +108,20 @@ class KeyMaskBuilder:
         The window becomes a sparse_mode where one says the same in every run and no mask depends on the row; for Ascend
         only where there is no mask.
         """
-        space, window_reason = self.call.viewer.space, ""
+        space, window_reason, given = self.call.viewer.space, "", bool(masked)
         rows, columns = space.size(scores[2]), space.size(scores[3])
         if window is not None:
             own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
             plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
             mode = mode_of(window.band, rows, columns) if plain else None
             window_reason = "no sparse_mode is its window in every run" if plain else "its window stands beside a mask"
+            if mode is not None and (unsaid := why_not_expressible(mode, rows, columns, self.call.options)) is not None:
+                mode, window_reason = None, unsaid
             if mode is None:
                 self._check_computable(window)
                 excluded = self.mask_outside_band(window.low, window.high)
                 masked = [*masked, ExcludedPositions(self.call.aligned(excluded, scores))]
-        never = not masked and (mode is None if window is None else window.band.never_empty(rows, columns))
+        never = not given and (mode is None if window is None else window.band.never_empty(rows, columns))
         empty = "" if never else "zero"
         missed = () if mode is not None else self._missed(masked, scores, window_reason)
         return MaskPlan(masked=tuple(masked), bias=bias, mode=mode, empty_rows=empty, missed=missed)
@@ -157,6 +160,8 @@ class KeyMaskBuilder:
         if isinstance(found, NoStructure):
             return [ExcludedPositions(call.along(mask, placed.dims), when)], None
         usable = band and self._has_room(found) and not (found.mode and found.mode.prefix)
+        if found.mode is not None and why_not_expressible(found.mode, *grid.sizes, call.options) is not None:
+            usable = False
         if found.mode is not None and not usable:
             return [ExcludedPositions(call.along(mask, placed.dims), when)], None
         return [

@@ -14,6 +14,8 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 DOMINATING = -1e30
 """A number of at most this outweighs every score in float32, whether it replaces scores, is a floor below them or is
 added to them."""
+LOST_IN = -1e29
+"""A number in which every score is lost, and which no kernel takes for -inf: some take -1e30 for it."""
 ASSUMED_MASK = -1e3
 """With `--assume masks-dominate`, a constant of at most this is a mask."""
 HUGE = 1e22
@@ -22,6 +24,8 @@ ROUNDS_SCORES_AWAY = -1e5
 """After a number below this was added to it, a float32 score has about seven fractional bits left, or fewer."""
 MAX_FINE = 256.0
 """After a number of up to this size was added to it, a float32 score has at least 15 fractional bits left."""
+LARGE_HALF = 64.0
+"""A number up to this, added to a 16-bit score, leaves it bits enough not to be rounded away."""
 HARMLESS_SHIFT = 1.0
 """One number up to this size, added to all scores, rounds them no more than they are rounded anyway."""
 LOST_SHIFT = 2.0**-24

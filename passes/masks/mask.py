@@ -65,11 +65,14 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
+from fa_compiler.passes.masks.expressible import why_not_expressible
 from fa_compiler.passes.masks.magnitudes import (
     DOMINATING,
     FLOAT32_MAX,
     HARMLESS_SHIFT,
     HUGE,
+    LARGE_HALF,
+    LOST_IN,
     LOST_SHARE,
     LOST_SHIFT,
     ROUNDS_SCORES_AWAY,
@@ -80,8 +83,9 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.masks.rounding import assumptions_for_reordering, reordering_decline
 from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.masks.score_like import is_score_like
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
-from fa_compiler.passes.nodes import constant, is_op
+from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, is_op
 from fa_compiler.passes.options import (
     FINITE_SCORES,
     MASKS_DOMINATE,
@@ -92,7 +96,16 @@ from fa_compiler.passes.options import (
     Options,
 )
 from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions, MaskTerm, Select, Term
+from fa_compiler.passes.score_ops import (
+    Add,
+    AlignedTensor,
+    BiasOp,
+    ExcludedPositions,
+    Floor,
+    MaskTerm,
+    Select,
+    Term,
+)
 from fa_compiler.passes.values.slices import keeps_everything
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
@@ -176,7 +189,86 @@ class MaskPlanner:
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention, with this guard after the softmax. Raises Decline."""
         plan = self._exact(terms, guard)
+        if self.options.is_standard:
+            return self._standard(plan, terms)
         return plan if self.options.target == "ort" or guard is RowGuard.NONE else self._unguarded(plan, terms)
+
+    def _standard(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
+        """The plan for an operator of ONNX or ONNX Runtime. Raises Decline."""
+        plan = self._guarded_behind(plan)
+        if self.options.target == "onnx":
+            plan = self._zero_rows_allowed(plan, terms)
+        rounding = next((step for step in plan.bias if self._rounds_rows(step)), None)
+        if rounding is None:
+            return plan
+        return self._without_empty_rows(
+            plan,
+            rounding.node,
+            "16-bit scores are rounded to the large numbers that are added to them, and that decides a row whose every "
+            "key has such a number",
+        )
+
+    def _without_empty_rows(self, plan: MaskPlan, node: ir.Node, reason: str) -> MaskPlan:
+        """The plan if the user vouches for it that no row is masked everywhere. Raises Decline."""
+        if NO_EMPTY_ROWS in self.options.assume:
+            return plan.assuming(NO_EMPTY_ROWS)
+        hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+        raise Decline(Code.EMPTY_ROWS, reason, node, hint)
+
+    def _rounds_rows(self, step: BiasOp) -> bool:
+        """May a step of a bias add finite numbers to 16-bit scores in which they are rounded away? The kernels of ONNX
+        and ONNX Runtime add in 16 bits or in 32."""
+        facts = self.viewer.facts
+        if not isinstance(step, Add | Select) or facts.info.dtype(step.node.outputs[0]) not in SIXTEEN_BITS:
+            return False
+        value = step.operand.view.base
+        ends = facts.sets.of(value) or facts.bounds.of(value)
+        if isinstance(step, Select):
+            ends = frozenset((step.fill,))
+        if ends is None:
+            return not is_score_like(value, self.viewer)
+        return not all(end == -math.inf or abs(end) <= LARGE_HALF for end in ends)
+
+    def _zero_rows_allowed(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
+        """The plan for ONNX's Attention, which gives 0 for a row whose every key is excluded. Its kernels take -inf and
+        the lowest number of a float mask for excluded. Raises Decline where the bias may hold such numbers, unless they
+        are -inf and a guard makes such a row 0, or the user says that no row is masked everywhere."""
+        guarded = bool(plan.nan_rows) and not any(isinstance(step, Floor) for step in plan.bias)
+        risky = next((step for step in plan.bias if self._may_exclude(step, guarded)), None)
+        if risky is None:
+            return plan
+        return self._without_empty_rows(
+            plan,
+            risky.node,
+            "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was",
+        )
+
+    def _may_exclude(self, step: BiasOp, guarded: bool) -> bool:
+        """May a step of a bias make a number that comes near the lowest of its type? With a guard it may be -inf."""
+        if not isinstance(step, Add | Select):
+            return False
+        value, facts = step.operand.view.base, self.viewer.facts
+        dtype, ends = facts.info.dtype(step.node.outputs[0]), facts.sets.of(value) or facts.bounds.of(value)
+        if isinstance(step, Select):
+            ends = frozenset((step.fill,))
+        if ends is None or dtype is None:
+            return dtype is None or not is_score_like(value, self.viewer)
+        limit = max(float(dtype.min), LOST_IN) * SMALL_SHARE
+        return not all(limit < -abs(end) or (guarded and end == -math.inf) for end in ends)
+
+    def _guarded_behind(self, plan: MaskPlan) -> MaskPlan:
+        """The plan whose guard stands behind the operator. A guard against NaN makes its result 0 where it is NaN.
+        Raises Decline where the user says that scores may be NaN, for then values may be, too."""
+        if plan.nan_rows != RowGuard.NAN.nan_rows:
+            return plan
+        if NON_FINITE_SCORES in self.options.assume:
+            raise Decline(
+                Code.ILLEGAL,
+                "a guard gives 0 for a row whose softmax is NaN, and values that are NaN may make the row NaN, too",
+                None,
+                f"leave out --assume {NON_FINITE_SCORES} if query, key and value are finite",
+            )
+        return plan.assuming(FINITE_SCORES)
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan without its guard, which Ascend does not have. Raises Decline where a bias may make all scores of a
@@ -499,8 +591,9 @@ class MaskPlanner:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
         plan = MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed), missed=mask.missed)
-        if mode is not None and mode.prefix and self.options.target == "ascend":
-            # The device's host needs the prefix before the run, so it cannot be as long as an open batch.
+        if mode is not None and (self.options.is_standard or (mode.prefix and self.options.target == "ascend")):
+            # The device's host needs the prefix before the run, so it cannot be as long as an open batch. An operator
+            # of ONNX or ONNX Runtime may lack the band for another reason than the mask.
             dense = tuple(excluded(each, self.viewer) for each in self._masks(live))
             return replace(plan, fallback=replace(plan, masked=dense, mode=None))
         return plan
@@ -509,7 +602,9 @@ class MaskPlanner:
         """The plan with packed sequences, if the operator allows them and equal labels are neighbours, by proof or
         because the user vouches for it. Otherwise the dense plan."""
         reason = ""
-        if self.options.target != "ort":
+        if self.options.is_standard:
+            reason = "the target's operators take no packed sequences"
+        elif self.options.target != "ort":
             reason = "the product needs the ends of packed sequences before the run"
         elif fallback.bias:
             reason = "packed sequences cannot stand beside a bias"
@@ -548,10 +643,10 @@ class MaskPlanner:
             return "packed sequences are not told apart where masked keys keep a score"
         if self.options.needs_dense_mask:
             return f"{self.options.product} takes only masks that hold every excluded key"
-        joined = found.mode is not None and found.padding and self.options.target == "ascend"
+        joined = found.mode is not None and found.padding and self.options.target != "ort"
         if joined and NO_EMPTY_ROWS not in self.options.assume:
             return "a band with padding as a bias does not keep what a row without a key gives"
-        return None
+        return None if found.mode is None else why_not_expressible(found.mode, *self.grid.sizes, self.options)
 
     def structure(self, terms: tuple[Term, ...]) -> Structure | NoStructure:
         """The structure of the boolean mask that these terms make, or why it has none."""
@@ -610,7 +705,28 @@ class MaskPlanner:
         if self.options.target == "ascend":
             # On Ascend a fully masked row gives 0.
             return value == -math.inf and guard is not RowGuard.NONE
+        if self.options.is_standard:
+            return self._is_standard_row(live, value, guard)
         return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
+
+    def _is_standard_row(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
+        """Can an operator of ONNX or ONNX Runtime keep what a fully masked row gives?
+
+        ONNX's Attention gives 0 for it. The operators of ONNX Runtime give NaN where -inf masks, which a node behind
+        them can make 0. Both give the mean where a number is added in which every score is lost, which needs the range
+        of float32.
+        """
+        if value == -math.inf:
+            return guard is not RowGuard.NONE or self.options.target == "contrib"
+        node = live[-1].node
+        if self.viewer.info.dtype(node.outputs[0]) == ir.DataType.FLOAT16:
+            raise Decline(
+                Code.EMPTY_ROWS,
+                "a row that is masked everywhere gives a mean here, which no float16 mask of the operator can express",
+                node,
+                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+            )
+        return value <= DOMINATING or _selected(live)
 
 
 def _check_unmasked(terms: tuple[Term, ...], guard: RowGuard) -> None:

@@ -378,7 +378,7 @@ def _peel_cap(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     source = node.inputs[0]
     if source is None or not is_op(node, "Tanh") or not _leads_to_product(source, viewer):
         return None
-    if viewer.facts.options.target != "ort":
+    if viewer.facts.options.target == "ascend":
         raise Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
     return Cap(node), source
 

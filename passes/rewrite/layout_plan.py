@@ -76,10 +76,12 @@ class OperandSource:
 class LayoutPlan:
     """One layout with the sources of its operands and the destination of its result.
 
-    If `paged`, key and value are read from pages.
+    `key_layout` is the layout of key and value, that of query and result is `name`. If `paged`, key and value are read
+    from pages.
     """
 
     name: str
+    key_layout: str
     operands: tuple[OperandSource, ...]
     query: Arrangement
     output: Arrangement
@@ -131,22 +133,26 @@ def _mover_after(value: ir.Value) -> tuple[ir.Node, list[ir.Node]] | None:
 
 
 def layout_plan(
-    match: AttentionMatch, name: str, candidates: Sequence[OutputCandidate], info: ShapeInfo
+    match: AttentionMatch,
+    name: str,
+    candidates: Sequence[OutputCandidate],
+    info: ShapeInfo,
+    key_layout: str | None = None,
 ) -> LayoutPlan | None:
-    """The layout `name` with its cheapest sources and destination.
+    """The layout `name` with its cheapest sources and destination; key and value may have another layout.
 
     None where an operand or the result cannot be brought into this layout.
     """
-    roles, space = match.roles, match.space
+    roles, space, key_layout = match.roles, match.space, key_layout or name
     targets: tuple[tuple[View, Arrangement], ...] = (
         (match.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.head_dim)),
-        (match.key, arrangement(name, roles.batch, roles.kv_heads, roles.kv_seq, roles.head_dim)),
-        (match.value, arrangement(name, roles.batch, roles.kv_heads, roles.kv_seq, roles.value_head_dim)),
+        (match.key, arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, roles.head_dim)),
+        (match.value, arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, roles.value_head_dim)),
     )
     if (rope := match.rope) is not None:
         targets += (
             (rope.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, rope.head_dim)),
-            (rope.key, arrangement(name, roles.batch, roles.kv_heads, roles.kv_seq, rope.head_dim)),
+            (rope.key, arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, rope.head_dim)),
         )
     operands = []
     for view, target in targets:
@@ -156,7 +162,7 @@ def layout_plan(
         operands.append(source)
     output = arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.value_head_dim)
     best = best_destination(output, candidates)
-    return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
+    return None if best is None else LayoutPlan(name, key_layout, tuple(operands), targets[0][1], output, best)
 
 
 def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate]) -> Destination | None:

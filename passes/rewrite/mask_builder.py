@@ -59,7 +59,7 @@ class MaskBuilder:
         parts = self.match.mask.masked
         if not parts:
             mode = self.match.mask.mode
-            if mode is None:
+            if mode is None or self.options.is_standard:
                 return None
             if self.options.target == "ort" and mode.sparse_mode in (2, 3, 4) and self.match.mask.packed is None:
                 # The CPU kernel computes the band from the sizes. Beside it, this mask excludes no further key.
@@ -217,10 +217,10 @@ class MaskBuilder:
         plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.operand.view.base) == query
         if isinstance(only, Add) and self._stays_float32(only.operand, self._unshortened(only.operand.view).base):
             return ir.DataType.FLOAT
-        if isinstance(only, Select) and self.options.target == "ascend":
+        if isinstance(only, Select) and self.options.target != "ort":
             return query
-        if self.options.target == "ascend" and not plain and query != ir.DataType.FLOAT:
-            raise Decline(Code.ILLEGAL, "the product takes a bias of the query's type only", self._culprit)
+        if self.options.target != "ort" and not plain and query != ir.DataType.FLOAT:
+            raise Decline(Code.ILLEGAL, "the target takes a bias of the query's type only", self._culprit)
         return query if plain else ir.DataType.FLOAT
 
     @property

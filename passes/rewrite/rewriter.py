@@ -1,8 +1,8 @@
 """Builds the fused node that replaces an AttentionMatch.
 
 The node is an IncreFlashAttention where decode.py allows it, a PromptFlashAttention for products without a
-FlashAttentionScore (prompt.py), and a FlashAttentionScore otherwise. The layout is chosen last, by cost alone
-(layout_plan.py).
+FlashAttentionScore (prompt.py), an operator of ONNX or ONNX Runtime for the targets "onnx" and "contrib" (standard.py),
+and a FlashAttentionScore otherwise. The layout is chosen last, by cost alone (layout_plan.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.rewrite.origin import note_replaced, path_of
 from fa_compiler.passes.rewrite.paging import Pages, find_pages
 from fa_compiler.passes.rewrite.quantization import match_quantize
+from fa_compiler.passes.rewrite.standard import StandardAttention, standard_attentions
+from fa_compiler.passes.rewrite.standard_node import StandardBuilder
 from fa_compiler.passes.score_ops import Add, Select
 from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.values.symbolic import Dim
@@ -130,6 +132,8 @@ class Rewriter:
 
     def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
         match, candidates = output_candidates(match, self.facts)
+        if self.options.is_standard:
+            return self._emit_standard(match, candidates)
         missed: list[Missed] = []
         if companion is not None:
             match = companion.adapted(match)
@@ -140,13 +144,37 @@ class Rewriter:
                     return self._emit_at(paged, paged.space.settle(candidates), None, missed, pages)
             except Decline as decline:
                 missed.append(decline.as_missed(MissedCode.GATHERED_PAGES, match.node))
-        # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
+        return self._emit_somewhere(match, candidates, companion, missed)
+
+    def _emit_standard(self, match: AttentionMatch, candidates: Sequence[OutputCandidate]) -> Fused:
+        """Emit as the first operator of ONNX or ONNX Runtime that takes the attention. Raises Decline."""
+        refusal: Decline | None = None
+        for each in standard_attentions(match, self.builder, self.options):
+            try:
+                return self._emit_somewhere(each.match, candidates, None, [], each)
+            except Decline as decline:
+                refusal = refusal or decline
+        assert refusal is not None  # there is at least one
+        raise refusal
+
+    def _emit_somewhere(
+        self,
+        match: AttentionMatch,
+        candidates: Sequence[OutputCandidate],
+        companion: DenseCompanion | None,
+        missed: list[Missed],
+        standard: StandardAttention | None = None,
+    ) -> Fused:
+        """Emit with the cheapest place that works. Raises Decline.
+
+        A later place may need sizes that cannot be computed. The product's own output needs the fewest.
+        """
         for some in (candidates, [each for each in candidates if not each.shapes]):
             try:
-                return self._emit_at(match, some, companion, missed)
+                return self._emit_at(match, some, companion, missed, standard=standard)
             except Decline:
                 continue
-        return self._emit_at(match, candidates[:1], companion, missed)
+        return self._emit_at(match, candidates[:1], companion, missed, standard=standard)
 
     def _emit_at(
         self,
@@ -155,9 +183,10 @@ class Rewriter:
         companion: DenseCompanion | None,
         known: list[Missed],
         pages: Pages | None = None,
+        standard: StandardAttention | None = None,
     ) -> Fused:
         """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
-        match, plan = self._best_order(match, candidates, companion, pages)
+        match, plan = self._best_order(match, candidates, companion, pages, standard)
         builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
         emitter = LayoutEmitter(builder, match.space, [stop for view in views for stop in view.equivalent_values])
         query, key, value, *ropes = (
@@ -168,25 +197,29 @@ class Rewriter:
         if match.rope is not None:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         missed = [*known, *missed_by_operands(match, plan, builder.info)]
+        if standard is not None:
+            missed = [*(each for each in missed if each.code != MissedCode.WIDE), *standard.missed]
         substitutes = self.substitutes(match, plan.destination, emitter)
         node: ir.Node | None = None
         call: IncreCall | None = None
-        if companion is None and self.options.decoding:
+        vouched: tuple[str, ...] = ()
+        if companion is None and self.options.decoding and standard is None:
             node, plan, call = self._incre_flash(match, plan, inputs, emitter, missed, pages)
         if node is not None:
             self._add(node)
         else:
             missed.extend(match.mask.missed)
             inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, missed), emitter)
-            if match.mask.packed is not None:
-                if match.rope is not None:
-                    raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
-                self._check_tokens(match, (query, key, value))
-            node = self._node(match, plan, inputs, statistics=companion is not None)
-            if prompt.is_wanted(self.options):
-                node = self._as_prompt_flash(node, match, companion)
-        self.check(node, match)
-        out = node.outputs[-1] if call is None else call.result(node.outputs[-1], builder)
+            if standard is not None:
+                made = StandardBuilder(standard, plan, inputs, emitter, self.facts)
+                node, vouched = made.node()
+                self._add(node)
+                out = made.guarded(node)
+            else:
+                node = self._flash_attention(match, plan, inputs, companion)
+        if standard is None:
+            self.check(node, match)
+            out = node.outputs[-1] if call is None else call.result(node.outputs[-1], builder)
         result = self.result(match, out, plan.output, plan.destination, emitter)
         place_beside = None if companion is None else companion.build(node, match, plan, inputs, emitter)
         self.substitute(substitutes)
@@ -196,16 +229,33 @@ class Rewriter:
         self.trace(match)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         cast = node.op_type == prompt.OP and match.dtype not in SIXTEEN_BITS
-        vouched, mask_label = ((), match.mask.mask_label) if call is None else (call.assumed, call.mask_label)
+        mask_label = match.mask.mask_label
+        if call is not None:
+            vouched, mask_label = call.assumed, call.mask_label
         assumed = tuple(dict.fromkeys((*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)))
         return Fused(node, plan.name, heads, match.mask, assumed, tuple(missed), mask_label)
 
-    def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:
+    def _flash_attention(
+        self,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        inputs: Mapping[str, ir.Value | None],
+        companion: DenseCompanion | None,
+    ) -> ir.Node:
+        """The FlashAttentionScore of these inputs, or the PromptFlashAttention in its place. Raises Decline."""
+        if match.mask.packed is not None:
+            if match.rope is not None:
+                raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
+            self._check_tokens(match, tuple(inputs[name] for name in ("query", "key", "value")))
+        node = self._node(match, plan, inputs, statistics=companion is not None)
+        return self._as_prompt_flash(node, match, companion) if prompt.is_wanted(self.options) else node
+
+    def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value | None, ...]) -> None:
         """Decline packed operands that are not proven to have the same number of tokens in every run.
 
         The packed layout does not repeat an operand whose batch is 1.
         """
-        counts = [self.builder.info.shape(operand) for operand in operands]
+        counts = [self.builder.info.shape(operand) for operand in operands if operand is not None]
         if None in counts or len({shape[0] for shape in counts if shape is not None}) > 1:
             reason = "query, key and value are not proven to have as many tokens in every run"
             raise Decline(Code.SHAPE, reason, match.node)
@@ -246,6 +296,7 @@ class Rewriter:
         candidates: Sequence[OutputCandidate],
         companion: DenseCompanion | None,
         pages: Pages | None,
+        standard: StandardAttention | None,
     ) -> tuple[AttentionMatch, LayoutPlan]:
         """The match with its heads in the better order, and the layout.
 
@@ -253,11 +304,11 @@ class Rewriter:
         rather than key and value repeated, unless that takes one copy more. As many copies are no more work for a
         prompt, and much less for a step behind a cache.
         """
-        plan = self._best_layout(match, candidates, companion, pages)
-        turned = match if companion is not None else match.with_neighbours()
+        plan = self._best_layout(match, candidates, companion, pages, standard)
+        turned = match if companion is not None or standard is not None else match.with_neighbours()
         if turned is match:
             return match, plan
-        other = self._best_layout(turned, candidates, companion, pages)
+        other = self._best_layout(turned, candidates, companion, pages, standard)
         return (turned, other) if other.cost < plan.cost + COPY_COST else (match, plan)
 
     def _best_layout(
@@ -266,13 +317,16 @@ class Rewriter:
         candidates: Sequence[OutputCandidate],
         companion: DenseCompanion | None,
         pages: Pages | None,
+        standard: StandardAttention | None,
     ) -> LayoutPlan:
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
         if prompt.is_wanted(self.options):
             names = tuple(name for name in names if name in prompt.LAYOUTS)
         if pages is not None:
             names = pages.layouts
-        plans = [plan for name in names if (plan := layout_plan(match, name, candidates, self.builder.info))]
+        pairs = [(name, name) for name in names] if standard is None else standard.layouts
+        found = (layout_plan(match, name, candidates, self.builder.info, of_key) for name, of_key in pairs)
+        plans = [plan for plan in found if plan is not None]
         plans = [replace(plan, paged=pages is not None) for plan in plans]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:

@@ -33,7 +33,9 @@ import fa_compiler
 from fa_compiler.errors import FaCompilerError, InputError
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_OPS, GRAPH_OP, get
+from fa_compiler.op_registry.runtimes import DOMAINS as STANDARD
 from fa_compiler.passes import Block, Report
+from fa_compiler.passes.options import Target
 from tests.fuzz.difference import BASE, Array, Comparison, Feed, evaluated, run_original, session
 from tests.fuzz.kind import Finding, Outcome
 
@@ -87,6 +89,8 @@ class Judge:
     loose: bool = False
     """Does it leave sizes open that need not agree: without names, or in a model that was changed? Then a refusal of
     shapes is right (recognised.md)."""
+    target: Target = "ort"
+    runtime: str | None = None
     ran: int = field(default=0, init=False)
     shown: Feed | None = field(default=None, init=False)
     """The feed that shows the fault."""
@@ -99,7 +103,7 @@ class Judge:
         """What became of the model."""
         start = time.process_time()
         try:
-            result = fa_compiler.optimize(self.model, assume=self.assume)
+            result = self._optimized()
         except FaCompilerError as error:
             return self._refused(error)
         seconds = time.process_time() - start
@@ -112,7 +116,7 @@ class Judge:
         if problem is not None:
             return self._found(word, problem, _described(result.report))
         if self.again:
-            other = fa_compiler.optimize(self.model, assume=self.assume)
+            other = self._optimized()
             if other.model.SerializeToString(deterministic=True) != fused.SerializeToString(deterministic=True):
                 return self._found(word, "another result for the same model", _described(result.report))
         if word != "fused":
@@ -125,6 +129,9 @@ class Judge:
         if finding is None and not self.ran:
             word = "no run"
         return Outcome(word, finding)
+
+    def _optimized(self) -> fa_compiler.Result:
+        return fa_compiler.optimize(self.model, target=self.target, runtime=self.runtime, assume=self.assume)
 
     def _refused(self, error: FaCompilerError) -> Outcome:
         """A refusal is right where ONNX Runtime refuses the model, too, or the checker does, or where no run of it
@@ -289,8 +296,8 @@ def run_fused(fused: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[
 def largest_score(fused: onnx.ModelProto, feed: Feed, steep: bool) -> float:
     """A bound of all scores of the fused attentions in the main graph, 0 without any. Infinite where one may be beyond
     the numbers of its type, or where all attentions lie in subgraphs and their scores are made large (`steep`)."""
-    nodes = [node for node in fused.graph.node if node.domain in DOMAINS]
-    if not nodes and steep and any(node.domain in DOMAINS for node in all_nodes(fused.graph.node)):
+    nodes = [node for node in fused.graph.node if _is_attention(node)]
+    if not nodes and steep and any(map(_is_attention, all_nodes(fused.graph.node))):
         return np.inf
     pairs = {node.name: _products(node) for node in nodes}
     operands = sorted({name for products in pairs.values() for pair in products for name in pair})
@@ -304,7 +311,7 @@ def largest_score(fused: onnx.ModelProto, feed: Feed, steep: bool) -> float:
         return 0.0
     bound = 0.0
     for node in nodes:
-        scale = next((attr.f for attr in node.attribute if attr.name == "scale_value"), 1.0)
+        scale = next((attr.f for attr in node.attribute if attr.name in ("scale", "scale_value")), 1.0)
         for query, key in (map(arrays.__getitem__, pair) for pair in pairs[node.name]):
             if not query.size or not key.size:
                 continue
@@ -315,8 +322,15 @@ def largest_score(fused: onnx.ModelProto, feed: Feed, steep: bool) -> float:
     return bound
 
 
+def _is_attention(node: onnx.NodeProto) -> bool:
+    """Is it a fused node of any target?"""
+    return node.domain in DOMAINS or STANDARD.get(node.op_type) == node.domain
+
+
 def _products(node: onnx.NodeProto) -> list[tuple[str, str]]:
     """The operands of the products that a fused node's scores are sums of: query and key, and their parts with rope."""
+    if node.op_type in STANDARD:
+        return [(node.input[0], node.input[1])] if len(node.input) > 1 and node.input[1] else []
     operator = GRAPH_OP if node.domain == FILE_DOMAIN and node.op_type in FILE_OPS else node.op_type
     given = dict(zip(get(operator).input_names, node.input, strict=False))
     named = [(given.get(f"query{part}", ""), given.get(f"key{part}", "")) for part in ("", "_rope")]

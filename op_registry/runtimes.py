@@ -1,0 +1,344 @@
+"""What runtimes take of the attention operators of ONNX and ONNX Runtime: a feature by operator, runtime and version.
+
+Each cell has its source: a kernel, a schema, a document, or a measurement. What is not known is UNKNOWN, which counts
+as no where an operator is chosen. The page docs/runtimes.md is made from this table.
+
+| operator | domain | what it is |
+| --- | --- | --- |
+| Attention | ai.onnx | the standard operator, from opset 23 on |
+| MultiHeadAttention | com.microsoft | no grouped heads, windows, sinks or soft caps; runs nearly everywhere |
+| GroupQueryAttention | com.microsoft | always causal; made for decoders |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fa_compiler.op_registry.errors import UnknownRuntime, suggestion
+
+ATTENTION = "Attention"
+MULTI_HEAD = "MultiHeadAttention"
+GROUP_QUERY = "GroupQueryAttention"
+DOMAINS = {ATTENTION: "", MULTI_HEAD: "com.microsoft", GROUP_QUERY: "com.microsoft"}
+OPERATORS = {"onnx": (ATTENTION,), "contrib": (MULTI_HEAD, GROUP_QUERY)}
+"""The operators of each target."""
+
+
+class Feature(StrEnum):
+    """What an attention may need of an operator. `words` names it in a sentence, after "does not take"."""
+
+    words: str
+
+    def __new__(cls, value: str, words: str) -> Feature:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.words = words
+        return member
+
+    FLOAT32 = "float32", "float32"
+    FLOAT16 = "float16", "float16"
+    BFLOAT16 = "bfloat16", "bfloat16"
+    CAUSAL = "causal", "a causal mask as an attribute"
+    FULL = "full", "attention that is not causal"
+    BOOLEAN_MASK = "boolean mask", "a boolean mask"
+    FLOAT_MASK = "float mask", "a mask or bias that is added to the scores"
+    SHARED_MASK = "shared mask", "one mask for several heads or batch entries"
+    CAUSAL_MASK = "causal and mask", "a mask beside a causal attribute"
+    KEY_PADDING = "key padding", "a mask of keys alone"
+    GROUPED = "grouped heads", "fewer key heads than query heads"
+    VALUE_SIZE = "value size", "values of another head size than the keys"
+    ANY_HEAD_SIZE = "any head size", "a head size that is no multiple of 8"
+    CROSS = "cross", "another number of keys than of queries"
+    OPEN_SIZES = "open sizes", "sizes that are open before the run"
+    SOFTCAP = "soft cap", "a soft cap on the scores"
+    SOFTCAP_MASK = "soft cap and mask", "a mask behind a soft cap"
+    WINDOW = "window", "a window of keys as an attribute"
+    SINK = "sink", "attention sinks"
+    SINK_MASK = "sink and mask", "a mask beside attention sinks"
+    ZERO_ROWS = "zero rows", "rows without a key whose result is 0"
+    NAN_ROWS = "NaN rows", "rows without a key whose result is NaN"
+    DROPOUT = "dropout", "dropout"
+
+
+class Answer(StrEnum):
+    """Whether a runtime takes a feature."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An answer with its source. YES holds from the version `since` on, () if that is not known to matter."""
+
+    answer: Answer
+    source: str
+    since: tuple[int, ...] = ()
+
+    def at(self, version: tuple[int, ...]) -> Answer:
+        """The answer for a version; () is the newest one."""
+        if self.answer is Answer.YES and version and version < self.since:
+            return Answer.NO
+        return self.answer
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A runtime as the user names it, and its version, () for the newest that the table knows."""
+
+    name: str
+    version: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(text: str) -> Runtime:
+        """The runtime NAME or NAME=VERSION. Raises UnknownRuntime."""
+        name, equals, version = text.partition("=")
+        if name not in RUNTIMES:
+            raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(name, RUNTIMES)}")
+        if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
+            raise UnknownRuntime(f"the version {version!r} of {name} is no number such as 1.27")
+        return Runtime(name, tuple(map(int, version.split("."))) if equals else ())
+
+    def __str__(self) -> str:
+        return self.name + (f" {'.'.join(map(str, self.version))}" if self.version else "")
+
+
+def has_operator(runtime: Runtime | None, operator: str) -> bool:
+    """Is the runtime known to have a kernel for the operator? Without a runtime the schema alone counts."""
+    return runtime is None or operator in RUNTIMES[runtime.name]
+
+
+def answer(runtime: Runtime | None, operator: str, feature: Feature) -> Answer:
+    """Whether a runtime takes a feature of an operator; without a runtime, whether the schema has it."""
+    if runtime is None:
+        return Answer.YES if feature in SCHEMAS[operator] else Answer.NO
+    cells = RUNTIMES[runtime.name].get(operator)
+    if cells is None:
+        return Answer.NO
+    cell = cells.get(feature)
+    if cell is None:
+        return Answer.UNKNOWN if feature in SCHEMAS[operator] else Answer.NO
+    return cell.at(runtime.version)
+
+
+_TYPES = frozenset((Feature.FLOAT32, Feature.FLOAT16, Feature.BFLOAT16))
+_ALWAYS = _TYPES | {Feature.FLOAT_MASK, Feature.SHARED_MASK, Feature.CAUSAL, Feature.CAUSAL_MASK, Feature.OPEN_SIZES}
+_WIDE = {Feature.FULL, Feature.VALUE_SIZE, Feature.ANY_HEAD_SIZE, Feature.CROSS}
+_CAPPED = {Feature.GROUPED, Feature.SOFTCAP, Feature.SOFTCAP_MASK}
+SCHEMAS: Mapping[str, frozenset[Feature]] = {
+    ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS},
+    MULTI_HEAD: _ALWAYS | _WIDE | {Feature.KEY_PADDING, Feature.NAN_ROWS},
+    GROUP_QUERY: _ALWAYS | _CAPPED | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK, Feature.NAN_ROWS},
+}
+"""What each operator can say by its schema: that of opset 23 and 24 for Attention, because no kernel takes the window
+of later ones, and that of ONNX Runtime before 1.30 for GroupQueryAttention."""
+
+
+def _cells(source: str, yes: str = "", no: str = "", since: tuple[int, ...] = ()) -> dict[Feature, Cell]:
+    """The cells of some features, named by their words, that have the same source; `since` is that of `yes`."""
+    known = {feature.value: feature for feature in Feature}
+    taken = {known[word]: Cell(Answer.YES, source, since) for word in _words(yes)}
+    return taken | {known[word]: Cell(Answer.NO, source) for word in _words(no)}
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+_CPU = "measured, ONNX Runtime 1.23 to 1.32"
+_OPENVINO = "measured on the CPU plugin, OpenVINO 2025.4 to 2026.4"
+_CUDA = "core/providers/cuda/llm/attention.cc of ONNX Runtime"
+_CUDA_MHA = "contrib_ops/cuda/bert/multihead_attention.cc of ONNX Runtime"
+_CUDA_GQA = "contrib_ops/cuda/bert/group_query_attention.cc of ONNX Runtime"
+_WEBGPU_MHA = "contrib_ops/webgpu/bert/multihead_attention.cc of ONNX Runtime"
+_WEBGPU_GQA = "contrib_ops/webgpu/bert/group_query_attention.cc of ONNX Runtime"
+_GQA_HELPER = "contrib_ops/cpu/bert/group_query_attention_helper.h of ONNX Runtime"
+_DML_MHA = "DmlOperatorMultiHeadAttention.cpp of ONNX Runtime"
+_DML_GQA = "DmlOperatorGroupQueryAttention.cpp of ONNX Runtime, which does not read what is not taken"
+_TENSORRT = "operators/Attention.html of TensorRT, onnxOpImporters.cpp of onnx-tensorrt"
+_QNN = "attention_op_builder.cc of onnxruntime-qnn"
+_MLX = "rust/src/ops/attention.rs of onnxruntime-mlx"
+
+RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
+    "ort-cpu": {
+        ATTENTION: {
+            **_cells(
+                _CPU,
+                "float32, float16, full, boolean mask, float mask, shared mask, causal and mask, grouped heads, "
+                "value size, any head size, cross, open sizes, soft cap",
+                "bfloat16",
+                since=(1, 23),
+            ),
+            **_cells("microsoft/onnxruntime 28379; " + _CPU, "soft cap and mask", since=(1, 27)),
+            **_cells("microsoft/onnxruntime 29050 (a single row); " + _CPU, "causal", since=(1, 28)),
+            **_cells("microsoft/onnxruntime 28958; " + _CPU, "zero rows", since=(1, 28)),
+        },
+        MULTI_HEAD: _cells(
+            _CPU,
+            "float32, causal, full, float mask, shared mask, causal and mask, key padding, value size, any head size, "
+            "cross, open sizes, NaN rows",
+            "float16, bfloat16",
+            since=(1, 23),
+        ),
+        GROUP_QUERY: {
+            **_cells(
+                _CPU,
+                "float32, float16, causal, float mask, shared mask, causal and mask, grouped heads, open sizes, "
+                "soft cap, soft cap and mask, sink, sink and mask, NaN rows",
+                "bfloat16, any head size, cross, value size",
+                since=(1, 23),
+            ),
+            **_cells(_CPU, "window", since=(1, 24)),
+            **_cells("microsoft/onnxruntime 31704; " + _CPU, "full", since=(1, 30)),
+        },
+    },
+    "ort-cuda": {
+        ATTENTION: {
+            **_cells(
+                _CUDA,
+                "float32, float16, bfloat16, full, float mask, shared mask, causal and mask, any head size, cross, "
+                "open sizes",
+                since=(1, 24),
+            ),
+            **_cells(_CUDA, "boolean mask, grouped heads, soft cap, value size", since=(1, 25)),
+            **_cells("microsoft/onnxruntime 27992 and " + _CUDA, "causal, soft cap and mask", since=(1, 27)),
+            **_cells("microsoft/onnxruntime 28958", "zero rows", since=(1, 28)),
+        },
+        MULTI_HEAD: {
+            **_cells(
+                _CUDA_MHA,
+                "float32, float16, causal, full, float mask, shared mask, causal and mask, key padding, value size, "
+                "any head size, cross, open sizes",
+            ),
+            **_cells("microsoft/onnxruntime 26083", "bfloat16", since=(1, 24)),
+        },
+        GROUP_QUERY: {
+            **_cells(
+                _CUDA_GQA,
+                "float16, bfloat16, causal, grouped heads, soft cap, window, open sizes",
+                "float32, value size",
+            ),
+            **_cells(_GQA_HELPER, no="any head size, cross"),
+            **_cells("microsoft/onnxruntime 25432", "sink", since=(1, 23)),
+            **_cells(
+                "microsoft/onnxruntime 29525",
+                "float mask, shared mask, causal and mask, soft cap and mask",
+                "sink and mask",
+                since=(1, 29),
+            ),
+            **_cells("microsoft/onnxruntime 31704", "full", since=(1, 30)),
+        },
+    },
+    "ort-webgpu": {
+        MULTI_HEAD: {
+            **_cells(
+                _WEBGPU_MHA,
+                "float32, float16, full, float mask, value size, any head size, cross, open sizes",
+                "bfloat16, key padding",
+            ),
+            **_cells("microsoft/onnxruntime 26071", "causal, causal and mask", since=(1, 24)),
+            **_cells("microsoft/onnxruntime 26769", "shared mask", since=(1, 24)),
+        },
+        GROUP_QUERY: {
+            **_cells(
+                _WEBGPU_GQA,
+                "float32, float16, causal, grouped heads, open sizes",
+                "bfloat16, full, soft cap, soft cap and mask, value size",
+            ),
+            **_cells(_GQA_HELPER, no="any head size, cross"),
+            **_cells("microsoft/onnxruntime 25285", "float mask, causal and mask, sink, sink and mask", since=(1, 23)),
+            **_cells("microsoft/onnxruntime 26769", "shared mask", since=(1, 24)),
+            **_cells("microsoft/onnxruntime 25372", "window", since=(1, 23)),
+        },
+    },
+    "ort-dml": {
+        MULTI_HEAD: _cells(
+            _DML_MHA,
+            "float32, float16, full, float mask, key padding, value size, any head size, cross, open sizes",
+            "bfloat16, causal, causal and mask, shared mask",
+        ),
+        GROUP_QUERY: _cells(
+            _DML_GQA,
+            "float32, float16, causal, grouped heads",
+            "bfloat16, full, float mask, shared mask, causal and mask, soft cap, soft cap and mask, window, sink, "
+            "sink and mask, value size",
+        ),
+    },
+    "ort-coreml": {},
+    "openvino": {
+        ATTENTION: _cells(
+            _OPENVINO,
+            "float32, float16, causal, full, boolean mask, float mask, shared mask, causal and mask, grouped heads, "
+            "value size, any head size, cross, open sizes, soft cap, soft cap and mask, zero rows",
+            since=(2026, 3),
+        ),
+        MULTI_HEAD: _cells(
+            _OPENVINO,
+            "float32, float16, causal, full, float mask, shared mask, causal and mask, key padding, value size, "
+            "any head size, cross, open sizes, NaN rows",
+            since=(2026, 3),
+        ),
+    },
+    "tensorrt": {
+        ATTENTION: _cells(
+            _TENSORRT,
+            "float32, float16, bfloat16, causal, full, boolean mask, float mask, shared mask, grouped heads, cross, "
+            "open sizes",
+            "causal and mask, value size, soft cap, soft cap and mask",
+            since=(10, 14),
+        ),
+    },
+    "qnn": {
+        ATTENTION: _cells(
+            _QNN,
+            "float32, float16, causal, full, float mask, shared mask, causal and mask, grouped heads, value size, "
+            "any head size, cross, soft cap, soft cap and mask",
+            "bfloat16, boolean mask, open sizes, zero rows",
+        ),
+    },
+    "mlx": {
+        ATTENTION: _cells(
+            _MLX,
+            "float32, float16, bfloat16, causal, full, boolean mask, float mask, shared mask, causal and mask, "
+            "grouped heads, value size, any head size, cross, open sizes",
+            "soft cap, soft cap and mask",
+        ),
+        MULTI_HEAD: _cells(
+            _MLX,
+            "float32, float16, bfloat16, causal, full, value size, any head size, cross, open sizes",
+            "float mask, shared mask, causal and mask, key padding",
+        ),
+    },
+}
+"""What each runtime takes of the operators, without a past, for which it has a kernel or a converter. The sources were
+read or measured in November 2026. GroupQueryAttention of OpenVINO, QNN and MLX needs a past and is left out."""
+
+
+def matrix() -> str:
+    """The table as Markdown: for each operator what each runtime takes, and the sources."""
+    lines = []
+    for operator in DOMAINS:
+        able = {name: cells[operator] for name, cells in RUNTIMES.items() if operator in cells}
+        lines += [f"### {operator}", "", f"| | {' | '.join(able)} |", f"| --- |{' --- |' * len(able)}"]
+        for feature in (each for each in Feature if any(each in cells for cells in able.values())):
+            words = [_shown(cells.get(feature)) for cells in able.values()]
+            lines.append(f"| {feature.words} | {' | '.join(words)} |")
+        without = [name for name in RUNTIMES if name not in able]
+        lines += ["", f"No kernel, or one that needs a past: {', '.join(without)}.", ""]
+    lines += ["### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]
+    for name, operators in RUNTIMES.items():
+        for operator, cells in operators.items():
+            sources = dict.fromkeys(cell.source for cell in cells.values())
+            lines.append(f"| {name} | {operator} | {'; '.join(sources)} |")
+    return "\n".join(lines)
+
+
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return "?"
+    since = f" from {'.'.join(map(str, cell.since))}" if cell.since else ""
+    return {Answer.YES: f"yes{since}", Answer.NO: "-", Answer.UNKNOWN: "?"}[cell.answer]

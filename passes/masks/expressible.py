@@ -1,0 +1,34 @@
+"""The bands that the operators of ONNX and ONNX Runtime have as attributes; every other band stays a mask.
+
+causal from the first row and key    is_causal of Attention. `unidirectional` of MultiHeadAttention and the causal
+                                     mask of GroupQueryAttention where there are as many rows as keys
+causal to the last row and key       where there are as many rows as keys, as above; a single row sees all keys
+a window that ends at the row        local_window_size of GroupQueryAttention, where there are as many rows as keys
+"""
+
+from __future__ import annotations
+
+from fa_compiler.passes.masks.band import SparseMode
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.values.symbolic import Dim
+
+FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
+"""The sparse_modes of these bands."""
+
+
+def why_not_expressible(mode: SparseMode, rows: Dim, keys: Dim, options: Options) -> str | None:
+    """Why the target's operators do not have this band of rows and keys as an attribute; None where they do."""
+    if not options.is_standard:
+        return None
+    if mode.sparse_mode == FIRST_CAUSAL and options.target == "onnx":
+        return None
+    if mode.sparse_mode == LAST_CAUSAL and rows.const == 1:
+        return None
+    if rows != keys:
+        return f"the target's operators count rows from the first key, and {rows} rows are not {keys} keys in every run"
+    if mode.sparse_mode in (FIRST_CAUSAL, LAST_CAUSAL):
+        return None
+    window = mode.sparse_mode == WINDOW and mode.next_tockens == 0
+    if window and options.target == "contrib":
+        return None
+    return f"no operator of the target {options.target!r} has this band as an attribute"

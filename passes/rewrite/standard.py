@@ -1,0 +1,268 @@
+"""Turns an attention into an operator of ONNX (target "onnx") or ONNX Runtime (target "contrib").
+
+| what the attention has | Attention | MultiHeadAttention | GroupQueryAttention |
+| --- | --- | --- | --- |
+| query, key and value | BNSD, or BSH | BSH, key and value also BNSD | BSH |
+| fewer key heads | as they are | repeated | as they are |
+| scale | scale | scale | scale |
+| causal | is_causal | unidirectional | always |
+| window | no | no | local_window_size |
+| mask alone | attn_mask, true where kept | key_padding_mask if it has no rows, else attention_bias | attention_bias |
+| mask and bias | attn_mask, added | attention_bias | attention_bias |
+| soft cap | softcap | no | softcap |
+| sinks | no | no | head_sink |
+
+A mask that is added holds -inf where a key is excluded. Where a row without a key gives the mean of all values, it
+holds a number in which every score is lost. attn_mask and attention_bias have all rows and keys, because the kernels of
+ONNX Runtime take no mask that is 1 along them.
+
+Attention gives 0 for a row without a key. The operators of ONNX Runtime give NaN for it; a Where behind them makes such
+a row 0 where the model has 0.
+
+Which operator is taken is decided by the table of runtimes (op_registry/runtimes.py): the first one of the target that
+takes every feature that the attention needs. Refused: a feature that none of them takes; rows without a key whose
+result no mask can express; for Attention a bias that may exclude every key of a row, because the row would be 0 and not
+what it was; query, key and value whose sizes are not proven to agree; a scale that is not positive, because kernels
+take its square root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import onnx_ir as ir
+
+from fa_compiler.op_registry.runtimes import (
+    ATTENTION,
+    GROUP_QUERY,
+    MULTI_HEAD,
+    OPERATORS,
+    RUNTIMES,
+    Answer,
+    Feature,
+    Runtime,
+    answer,
+    has_operator,
+)
+from fa_compiler.passes.build import Builder
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW
+from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
+from fa_compiler.passes.report import Code, Missed, MissedCode
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+LAYOUTS = {
+    ATTENTION: (("BNSD", "BNSD"), ("BSH", "BSH")),
+    MULTI_HEAD: (("BSH", "BSH"), ("BSH", "BNSD")),
+    GROUP_QUERY: (("BSH", "BSH"),),
+}
+"""The layouts of each operator: that of query and result, and that of key and value."""
+
+
+class MaskForm(Enum):
+    """How a mask is given to an operator."""
+
+    NONE = "none"
+    BOOLEAN = "boolean"
+    KEY_PADDING = "key padding"
+    ADDED = "added"
+
+
+FORMS = {
+    MaskForm.BOOLEAN: Feature.BOOLEAN_MASK,
+    MaskForm.KEY_PADDING: Feature.KEY_PADDING,
+    MaskForm.ADDED: Feature.FLOAT_MASK,
+}
+"""What an operator has to take for a form of mask."""
+TYPES = {
+    ir.DataType.FLOAT: Feature.FLOAT32,
+    ir.DataType.FLOAT16: Feature.FLOAT16,
+    ir.DataType.BFLOAT16: Feature.BFLOAT16,
+}
+EXPANDED_SINCE = 25
+"""From this opset on no runtime is known to have a kernel of Attention."""
+
+
+@dataclass(frozen=True)
+class StandardAttention:
+    """An attention and the operator that it becomes."""
+
+    match: AttentionMatch
+    operator: str
+    mask: MaskForm
+    whole_mask: bool
+    """Does the mask need all heads and batch entries?"""
+    missed: tuple[Missed, ...] = ()
+
+    @property
+    def layouts(self) -> tuple[tuple[str, str], ...]:
+        """The layouts that the operator takes for this attention."""
+        space, roles = self.match.space, self.match.roles
+        if space.size(roles.head_dim) == space.size(roles.value_head_dim) or self.operator == ATTENTION:
+            return LAYOUTS[self.operator]
+        return tuple(pair for pair in LAYOUTS[self.operator] if pair[0] == pair[1])
+
+
+def standard_attentions(match: AttentionMatch, builder: Builder, options: Options) -> list[StandardAttention]:
+    """The operators that take everything the attention needs, the best one first: those that are computed in its type,
+    then those in float32. Raises Decline where there is none."""
+    if options.target == "onnx" and builder.opset >= EXPANDED_SINCE and options.runtime is not None:
+        reason = (
+            f"the model is of opset {builder.opset}, and from {EXPANDED_SINCE} on runtimes expand Attention into parts"
+        )
+        raise Decline(Code.RUNTIME, reason, match.node, f"export again with opset 23 or {EXPANDED_SINCE - 1}")
+    if match.scale <= 0.0:
+        raise Decline(Code.SCALE, f"the scale {match.scale:g} is not positive, and kernels take its root", match.node)
+    found: list[StandardAttention] = []
+    refusals: list[Decline] = []
+    for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT)):
+        for operator in _preferred(match, options):
+            try:
+                found.append(_as_operator(replace(match, dtype=dtype), operator, match.dtype, builder.info, options))
+            except Decline as decline:
+                refusals.append(decline)
+    if not found:
+        raise refusals[0]
+    return found
+
+
+def _as_operator(
+    match: AttentionMatch, operator: str, given: ir.DataType, info: ShapeInfo, options: Options
+) -> StandardAttention:
+    """The attention as this operator, in the type of the match. Raises Decline."""
+    _check_rows(match, operator)
+    if not has_operator(options.runtime, operator):
+        raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
+    mask = _mask_form(match, operator, options)
+    for feature in _needed(match, operator, mask, info):
+        known = answer(options.runtime, operator, feature)
+        if known is not Answer.YES:
+            reason = f"{_of(operator, options)} does not take {feature.words}"
+            if known is Answer.UNKNOWN:
+                reason = f"whether {_of(operator, options)} takes {feature.words} is not known"
+            raise _refused(reason, operator, feature, match, options)
+    missed: tuple[Missed, ...] = ()
+    if match.dtype != given:
+        reason = f"{_of(operator, options)} does not take it in {TYPES[given].words}, so operands are cast to float32"
+        missed = (Missed(MissedCode.WIDE, reason, label(match.node)),)
+    if operator == MULTI_HEAD:
+        match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
+    whole = answer(options.runtime, operator, Feature.SHARED_MASK) is not Answer.YES
+    return StandardAttention(match, operator, mask, whole, missed)
+
+
+def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:
+    """The operators of the target, the one that suits the attention best in front."""
+    operators = OPERATORS[options.target]
+    special = match.roles.kv_heads != match.roles.heads or match.softcap != 0.0 or match.sink is not None
+    special = special or (match.mask.mode is not None and match.mask.mode.sparse_mode == WINDOW)
+    return operators[::-1] if special else operators
+
+
+def _of(operator: str, options: Options) -> str:
+    return operator if options.runtime is None else f"{operator} of {options.runtime}"
+
+
+def _refused(reason: str, operator: str, feature: Feature | None, match: AttentionMatch, options: Options) -> Decline:
+    """The decline, with what takes the feature: a leaner mask, another runtime, or our own kernels."""
+    lean = next((each.hint for each in match.mask.missed if each.hint), None)
+    others = [
+        name
+        for name in RUNTIMES
+        if options.runtime is not None
+        and name != options.runtime.name
+        and has_operator(Runtime(name), operator)
+        and (feature is None or answer(Runtime(name), operator, feature) is Answer.YES)
+    ]
+    hint = f"--runtime {others[0]} takes it" if others else None
+    if feature is Feature.FULL and lean is not None:
+        hint = lean
+    return Decline(Code.RUNTIME, reason, match.node, hint)
+
+
+def _needed(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInfo) -> Iterator[Feature]:
+    """What the attention needs of the operator."""
+    space, roles, mask = match.space, match.roles, match.mask
+    if (kind := TYPES.get(match.dtype)) is not None:
+        yield kind
+    if match.dropout is not None:
+        yield Feature.DROPOUT
+    if match.sink is not None:
+        yield Feature.SINK if form is MaskForm.NONE else Feature.SINK_MASK
+    if match.softcap != 0.0:
+        yield Feature.SOFTCAP if form is MaskForm.NONE else Feature.SOFTCAP_MASK
+    if roles.kv_heads != roles.heads and operator != MULTI_HEAD:
+        yield Feature.GROUPED
+    if space.size(roles.head_dim) != space.size(roles.value_head_dim):
+        yield Feature.VALUE_SIZE
+    if (space.size(roles.head_dim).const or 1) % 8:
+        yield Feature.ANY_HEAD_SIZE
+    if space.size(roles.q_seq) != space.size(roles.kv_seq):
+        yield Feature.CROSS
+    if any(size.const is None for view in match.views for size in info.shape(view.base) or ()):
+        yield Feature.OPEN_SIZES
+    if not is_band(match):
+        yield Feature.FULL
+    else:
+        window = mask.mode is not None and mask.mode.sparse_mode == WINDOW
+        yield Feature.WINDOW if window else Feature.CAUSAL
+        if form is not MaskForm.NONE:
+            yield Feature.CAUSAL_MASK
+    if operator == ATTENTION and (mask.nan_rows or mask.empty_rows == "zero"):
+        yield Feature.ZERO_ROWS
+    elif mask.empty_rows == "nan" or mask.nan_rows == RowGuard.NAN.nan_rows:
+        yield Feature.NAN_ROWS
+    if form in FORMS:
+        yield FORMS[form]
+
+
+def is_band(match: AttentionMatch) -> bool:
+    """Is the mask, or a part of it, an attribute of the operator? A single row that ends at the last key sees all."""
+    mode = match.mask.mode
+    single = match.space.size(match.roles.q_seq).const == 1
+    return mode is not None and not (single and mode.sparse_mode == LAST_CAUSAL)
+
+
+def _mask_form(match: AttentionMatch, operator: str, options: Options) -> MaskForm:
+    """The leanest form of the mask that the operator takes."""
+    mask = match.mask
+    if not mask.masked and not mask.bias:
+        return MaskForm.NONE
+    boolean = not mask.bias and mask.empty_rows in ("", "zero")
+    for form, fits in (
+        (MaskForm.BOOLEAN, operator == ATTENTION and boolean),
+        (MaskForm.KEY_PADDING, operator == MULTI_HEAD and _is_padding(match)),
+    ):
+        if fits and answer(options.runtime, operator, FORMS[form]) is Answer.YES:
+            return form
+    return MaskForm.ADDED
+
+
+def _is_padding(match: AttentionMatch) -> bool:
+    """Is the mask one of keys alone, and nothing added to the scores?"""
+    mask, roles = match.mask, match.roles
+    own = {axis for part in mask.masked for dim in part.view.base_dims for axis in dim}
+    return bool(mask.masked) and not mask.bias and not own.intersection((*roles.heads, *roles.q_seq))
+
+
+def _check_rows(match: AttentionMatch, operator: str) -> None:
+    """Decline a row without a key whose result no mask of the operator can express."""
+    mask = match.mask
+    words = {"unmasked": "what it is without a mask"}
+    if operator == ATTENTION:
+        words["nan"] = "NaN"
+    if match.dtype == ir.DataType.FLOAT16:
+        words["mean"] = "the mean of all values, which no float16 mask can express"
+    if mask.mode is not None and mask.masked and mask.empty_rows:
+        words[mask.empty_rows] = "something else than beside a causal attribute"
+    if mask.empty_rows in words:
+        raise Decline(
+            Code.EMPTY_ROWS,
+            f"a row without a key gives {words[mask.empty_rows]}, and {operator} has no such rows",
+            match.node,
+            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+        )

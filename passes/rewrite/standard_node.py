@@ -1,0 +1,265 @@
+"""Builds the node of ONNX or ONNX Runtime that an attention becomes (standard.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry.runtimes import ATTENTION, DOMAINS, GROUP_QUERY, MULTI_HEAD
+from fa_compiler.passes.build import INT64, PREFIX, AttrValue, LayoutEmitter
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.masks.expressible import WINDOW
+from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
+from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.nodes import SIXTEEN_BITS
+from fa_compiler.passes.options import NO_EMPTY_ROWS, SAME_SIZES
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.layout_plan import LayoutPlan
+from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band
+from fa_compiler.passes.values.symbolic import Dim
+
+INT32 = ir.DataType.INT32
+KEY_PADDING_PLACE = 4
+"""The input key_padding_mask of MultiHeadAttention."""
+BIAS_PLACES = {MULTI_HEAD: 5, GROUP_QUERY: 10}
+"""The input attention_bias."""
+SINK_PLACE = 11
+"""The input head_sink of GroupQueryAttention."""
+_Parts = tuple[list[ir.Value | None], dict[str, AttrValue]]
+"""The inputs and attributes of a node."""
+
+
+@dataclass(frozen=True)
+class StandardBuilder:
+    """Builds the node of one attention. `inputs` has query, key and value in the layouts of the plan, and the parts of
+    the mask as FlashAttentionScore takes them: atten_mask, real_shift, sink."""
+
+    attention: StandardAttention
+    plan: LayoutPlan
+    inputs: Mapping[str, ir.Value | None]
+    emitter: LayoutEmitter
+    facts: Facts
+
+    @property
+    def match(self) -> AttentionMatch:
+        """The attention."""
+        return self.attention.match
+
+    def node(self) -> tuple[ir.Node, tuple[str, ...]]:
+        """The node, which is not in the graph yet, and what the user vouches for. Raises Decline."""
+        query, key, value = self._operands()
+        assumed = self._assumed()
+        operator, builder = self.attention.operator, self.emitter.builder
+        if operator == ATTENTION:
+            inputs, attrs = self._attention(query, key, value)
+        elif operator == MULTI_HEAD:
+            inputs, attrs = self._multi_head(query, key, value)
+        else:
+            inputs, attrs = self._group_query(query, key, value)
+        attrs["scale"] = float(np.float32(self.match.scale))
+        while inputs[-1] is None:
+            inputs.pop()
+        stem = f"{builder.path}/{operator}" if builder.path else f"{PREFIX}_{operator}"
+        node = ir.node(operator, inputs, attrs, domain=DOMAINS[operator], name=builder.names.new(stem))
+        output, sizes = node.outputs[0], [self.match.space.size(dim) for dim in self.plan.output]
+        output.name, output.dtype = builder.names.new(f"{node.name}_output"), self.match.dtype
+        builder.info.set(output, sizes, output.dtype)
+        output.shape = ir.Shape([size.const for size in sizes])
+        return node, assumed
+
+    def guarded(self, node: ir.Node) -> ir.Value:
+        """The result of the node, 0 in the rows that the model makes 0: those without a key by its boolean mask or by
+        its bias, or those whose softmax is NaN."""
+        builder, mask, (result,) = self.emitter.builder, self.match.mask, node.outputs
+        if self.attention.operator == ATTENTION or not (mask.nan_rows or mask.empty_rows == "zero"):
+            return result
+        if mask.nan_rows == RowGuard.NAN.nan_rows:
+            empty = builder.op("IsNaN", [result], ir.DataType.BOOL)
+        else:
+            excluded = self.inputs["atten_mask"] if mask.empty_rows == "zero" else None
+            if self.inputs["real_shift"] is not None and mask.nan_rows:
+                added = node.inputs[BIAS_PLACES[self.attention.operator]]
+                lowest = builder.constant(np.array(-math.inf, self.match.dtype.numpy()), "number")
+                excluded = builder.op("Equal", [added, lowest], ir.DataType.BOOL)
+            if excluded is None:
+                return result  # no row can have scores that are all -inf
+            least = builder.reduced("ReduceMin", builder.cast(excluded, INT32), 3)
+            empty = self._like_result(builder.cast(least, ir.DataType.BOOL))
+        nothing = builder.constant(np.array(0, self.match.dtype.numpy()), "number")
+        return builder.op("Where", [empty, nothing, result], self.match.dtype)
+
+    def _like_result(self, rows: ir.Value) -> ir.Value:
+        """A truth value for each row, [B|1, N|1, S|1, 1], as one that broadcasts to the result, [B, S, N * Dv]."""
+        builder = self.emitter.builder
+        if (builder.info.shape(rows) or (None, None))[1] == Dim(1):
+            return builder.units("Squeeze", rows, (1,))
+        turned = builder.op("Transpose", [rows], ir.DataType.BOOL, {"perm": (0, 2, 1, 3)})
+        width = self.match.space.size(self.match.roles.value_head_dim).const
+        assert width is not None  # Roles.check_sizes
+        repeated = builder.op("Expand", [turned, builder.ints([1, 1, 1, width])], ir.DataType.BOOL)
+        return builder.op("Reshape", [repeated, builder.ints([0, 0, self._heads()[0] * width])], ir.DataType.BOOL)
+
+    def _operands(self) -> list[ir.Value]:
+        """Query, key and value of one batch size, which the operators do not repeat. Raises Decline where their batch
+        sizes or rows are not proven to be those of the scores."""
+        builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
+        for axes, what in ((roles.batch, "batch sizes"), (roles.q_seq, "numbers of rows")):
+            if space.may_broadcast(axes) and SAME_SIZES not in self.facts.options.assume:
+                reason = f"query, key, value and masks are not proven to have equal {what} in every run"
+                hint = f"--assume {SAME_SIZES} if they have, and if masks have as many rows and keys as the scores"
+                raise Decline(Code.SHAPE, reason, self.match.node, hint)
+        given = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
+        shapes = [builder.info.shape(value) or () for value in given]
+        whole = next((value for value, shape in zip(given, shapes, strict=True) if shape[:1] != (Dim(1),)), given[0])
+        found = []
+        for value, shape in zip(given, shapes, strict=True):
+            if shape[:1] == (Dim(1),) and space.size(roles.batch) != 1:
+                sizes = [builder.dimension(whole, 0), builder.ints([1] * (len(shape) - 1))]
+                target = builder.op("Concat", sizes, INT64, {"axis": 0})
+                value = builder.op("Expand", [value, target], builder.info.dtype(value))
+                builder.info.set(value, (space.size(roles.batch), *shape[1:]), builder.info.dtype(value))
+            dtype = builder.info.dtype(value)
+            if value.producer() is not None and not value.is_graph_output() and dtype is not None:
+                # ONNX's inference takes an unknown width for 0.
+                value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
+            found.append(value)
+        return found
+
+    def _assumed(self) -> tuple[str, ...]:
+        """What the user vouches for. Raises Decline.
+
+        A bias of an operator that the model holds may exclude every key of a row, which is 0 in Attention, or be so
+        large that 16-bit scores are rounded to it. Other biases are checked with their terms (mask.py).
+        """
+        bias = self.inputs.get("real_shift")
+        if bias is None or self.match.derivation is not None:
+            return ()
+        ends = self.facts.sets.of(bias) or self.facts.bounds.of(bias)
+        half = self.emitter.builder.info.dtype(bias) in SIXTEEN_BITS
+        limit = -LARGE_HALF if half else LOST_IN if self.attention.operator == ATTENTION else -math.inf
+        if limit == -math.inf or (ends is not None and all(x > limit for x in ends)):
+            return ()
+        if NO_EMPTY_ROWS in self.facts.options.assume:
+            return (NO_EMPTY_ROWS,)
+        reason = "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was"
+        if half:
+            reason = (
+                "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers"
+            )
+        hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+        raise Decline(Code.EMPTY_ROWS, reason, self.match.node, hint)
+
+    # -- the operators ----------------------------------------------------------------------------------
+
+    def _attention(self, query: ir.Value, key: ir.Value, value: ir.Value) -> _Parts:
+        heads, kv_heads = self._heads()
+        attrs: dict[str, AttrValue] = {}
+        if self.plan.name == "BSH":
+            attrs |= {"q_num_heads": heads, "kv_num_heads": kv_heads}
+        if is_band(self.match):
+            attrs["is_causal"] = 1
+        if self.match.softcap != 0.0:
+            attrs["softcap"] = float(np.float32(self.match.softcap))
+        if self.attention.mask is MaskForm.BOOLEAN:
+            kept = self.emitter.builder.op("Not", [self.inputs["atten_mask"]], ir.DataType.BOOL)
+            return [query, key, value, self._whole(kept, query, key)], attrs
+        return [query, key, value, self._added(query, key)], attrs
+
+    def _multi_head(self, query: ir.Value, key: ir.Value, value: ir.Value) -> _Parts:
+        inputs: list[ir.Value | None] = [query, key, value, None, None, None]
+        attrs: dict[str, AttrValue] = {"num_heads": self._heads()[0]}
+        if is_band(self.match):
+            attrs["unidirectional"] = 1
+        if self.attention.mask is MaskForm.KEY_PADDING:
+            inputs[KEY_PADDING_PLACE] = self._key_padding(query, key)
+            attrs["mask_filter_value"] = self._fill
+        else:
+            inputs[BIAS_PLACES[MULTI_HEAD]] = self._added(query, key)
+        return inputs, attrs
+
+    def _group_query(self, query: ir.Value, key: ir.Value, value: ir.Value) -> _Parts:
+        heads, kv_heads = self._heads()
+        attrs: dict[str, AttrValue] = {"num_heads": heads, "kv_num_heads": kv_heads}
+        mode = self.match.mask.mode
+        if mode is not None and mode.sparse_mode == WINDOW:
+            attrs["local_window_size"] = mode.pre_tockens + 1  # the row's own key counts
+        if not is_band(self.match):
+            attrs["causal"] = 0
+        if self.match.softcap != 0.0:
+            attrs["softcap"] = float(np.float32(self.match.softcap))
+        inputs: list[ir.Value | None] = [query, key, value, None, None, *self._lengths(query, key), *[None] * 5]
+        inputs[BIAS_PLACES[GROUP_QUERY]] = self._added(query, key)
+        if (sink := self.inputs.get("sink")) is not None:
+            inputs[SINK_PLACE] = self.emitter.builder.cast(sink, self.match.dtype)
+        return inputs, attrs
+
+    def _heads(self) -> tuple[int, int]:
+        roles, space = self.match.roles, self.match.space
+        heads, kv_heads = space.size(roles.heads).const, space.size(roles.kv_heads).const
+        assert heads is not None and kv_heads is not None  # Roles.check_sizes
+        return heads, kv_heads
+
+    def _lengths(self, query: ir.Value, key: ir.Value) -> list[ir.Value]:
+        """seqlens_k, the index of the last key of each batch entry, and total_sequence_length, the number of keys."""
+        builder = self.emitter.builder
+        keys, batch = builder.dimension(key, 1), builder.dimension(query, 0)
+        last = builder.cast(builder.op("Sub", [keys, builder.ints([1])], INT64), INT32)
+        return [builder.op("Expand", [last, batch], INT32), builder.cast(builder.units("Squeeze", keys, (0,)), INT32)]
+
+    # -- masks ------------------------------------------------------------------------------------------
+
+    @property
+    def _fill(self) -> float:
+        """What is added to the score of an excluded key. Where a row without a key gives a mean it is a number in which
+        scores are lost. Biases are proven to be far above it: above the lowest number by the mask's plan, or for
+        Attention above a larger one (mask.py)."""
+        if self.match.mask.empty_rows != "mean":
+            return -math.inf
+        if self.inputs.get("real_shift") is None or self.attention.operator == ATTENTION:
+            return LOST_IN
+        return float(self.match.dtype.min)
+
+    def _added(self, query: ir.Value, key: ir.Value) -> ir.Value | None:
+        """The mask and the bias in one tensor that is added to the scores; None where there are neither."""
+        builder, dtype = self.emitter.builder, self.match.dtype
+        mask, bias = self.inputs.get("atten_mask"), self.inputs.get("real_shift")
+        if mask is not None:
+            fill, none = (builder.constant(np.array(x, dtype.numpy()), "number") for x in (self._fill, 0.0))
+            bias = builder.op("Where", [mask, fill, none if bias is None else builder.cast(bias, dtype)], dtype)
+        return None if bias is None else self._whole(builder.cast(bias, dtype), query, key)
+
+    def _whole(self, mask: ir.Value, query: ir.Value, key: ir.Value) -> ir.Value:
+        """A mask, expanded to all rows and keys, and to all batch entries and heads where the runtime needs that."""
+        builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
+        shape = builder.info.shape(mask) or ()
+        groups = roles.batch, roles.heads, roles.q_seq, roles.kv_seq
+        wanted = [space.size(group) for group in groups][0 if self.attention.whole_mask else 2 :]
+        if list(shape[-len(wanted) :]) == wanted:
+            return mask
+        rows = builder.dimension(query, self.plan.name.index("S"))
+        keys = builder.dimension(key, self.plan.key_layout.index("S"))
+        outer = [builder.ints([1, 1])]
+        if self.attention.whole_mask:
+            outer = [builder.dimension(query, 0), builder.ints([self._heads()[0]])]
+        whole = builder.op("Concat", [*outer, rows, keys], INT64, {"axis": 0})
+        return builder.op("Expand", [mask, whole], builder.info.dtype(mask))
+
+    def _key_padding(self, query: ir.Value, key: ir.Value) -> ir.Value:
+        """key_padding_mask, int32 [batch, keys], 1 where a key is kept."""
+        builder, roles = self.emitter.builder, self.match.roles
+        mask = self.inputs["atten_mask"]
+        assert mask is not None
+        kept = builder.cast(builder.op("Not", [mask], ir.DataType.BOOL), INT32)
+        flat = builder.units("Squeeze", kept, (1, 2))
+        if list(builder.info.shape(flat) or ()) == [
+            self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)
+        ]:
+            return flat
+        whole = [builder.dimension(query, 0), builder.dimension(key, self.plan.key_layout.index("S"))]
+        return builder.op("Expand", [flat, builder.op("Concat", whole, INT64, {"axis": 0})], INT32)

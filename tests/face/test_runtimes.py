@@ -1,0 +1,72 @@
+"""The targets "onnx" and "contrib" as a user meets them: files, tables and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fa_compiler
+from fa_compiler.command_line.main import main
+from fa_compiler.op_registry.runtimes import RUNTIMES
+
+from .builders import attention, ops, plain, saved
+
+
+@pytest.mark.parametrize(
+    ("target", "runtime", "op"), [("onnx", "openvino", "Attention"), ("contrib", "ort-webgpu", "MultiHeadAttention")]
+)
+def test_a_file_for_a_runtime(target: str, runtime: str, op: str, tmp_path: Path) -> None:
+    """It is verified in ONNX Runtime, and holds nothing of ours."""
+    path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    given = ["optimize", str(path), "-o", str(out), "--target", target, "--runtime", runtime, "--verify"]
+    assert main(given) == 0
+    assert op in ops(out)
+    assert not {"FlashAttention", "Softmax"} & set(ops(out))
+    result = fa_compiler.optimize(path, target=target, runtime=f"{runtime}=9999.0")  # type: ignore[arg-type]
+    assert result.report.blocks[0].op == op
+    assert fa_compiler.inspect(path, target=target, runtime="ort-coreml").blocks[0].hint  # type: ignore[arg-type]
+
+
+def test_all_runtimes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    assert main(["inspect", str(path), "--runtime", "all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {words[0]: words for line in lines if (words := line.split()) and words[0] in RUNTIMES}
+    assert list(rows) == list(RUNTIMES)
+    assert rows["openvino"][1:] == ["0", "onnx", "Attention"]
+    assert rows["ort-webgpu"][1:] == ["0", "contrib", "MultiHeadAttention"]
+    assert rows["ort-coreml"][2:6] == ["-", "ort-coreml", "has", "no"]
+    assert " ".join(rows["qnn"]).endswith("Attention of qnn does not take sizes that are open before the run")
+    assert main(["inspect", str(path), "--runtime", "all", "--json"]) == 0
+    (block,) = json.loads(capsys.readouterr().out)["blocks"]
+    assert block["runtimes"]["mlx"] == {"op": "Attention", "target": "onnx", "code": None, "reason": None}
+    assert block["runtimes"]["qnn"]["code"] == "runtime"
+
+
+def test_all_runtimes_of_a_model_without_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(saved(plain(), tmp_path / "model.onnx")), "--runtime", "all"]) == 0
+    assert "no attention found" in capsys.readouterr().out
+
+
+WRONG = {
+    "an unknown runtime": (["--target", "onnx", "--runtime", "ort-gpu"], "unknown runtime 'ort-gpu', did you mean"),
+    "no version": (["--target", "onnx", "--runtime", "openvino=new"], "the version 'new' of openvino is no number"),
+    "another target": (["--runtime", "openvino"], "a runtime goes with the targets 'onnx' and 'contrib' only"),
+    "an unknown target": (["--target", "cuda"], "use 'ort', 'ascend', 'onnx' or 'contrib'"),
+    "buffers": (["--target", "contrib", "--in-place-caches"], "caches in place go with the target 'ort' only"),
+    "a product": (["--target", "onnx", "--soc-version", "A2"], "go with the target 'ascend' only"),
+    "a page of all": (["--runtime", "all", "--html", "page.html"], "--html does not go with --runtime all"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_words(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, expected = WRONG[name]
+    assert main(["inspect", str(saved(attention(), tmp_path / "model.onnx")), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fa-compiler: error: ")
+    assert error.count("\n") == 1
+    assert expected in error
+    assert {each.name for each in tmp_path.iterdir()} == {"model.onnx"}

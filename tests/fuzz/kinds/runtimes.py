@@ -1,0 +1,40 @@
+"""The models of other kinds, fused into the operators of ONNX and ONNX Runtime, which ONNX Runtime runs.
+
+Not all inputs count. Query, key and value are taken to be finite, because a NaN guard stands behind the operator. The
+kernels refuse sizes of 0, and add up products of the largest numbers before they divide.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.fuzz.difference import Feed
+from tests.fuzz.kind import load
+from tests.fuzz.oracle import Judge
+from tests.fuzz.reduction import GraphKind
+
+KINDS = ("compose", "spellings", "ready_made", "tested")
+RUNTIME = "ort-cpu"
+LARGEST = 1e35
+
+
+class Runtimes(GraphKind):
+    """A model of another kind, for one of the two targets."""
+
+    def judge(self, seed: int) -> Judge | None:
+        kind = load(KINDS[seed % len(KINDS)])
+        assert isinstance(kind, GraphKind)
+        made = kind.judge(seed)
+        if made is None:
+            return None
+        given = made.feeds
+        made.feeds = lambda: [feed for feed in (given() if callable(given) else given) if _counts(feed)]
+        made.target = "contrib" if seed // len(KINDS) % 2 else "onnx"
+        made.runtime = RUNTIME
+        made.group = f"{made.target}, {made.group}"
+        return made
+
+
+def _counts(feed: Feed) -> bool:
+    floats = [array for array in feed.arrays.values() if array.dtype.kind == "f"]
+    return not feed.spoiled and not feed.empty and all(np.abs(array).max() < LARGEST for array in floats)

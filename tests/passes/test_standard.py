@@ -1,0 +1,269 @@
+"""Attention as the operators of ONNX and ONNX Runtime: which one, told what, and that it gives the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa_compiler.op_registry.runtimes import RUNTIMES, Runtime
+from fa_compiler.passes import Options, Report, fuse
+from fa_compiler.passes.options import Target
+from fa_compiler.passes.report import Code
+from tests.examples import examples
+from tests.passes.builder import build
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, parse, random_feeds, run
+from tests.passes.spelling import Spelling
+from tests.passes.strategies import SPELLINGS
+
+CAUSAL = (
+    "low = Constant<value=float {-1e30}>() n = Shape(s) r = Gather<axis=0>(n, two) c = Gather<axis=0>(n, three) "
+    "i0 = Range(zero, r, one) j = Range(zero, c, one) i = Unsqueeze(i0, one1) "
+)
+NUMBERS = (
+    "<int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64 three = {3}, int64[1] one1 = {1}, float cap = {2.0}>"
+)
+SQUARE = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"
+GROUPED = "float[B,4,S,8] q, float[B,2,S,8] k2, float[B,2,S,8] v2"
+REPEAT = (
+    "a2 = Constant<value_ints=[2]>() e = Constant<value_ints=[1,1,2,1,1]>() f = Constant<value_ints=[0,4,-1,8]>() "
+    "k3 = Unsqueeze(k2, a2) k4 = Expand(k3, e) k = Reshape(k4, f) v3 = Unsqueeze(v2, a2) v4 = Expand(v3, e) "
+    "v = Reshape(v4, f) "
+)
+BAND = "o = Less(i, j) x = Where(o, low, {}) "
+WINDOW = "o1 = Less(i, j) w = Sub(i, two) o2 = LessOrEqual(j, w) o = Or(o1, o2) x = Where(o, low, s) "
+
+
+def rewritten(
+    model: onnx.ModelProto, target: Target, runtime: str | None = None, *assume: str
+) -> tuple[onnx.ModelProto, Report]:
+    """The model for a target and a runtime, checked, and the report."""
+    graph = ir.from_proto(model)
+    chosen = None if runtime is None else Runtime.of(runtime)
+    report = fuse(graph, Options(target, runtime=chosen, assume=frozenset(assume)))
+    result = ir.to_proto(graph)
+    onnx.checker.check_model(result, full_check=True)
+    return result, report
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of a node, but for its scale."""
+    return {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name != "scale"}
+
+
+def attention(
+    body: str, inputs: str = SQUARE, more: str = "", opset: int = 17, dtype: str = "float"
+) -> onnx.ModelProto:
+    """Scores, `body` that makes x of the scores s, softmax, product."""
+    text = f"{REPEAT if 'k2' in inputs else ''}{PRODUCT_QK}{CAUSAL if 'i, j' in body else ''}{body} "
+    model = f"{text}{SOFTMAX.format('x')}{PRODUCT_PV}"
+    inputs, more = inputs.replace("float[", f"{dtype}["), more.replace("float[", f"{dtype}[")
+    outputs = f"{dtype}[B,4,S,8] y"
+    return parse(model, more, inputs=inputs, outputs=outputs, opset=opset, initializers=NUMBERS)
+
+
+PLAIN = "x = Identity(s)"
+PADDED = "low = Constant<value=float {-1e30}>() x = Where(m, s, low)"
+CASES: dict[str, tuple[onnx.ModelProto, Target, str, str, Mapping[str, Any], list[int]]] = {
+    # the model; target, runtime; the operator, its attributes, the places of the inputs behind query, key and value
+    "no mask": (attention(PLAIN), "contrib", "ort-cpu", "MultiHeadAttention", {"num_heads": 4}, []),
+    "no mask, ONNX": (attention(PLAIN), "onnx", "ort-cpu", "Attention", {}, []),
+    "causal": (
+        *(attention(BAND.format("s")), "contrib", "ort-cpu", "MultiHeadAttention"),
+        *({"num_heads": 4, "unidirectional": 1}, []),
+    ),
+    "causal, ONNX": (attention(BAND.format("s")), "onnx", "ort-cpu", "Attention", {"is_causal": 1}, []),
+    "padding as a mask of keys": (
+        *(attention(PADDED, more="bool[B,1,1,S] m"), "contrib", "ort-cpu", "MultiHeadAttention"),
+        *({"num_heads": 4, "mask_filter_value": np.float32(-1e29)}, [4]),
+    ),
+    "padding where a runtime has no mask of keys": (
+        *(attention(PADDED, more="bool[B,1,1,S] m"), "contrib", "ort-webgpu", "MultiHeadAttention"),
+        *({"num_heads": 4}, [5]),
+    ),
+    "a mask of rows and keys": (
+        *(attention(PADDED, more="bool[B,1,S,S] m"), "contrib", "ort-cpu", "MultiHeadAttention"),
+        *({"num_heads": 4}, [5]),
+    ),
+    "a bias": (
+        *(attention("x = Add(s, b)", more="float[1,4,S,S] b"), "contrib", "ort-cpu", "MultiHeadAttention"),
+        *({"num_heads": 4}, [5]),
+    ),
+    "grouped heads": (
+        *(attention(BAND.format("s"), GROUPED), "contrib", "ort-cpu", "GroupQueryAttention"),
+        *({"num_heads": 4, "kv_num_heads": 2}, [5, 6]),
+    ),
+    "grouped heads that are not causal": (
+        *(attention(PLAIN, GROUPED), "contrib", "ort-cpu", "GroupQueryAttention"),
+        *({"num_heads": 4, "kv_num_heads": 2, "causal": 0}, [5, 6]),
+    ),
+    "grouped heads for an older version are repeated": (
+        *(attention(PLAIN, GROUPED), "contrib", "ort-cpu=1.29", "MultiHeadAttention"),
+        *({"num_heads": 4}, []),
+    ),
+    "grouped heads, ONNX": (attention(PLAIN, GROUPED), "onnx", "ort-cpu", "Attention", {}, []),
+    "a window": (
+        *(attention(WINDOW), "contrib", "ort-cpu", "GroupQueryAttention"),
+        *({"num_heads": 4, "kv_num_heads": 4, "local_window_size": 2}, [5, 6]),
+    ),
+    "a soft cap": (
+        *(attention("d = Div(s, cap) t = Tanh(d) u = Mul(t, cap) " + BAND.format("u")), "contrib", "ort-cpu"),
+        *("GroupQueryAttention", {"num_heads": 4, "kv_num_heads": 4, "softcap": 2.0}, [5, 6]),
+    ),
+    "float16 where only float32 is taken": (
+        *(attention(PLAIN, dtype="float16"), "contrib", "ort-cpu=1.29", "MultiHeadAttention"),
+        *({"num_heads": 4}, []),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_operator_is_told_what_the_model_said(name: str) -> None:
+    model, target, runtime, op, told, places = CASES[name]
+    result, report = rewritten(model, target, runtime)
+    (block,) = report.blocks
+    assert (block.status, block.op) == ("fused", op), block
+    (node,) = (node for node in result.graph.node if node.op_type == op)
+    assert attributes(node) == told
+    assert [place for place, value in enumerate(node.input) if value and place > 2] == places
+    feeds = random_feeds(model)
+    tolerance = 2e-3 if "16" in name else 1e-5
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], tolerance)
+    assert ("float16" in name) == ("wide" in {missed.code for missed in block.missed})
+
+
+def test_a_mask_is_repeated_where_a_runtime_shares_none() -> None:
+    """DirectML takes a bias of all batch entries and heads only."""
+    model = attention(PADDED, more="bool[B,1,S,S] m")
+    shapes = {}
+    for runtime in ("ort-cpu", "ort-dml"):
+        result, _ = rewritten(model, "contrib", runtime)
+        (node,) = (node for node in result.graph.node if node.op_type == "MultiHeadAttention")
+        result.graph.output.append(onnx.helper.make_tensor_value_info(node.input[5], 1, None))
+        feeds = random_feeds(model)
+        got, mask = run(result, feeds)
+        assert_same(got, run(model, feeds)[0], 1e-5)
+        shapes[runtime] = mask.shape
+    assert shapes == {"ort-cpu": (2, 1, 5, 5), "ort-dml": (2, 4, 5, 5)}
+
+
+REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
+    "a runtime without the operator": (
+        *(attention(PLAIN), "onnx", "ort-webgpu"),
+        *(Code.RUNTIME, "ort-webgpu has no kernel of Attention"),
+    ),
+    "a feature that is not taken": (
+        *(attention("d = Div(s, cap) t = Tanh(d) x = Mul(t, cap)"), "onnx", "tensorrt"),
+        *(Code.RUNTIME, "Attention of tensorrt does not take a soft cap on the scores"),
+    ),
+    "a feature of a later version": (
+        *(attention("d = Div(s, cap) t = Tanh(d) u = Mul(t, cap) " + BAND.format("u")), "onnx", "ort-cpu=1.26"),
+        *(Code.RUNTIME, "Attention of ort-cpu 1.26 does not take a mask behind a soft cap"),
+    ),
+    "what nobody knows": (
+        *(attention("low = Constant<value=float {-inf}>() x = Where(m, s, low)", more="bool[B,1,S,S] m"), "contrib"),
+        *("ort-cuda", Code.RUNTIME, "whether MultiHeadAttention of ort-cuda takes rows without a key whose result is"),
+    ),
+    "a schema that lacks it": (
+        *(attention("d = Div(s, cap) t = Tanh(d) x = Mul(t, cap)"), "contrib", None),
+        *(Code.RUNTIME, "GroupQueryAttention does not take attention that is not causal"),
+    ),
+    "a bias that may exclude a whole row": (
+        *(attention("x = Add(s, b)", more="float[1,4,S,S] b"), "onnx", "ort-cpu"),
+        *(Code.EMPTY_ROWS, "may exclude every key of a row"),
+    ),
+    "an opset that has no kernel": (
+        *(attention(PLAIN, opset=25), "onnx", "ort-cpu"),
+        *(Code.RUNTIME, "from 25 on runtimes expand Attention into parts"),
+    ),
+    "an opset that is too old": (
+        *(attention(PLAIN.replace("Identity", "Abs"), opset=12), "onnx", "ort-cpu"),
+        *(Code.OPSET, "an opset below 13 is not raised to 23"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_target_cannot_say_is_declined(name: str) -> None:
+    model, target, runtime, code, reason = REFUSED[name]
+    result, report = rewritten(model, target, runtime)
+    (block,) = report.blocks
+    assert (block.status, block.code) == ("declined", code), block
+    assert reason in (block.reason or ""), block.reason
+    assert block.hint
+    assert [node.op_type for node in result.graph.node] == [node.op_type for node in model.graph.node]
+
+
+def test_a_band_that_is_not_taken_as_an_attribute_is_a_mask() -> None:
+    """Up to 1.27 a single row with `is_causal` sees all keys."""
+    model = attention(BAND.format("s"))
+    result, report = rewritten(model, "onnx", "ort-cpu=1.27")
+    (block,) = report.blocks
+    assert (block.status, block.mask) == ("fused", "atten_mask")
+    assert any("does not take a causal mask as an attribute" in missed.reason for missed in block.missed)
+    (node,) = (node for node in result.graph.node if node.op_type == "Attention")
+    assert not attributes(node)
+    feeds = random_feeds(model)
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+def test_a_hint_names_a_runtime_that_takes_it() -> None:
+    model = attention("d = Div(s, cap) t = Tanh(d) x = Mul(t, cap)")
+    _, report = rewritten(model, "onnx", "tensorrt")
+    assert report.blocks[0].hint == "--runtime ort-cpu takes it"
+    _, report = rewritten(model, "onnx", "ort-cpu")
+    assert report.blocks[0].status == "fused"
+
+
+def test_an_operator_of_the_target_stays() -> None:
+    first, _ = rewritten(attention(PLAIN), "contrib", "ort-cpu")
+    second, report = rewritten(first, "contrib", "ort-cpu")
+    assert report.blocks[0].code == Code.READY_MADE
+    assert [node.op_type for node in second.graph.node] == [node.op_type for node in first.graph.node]
+
+
+@pytest.mark.parametrize(("first", "then"), [("contrib", "onnx"), ("onnx", "contrib")])
+def test_one_target_becomes_the_other(first: Target, then: Target) -> None:
+    model = attention(PADDED, more="bool[B,1,1,S] m", opset=23)
+    between, _ = rewritten(model, first, "ort-cpu", "no-empty-rows")
+    result, report = rewritten(between, then, "ort-cpu", "no-empty-rows")
+    assert report.blocks[0].status == "fused", report
+    feeds = random_feeds(model)
+    feeds["m"][..., 0] = True
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+@settings(max_examples=examples(25))
+@given(SPELLINGS, st.integers(0, 1 << 16), st.sampled_from(["onnx", "contrib"]))
+def test_any_spelling_gives_the_same(spelling: Spelling, seed: int, target: Target) -> None:
+    case = build(spelling)
+    result, report = rewritten(case.model, target, "ort-cpu")
+    (block,) = report.blocks
+    if block.status != "fused":
+        plain = not spelling.masks and spelling.guard == "none" and not spelling.sink
+        explained = {Code.CAST, Code.OPSET, Code.RUNTIME} if plain else set(Code)
+        assert block.code in explained, block
+        return
+    feeds = case.feeds(seed)
+    _, tolerance = case.formula(feeds)
+    assert_same(run(result, feeds)[0], run(case.model, feeds)[0], tolerance)
+
+
+def test_every_runtime_is_asked() -> None:
+    """Whatever a runtime is told to take passes the checker, and gives the same where ONNX Runtime can run it."""
+    model = attention(BAND.format("s"))
+    taken = set()
+    for name in RUNTIMES:
+        for target in ("onnx", "contrib"):
+            result, report = rewritten(model, target, name)  # type: ignore[arg-type]  # a Literal in a loop
+            if report.blocks[0].status == "fused":
+                taken.add(name)
+                feeds = random_feeds(model)
+                assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+    assert taken == set(RUNTIMES) - {"ort-coreml", "qnn"}  # no kernel; static sizes only
