@@ -41,7 +41,8 @@ FOUND = {
     + "s = MatMul(q, kt) m = Trilu<upper=0>(s) y = MatMul(m, v)",
     "a running sum": PROJECTED
     + "ku = Unsqueeze(k2, last) i3b = Constant<value_ints=[3]>() vu = Unsqueeze(v, i3b) o = Mul(ku, vu) "
-    "axis = Constant<value_int=2>() acc = CumSum(o, axis) qu = Unsqueeze(q2, i3b) z = MatMul(qu, acc) y = Squeeze(z, i3b)",
+    "axis = Constant<value_int=2>() acc = CumSum(o, axis) qu = Unsqueeze(q2, i3b) z = MatMul(qu, acc) "
+    "y = Squeeze(z, i3b)",
     "chunks with a state": PROJECTED
     + POSITIVE
     + TRANSPOSED
