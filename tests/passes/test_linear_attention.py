@@ -82,7 +82,7 @@ def test_attention_without_a_softmax_is_named(body: str) -> None:
     assert (block.status, block.kind, block.code) == ("linear_attention", "no_softmax", Code.LINEAR)
     assert block.hint is not None and "LinearAttention" in block.hint
     assert (found.softmaxes, found.count("linear_attention"), found.advice != []) == (0, 1, True)
-    assert "1 linear attention" in found.summary
+    assert "0 fused (of 0), 1 without a softmax" in found.summary
 
 
 STEP = "m = Mul(s0, g) u = MatMul(kc, vr) s1 = Add(m, u) "
