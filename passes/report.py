@@ -403,9 +403,9 @@ class Report:
             parts.append(f"{declined} declined")
         if other := self.count("not_attention"):
             parts.append(f"{other} not attention")
-        if linear := self.count("linear_attention"):
-            parts.append(f"{linear} linear attention")
-        return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}), {self.seconds:.1f} s"
+        linear = self.count("linear_attention")
+        beside = f", {linear} without a softmax" if linear else ""
+        return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}){beside}, {self.seconds:.1f} s"
 
     def __str__(self) -> str:
         """The table of blocks, the advice, the caches, the notes and the summary, as the command line prints them."""

@@ -491,11 +491,35 @@ class _Composer(Rare):
         g.words.append(f"powers of {base:g}")
         return g.op("Pow", g.const(base, dtype), moved)
 
+    def _of_logarithm(self, scores: str) -> str:
+        """The exponential of a logarithm: LogSoftmax, or the logarithm of the sum subtracted, to one base or nearly
+        so."""
+        rng, g, dtype = self.rng, self.g, self.score_type
+        form = rng.choice(["operator"] * 3 + ["shifted", "shifted", "whole", "reduction"])
+        g.words.append(f"logarithm {form}")
+        if form == "operator":
+            return g.op("Exp", g.op("LogSoftmax", scores, axis=-1))
+        base = rng.choice([math.e, math.e, 2.0])
+        two = g.const(2.0, dtype)
+        peak = self._reduced("ReduceMax", scores)
+        moved = g.op("Sub", scores, peak)
+        if form == "reduction":
+            less = self._reduced("ReduceLogSumExp", rng.choice([scores, scores, moved]))
+        else:
+            weights = g.op("Exp", moved) if base == math.e else g.op("Pow", two, moved)
+            less = g.op("Log", self._reduced(rng.choice(["ReduceSum"] * 8 + ["ReduceMax"]), weights))
+        if base != math.e:
+            less = g.op("Mul", less, g.const(rng.choice([1.442695, 1.442695, 1.0]), dtype))
+        if form == "whole":
+            less = g.op("Add", less, peak)
+        rest = g.op("Sub", moved if form == "shifted" else scores, less)
+        return g.op("Exp", rest) if base == math.e else g.op("Pow", two, rest)
+
     def _softmax_and_product(
         self, scores: str, value: str, outputs: list[tuple[str, str, Sequence[Size | None]]]
     ) -> str:
         rng, g, dtype = self.rng, self.g, self.score_type
-        form = rng.choice(["op"] * 12 + ["written", "written", "late", "late", "log", "unshifted", "late sink"])
+        form = rng.choice(["op"] * 12 + ["written", "written", "late", "late", "log", "log", "unshifted", "late sink"])
         sink = rng.choice(["concat", "total"]) if rng.random() < 0.12 else ""
         g.words.extend([form, sink] if sink else [form])
         if form.startswith("late"):
@@ -529,7 +553,7 @@ class _Composer(Rare):
         elif form == "op":
             p = g.op("Softmax", scores, axis=rng.choice([-1] * 30 + [3] * 8 + [2, -2]))
         elif form == "log":
-            p = g.op("Exp", g.op("LogSoftmax", scores, axis=-1))
+            p = self._of_logarithm(scores)
         else:
             weights = g.op("Exp", scores) if form == "unshifted" else self._power(scores)
             total = self._reduced("ReduceSum", weights)
