@@ -8,7 +8,7 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     2  one addend, proven to hold {0, v}          atten_mask where the addend is not 0
     3  such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v;
          proven to be lost in v; several with       the masks are merged, because -inf + -inf is -inf, or because
-         v = -inf, or if no row is empty            only a row that is masked everywhere shows which key has which sum
+         v = -inf, or where no row is empty         only a row that is masked everywhere shows which key has which sum
     4  selections with one fill v, in any number  atten_mask where any of them deselects
     5  addends, then selections with one v,       atten_mask and real_shift
          addends proven far above v, or v = -inf    an addend of {0, -inf} counts as a selection
@@ -535,7 +535,7 @@ class MaskPlanner:
 
     def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
         """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far
-        above v; several of any v if no row is empty. None for other terms."""
+        above v; several of any v where no row is empty. None for other terms."""
         values = {index: self.values.mask_value(live, index) for index in adds}
         found = {index: value for index, value in values.items() if value is not None and self._is_mask(live, index)}
         # In a fully masked row the biases have to be lost in a finite number, too.
@@ -544,8 +544,8 @@ class MaskPlanner:
             for index in found
         )
         value = max(found.values(), default=0.0)
-        merged = len(found) == 1 or (infinite and value == -math.inf) or NO_EMPTY_ROWS in self.options.assume
-        if not found or not merged:
+        filled = NO_EMPTY_ROWS in self.options.assume or self._never_empty(live)
+        if not found or not (len(found) == 1 or filled or (infinite and value == -math.inf)):
             return None
         fill = max(value, -FLOAT32_MAX)
         share = SMALL_SHARE if infinite else LOST_SHARE

@@ -676,6 +676,16 @@ def test_two_added_masks_of_finite_numbers(use: str, fills: tuple[str, str], gua
         assert_same(got, wanted, 1e-5)
 
 
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize("use", [TWO_MASKS["one after the other"], TWO_MASKS["added up first"]])
+def test_two_added_bands_that_leave_each_row_a_key(use: str, target: Target) -> None:
+    """No row is masked everywhere, so it does not matter that both numbers together are -inf."""
+    mask = "d = Sub(i, j) m = LessOrEqual(j, i) w = Less(d, three) f = Where(m, nothing, low) "
+    mask += "g = Where(w, nothing, low) "
+    block, attrs = same(model(mask, use), target)
+    assert (block.mask, block.missed, attrs["sparse_mode"]) == ("band", (), 4)
+
+
 def test_mask_beside_a_bias_of_unknown_size_keeps_a_score_with_the_bias() -> None:
     block, _ = same(model("m = LessOrEqual(j, i) ", BESIDE_BIAS["bias, then mask"], more="float[1,4,S,S] bias"))
     assert block.mask == "causal+real_shift"
