@@ -111,7 +111,10 @@ def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
     for words, message in (
         (["optimise"], "unknown command 'optimise': did you mean 'optimize'?; see 'fa-compiler --help'"),
         (["air", "shov"], "unknown command 'shov': did you mean 'show'?; see 'fa-compiler air --help'"),
-        (["registry", "x"], "unknown command 'x': known are list, show, diff; see 'fa-compiler registry --help'"),
+        (
+            ["registry", "x"],
+            "unknown command 'x': known are list, show, runtimes, diff; see 'fa-compiler registry --help'",
+        ),
     ):
         assert main(words) == 2
         assert capsys.readouterr().err == f"fa-compiler: error: {message}\n"

@@ -128,6 +128,7 @@ PROVOKED: dict[Code, Provoked] = {
         ),
     ),
     Code.ILLEGAL: Provoked(after("x = Identity(s)", inputs=LONG, outputs="float[B,4,S,16] y"), "ascend"),
+    Code.RUNTIME: Provoked(after("x = Tanh(s)"), "contrib"),
     Code.LINEAR: Provoked(
         text(
             "s = Conv(q, w) a = Relu(s) at = Transpose<perm=[0,2,1]>(a) m = MatMul(at, a) y = MatMul(m, at)",

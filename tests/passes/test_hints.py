@@ -85,6 +85,16 @@ GUARD = "w = Softmax<axis=-1>(x) i = IsNaN(w) p = Where(i, zero, w) "
 
 HINTS: dict[str, Hinted] = {
     "empty rows": Hinted(PROVOKED[Code.EMPTY_ROWS].model, "ascend"),
+    "what the operators of the target lack": Hinted(PROVOKED[Code.RUNTIME].model, "contrib"),
+    "batch sizes of different names": Hinted(
+        text(
+            PRODUCT_QK + SOFTMAX.format("s") + PRODUCT_PV,
+            inputs="float[B,4,S,8] q, float[C,4,T,8] k, float[C,4,T,8] v",
+            outputs="float[D,4,S,8] y",
+        ),
+        "contrib",
+    ),
+    "a bias for ONNX's Attention": Hinted(plain("x = Add(s, b) ", "float[1,4,S,T] b"), "onnx"),
     "a mask of 16 bits": Hinted(operator("y = Attention(q, k, v, mask)", f"{HALF}, float16[4,6] mask")),
     "a bias of any size": Hinted(
         operator(
