@@ -198,7 +198,8 @@ class Rewriter:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         missed = [*known, *missed_by_operands(match, plan, builder.info)]
         if standard is not None:
-            missed = [*(each for each in missed if each.code != MissedCode.WIDE), *standard.missed]
+            known_better = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)
+            missed = [*(each for each in missed if each.code not in known_better), *standard.missed]
         substitutes = self.substitutes(match, plan.destination, emitter)
         node: ir.Node | None = None
         call: IncreCall | None = None

@@ -3,7 +3,7 @@
 | what the attention has | Attention | MultiHeadAttention | GroupQueryAttention |
 | --- | --- | --- | --- |
 | query, key and value | BNSD, or BSH | BSH, key and value also BNSD | BSH |
-| fewer key heads | as they are | repeated | as they are |
+| fewer key heads | as they are, or repeated | repeated | as they are |
 | scale | scale | scale | scale |
 | causal | is_causal | unidirectional | always |
 | window | no | no | local_window_size |
@@ -135,6 +135,11 @@ def _as_operator(
 ) -> StandardAttention:
     """The attention as this operator, in the type of the match. Raises Decline."""
     _check_rows(match, operator)
+    missed: list[Missed] = []
+    if match.roles.kv_heads != match.roles.heads and _repeats_heads(operator, options):
+        reason = f"{_of(operator, options)} does not take {Feature.GROUPED.words}, so key and value are repeated"
+        missed.append(Missed(MissedCode.REPEATED_HEADS, reason, label(match.node)))
+        match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
         raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
     mask = _mask_form(match, operator, options)
@@ -145,14 +150,11 @@ def _as_operator(
             if known is Answer.UNKNOWN:
                 reason = f"whether {_of(operator, options)} takes {feature.words} is not known"
             raise _refused(reason, operator, feature, match, options)
-    missed: tuple[Missed, ...] = ()
     if match.dtype != given:
         reason = f"{_of(operator, options)} does not take it in {TYPES[given].words}, so operands are cast to float32"
-        missed = (Missed(MissedCode.WIDE, reason, label(match.node)),)
-    if operator == MULTI_HEAD:
-        match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
+        missed.append(Missed(MissedCode.WIDE, reason, label(match.node)))
     whole = answer(options.runtime, operator, Feature.SHARED_MASK) is not Answer.YES
-    return StandardAttention(match, operator, mask, whole, missed)
+    return StandardAttention(match, operator, mask, whole, tuple(missed))
 
 
 def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:
@@ -161,6 +163,12 @@ def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:
     special = match.roles.kv_heads != match.roles.heads or match.softcap != 0.0 or match.sink is not None
     special = special or (match.mask.mode is not None and match.mask.mode.sparse_mode == WINDOW)
     return operators[::-1] if special else operators
+
+
+def _repeats_heads(operator: str, options: Options) -> bool:
+    """Are key and value repeated for each query head? MultiHeadAttention needs that, and some runtimes' Attention."""
+    takes = answer(options.runtime, operator, Feature.GROUPED) is Answer.YES
+    return operator != GROUP_QUERY and not takes
 
 
 def _of(operator: str, options: Options) -> str:
@@ -195,7 +203,7 @@ def _needed(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInf
         yield Feature.SINK if form is MaskForm.NONE else Feature.SINK_MASK
     if match.softcap != 0.0:
         yield Feature.SOFTCAP if form is MaskForm.NONE else Feature.SOFTCAP_MASK
-    if roles.kv_heads != roles.heads and operator != MULTI_HEAD:
+    if roles.kv_heads != roles.heads:
         yield Feature.GROUPED
     if space.size(roles.head_dim) != space.size(roles.value_head_dim):
         yield Feature.VALUE_SIZE

@@ -107,6 +107,7 @@ CASES: dict[str, tuple[onnx.ModelProto, Target, str, str, Mapping[str, Any], lis
         *(attention(PLAIN, GROUPED), "contrib", "ort-cpu=1.29", "MultiHeadAttention"),
         *({"num_heads": 4}, []),
     ),
+    "grouped heads are repeated for OpenVINO": (attention(PLAIN, GROUPED), "onnx", "openvino", "Attention", {}, []),
     "grouped heads, ONNX": (attention(PLAIN, GROUPED), "onnx", "ort-cpu", "Attention", {}, []),
     "a window": (
         *(attention(WINDOW), "contrib", "ort-cpu", "GroupQueryAttention"),
@@ -135,7 +136,8 @@ def test_the_operator_is_told_what_the_model_said(name: str) -> None:
     feeds = random_feeds(model)
     tolerance = 2e-3 if "16" in name else 1e-5
     assert_same(run(result, feeds)[0], run(model, feeds)[0], tolerance)
-    assert ("float16" in name) == ("wide" in {missed.code for missed in block.missed})
+    missed = {each.code for each in block.missed}
+    assert ("float16" in name, "repeated" in name) == ("wide" in missed, "repeated_heads" in missed)
 
 
 def test_a_mask_is_repeated_where_a_runtime_shares_none() -> None:
