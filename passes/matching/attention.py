@@ -42,6 +42,7 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.activation_rounding import with_lost_scores
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
+from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.guards import ScoreGuard
 from fa_compiler.passes.matching.layers import holds_weights, layers_apart
@@ -177,6 +178,9 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
         raise Decline(Code.SCORE_TERM, reason, scores.shifted[0][0])
     found_sink = scores.found_sink
     if gate is not None:
+        if abs(anchor.log_base - 1.0) > ROUNDING:
+            reason = "the gate has the sum of exponentials, and the softmax that of powers to another base"
+            raise Decline(Code.PROBABILITY_TERM, reason, gate.nodes[-1])
         pv = probabilities.product(paths)
         if found_sink is not None:
             reason = "a sink beside the scores, and another behind the product"

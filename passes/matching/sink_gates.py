@@ -13,7 +13,8 @@ are NaN, beside a sink they are 0. So no term may make such a row, unless a guar
 NaN is NaN in both, because the gate is NaN, too. A row with +inf is NaN in both without a guard; with a guard it is 0
 here. So beside a guard no term may be +inf. A guard that selects leaves a row NaN that another term than its mask makes
 -inf, and a factor of 0 leaves NaN in any case. A row of a mask's finite number is 0 in both, for its logarithm is that
-number. A sink of +inf gives 0 here and NaN there, so it has to be proven less.
+number. A sink of +inf gives 0 here and NaN there, so it has to be proven less. The softmax has to be one of
+exponentials, because the gate sums exponentials, too.
 """
 
 from __future__ import annotations

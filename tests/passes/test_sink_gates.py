@@ -38,6 +38,16 @@ def test_a_gate_is_a_sink(gate: str, product: str) -> None:
     assert only_block(model(gate, product=product)).status == "fused"
 
 
+def test_a_gate_beside_powers_to_another_base_is_refused() -> None:
+    """The gate sums exponentials, and the softmax is one of powers of two."""
+    powers = (
+        "base = Constant<value=float {2.0}>() t = ReduceMax<axes=[-1], keepdims=1>(s) z = Sub(s, t) e = Pow(base, z) "
+        "a = ReduceSum<keepdims=1>(e, last) p = Div(e, a) o = MatMul(p, v) y = Mul(o, g)"
+    )
+    block = only_block(parse(NUMBERS + KEPT + PRODUCT_QK + DROPPED.replace("X", "s") + powers))
+    assert (block.status, block.code) == ("declined", "probability_term"), block
+
+
 def masked(number: str) -> str:
     return (
         f"f = Constant<value=float {{{number}}}>() z = Constant<value=float {{0}}>() b = Where(m, z, f) x = Add(s, b) "
