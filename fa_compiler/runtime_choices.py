@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS, RUNTIMES, Runtime
-from fa_compiler.passes import Block, Options, Report
+from fa_compiler.passes import Block
 from fa_compiler.passes.report import Code, ranges
 from fa_compiler.pipeline import make_options, run
 
@@ -72,44 +72,37 @@ class Choices:
 
 
 def runtime_choices(loaded: LoadedModel, assume: Iterable[str] = ()) -> Choices:
-    """What each attention of a model becomes for each runtime, by the target that takes most of them."""
+    """What each attention of a model becomes for each runtime, by the first target that takes it.
+
+    Raises:
+        InputError: the model or an assumption is at fault.
+    """
     words = tuple(assume)
-    shown = [block for block in _report(loaded, Options(assume=frozenset(words))).blocks if _counts(block)]
-    columns = []
-    for name in RUNTIMES:
-        reports = {
-            target: _report(loaded, make_options(target, None, None, words, runtime=Runtime(name)))
+
+    def blocks_for(target: str, runtime: Runtime | None = None) -> list[Block]:
+        _, report = run(loaded, make_options(target, None, None, words, runtime=runtime))
+        return [block for block in report.blocks if block.kind == "forward" and block.status != "not_attention"]
+
+    shown = blocks_for("ort")
+    columns = {
+        name: {
+            target: {block.anchor: block for block in blocks_for(target, Runtime(name))}
             for target in OPERATORS
+            if not RUNTIMES[name].keys().isdisjoint(OPERATORS[target])
         }
-        columns.append({target: _by_anchor(report) for target, report in reports.items()})
-    rows = []
-    for block in shown:
-        choices = [_choice(name, column, block) for name, column in zip(RUNTIMES, columns, strict=True)]
-        rows.append((block, tuple(choices)))
+        for name in RUNTIMES
+    }
+    rows = ((block, tuple(_choice(*column, block) for column in columns.items())) for block in shown)
     return Choices(loaded.name, tuple(rows))
 
 
-def _report(loaded: LoadedModel, options: Options) -> Report:
-    return run(loaded, options)[1]
-
-
-def _counts(block: Block) -> bool:
-    return block.kind == "forward" and block.status != "not_attention"
-
-
-def _by_anchor(report: Report) -> dict[str, Block]:
-    return {block.anchor: block for block in report.blocks if _counts(block)}
-
-
-def _choice(runtime: str, column: dict[str, dict[str, Block]], block: Block) -> Choice:
-    found: Sequence[Choice] = [
-        Choice(runtime, target, blocks.get(block.anchor, block)) for target, blocks in column.items()
-    ]
-    if not RUNTIMES[runtime]:
+def _choice(runtime: str, column: Mapping[str, Mapping[str, Block]], block: Block) -> Choice:
+    """The choice for a block, from the blocks of the targets that the runtime has operators of."""
+    if not column:
         reason = f"{runtime} has no kernel of {', '.join(DOMAINS)}"
         return Choice(runtime, "-", replace(block, status="declined", code=Code.RUNTIME, reason=reason))
+    found = [Choice(runtime, target, blocks.get(block.anchor, block)) for target, blocks in column.items()]
     if (taken := next((each for each in found if each.is_taken), None)) is not None:
         return taken
-    able = [each for each in found if not RUNTIMES[runtime].keys().isdisjoint(OPERATORS[each.target])]
-    reasons = dict.fromkeys(each.block.reason for each in able if each.block.reason)
-    return replace(able[0], block=replace(able[0].block, reason="; ".join(reasons)))
+    reasons = dict.fromkeys(each.block.reason for each in found if each.block.reason)
+    return replace(found[0], block=replace(found[0].block, reason="; ".join(reasons)))

@@ -57,6 +57,7 @@ WRONG = {
     "an unknown target": (["--target", "cuda"], "use 'ort', 'ascend', 'onnx' or 'contrib'"),
     "buffers": (["--target", "contrib", "--in-place-caches"], "caches in place go with the target 'ort' only"),
     "a product": (["--target", "onnx", "--soc-version", "A2"], "go with the target 'ascend' only"),
+    "an unknown assumption for all": (["--runtime", "all", "--assume", "luck"], "unknown assumption 'luck'"),
     "a page of all": (["--runtime", "all", "--html", "page.html"], "--html does not go with --runtime all"),
 }
 
