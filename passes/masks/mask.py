@@ -57,6 +57,7 @@ low as v: the masked keys would then have weight in the original and none in the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -218,16 +219,19 @@ class MaskPlanner:
     def _rounds_rows(self, step: BiasOp) -> bool:
         """May a step of a bias add finite numbers to 16-bit scores in which they are rounded away? The kernels of ONNX
         and ONNX Runtime add in 16 bits or in 32."""
-        facts = self.viewer.facts
-        if not isinstance(step, Add | Select) or facts.info.dtype(step.node.outputs[0]) not in SIXTEEN_BITS:
-            return False
-        value = step.operand.view.base
-        ends = facts.sets.of(value) or facts.bounds.of(value)
+        dtype = self.viewer.info.dtype(step.node.outputs[0])
+        return dtype in SIXTEEN_BITS and not self._adds_only(step, lambda x: x == -math.inf or abs(x) <= LARGE_HALF)
+
+    def _adds_only(self, step: BiasOp, accepted: Callable[[float], bool]) -> bool:
+        """Does a step of a bias add or put in accepted numbers only, or numbers that are as large as scores? Other
+        steps do neither. Of an interval its ends are asked for."""
         if isinstance(step, Select):
-            ends = frozenset((step.fill,))
-        if ends is None:
-            return not is_score_like(value, self.viewer)
-        return not all(end == -math.inf or abs(end) <= LARGE_HALF for end in ends)
+            return accepted(step.fill)
+        if not isinstance(step, Add):
+            return True
+        value, facts = step.operand.view.base, self.viewer.facts
+        ends = facts.sets.of(value) or facts.bounds.of(value)
+        return is_score_like(value, self.viewer) if ends is None else all(map(accepted, ends))
 
     def _zero_rows_allowed(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan for ONNX's Attention, which gives 0 for a row whose every key is excluded. Its kernels take -inf and
@@ -245,16 +249,11 @@ class MaskPlanner:
 
     def _may_exclude(self, step: BiasOp, guarded: bool) -> bool:
         """May a step of a bias make a number that comes near the lowest of its type? With a guard it may be -inf."""
-        if not isinstance(step, Add | Select):
-            return False
-        value, facts = step.operand.view.base, self.viewer.facts
-        dtype, ends = facts.info.dtype(step.node.outputs[0]), facts.sets.of(value) or facts.bounds.of(value)
-        if isinstance(step, Select):
-            ends = frozenset((step.fill,))
-        if ends is None or dtype is None:
-            return dtype is None or not is_score_like(value, self.viewer)
+        dtype = self.viewer.info.dtype(step.node.outputs[0])
+        if dtype is None:
+            return isinstance(step, Add | Select)
         limit = max(float(dtype.min), LOST_IN) * SMALL_SHARE
-        return not all(limit < -abs(end) or (guarded and end == -math.inf) for end in ends)
+        return not self._adds_only(step, lambda x: limit < -abs(x) or (guarded and x == -math.inf))
 
     def _guarded_behind(self, plan: MaskPlan) -> MaskPlan:
         """The plan whose guard stands behind the operator. A guard against NaN makes its result 0 where it is NaN.
