@@ -25,7 +25,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.nodes import all_nodes, graph_opset, is_op, remember_versions
+from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
@@ -63,7 +63,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     options = options or Options()
     inline_functions(model)
     refusal: Decline | None = None
-    if options.target == "onnx" and any(map(_may_fuse, all_nodes(model.graph))):
+    if options.target == "onnx":
         try:
             raise_opset(model, ATTENTION_SINCE)
         except Decline as decline:
@@ -355,11 +355,6 @@ class _Run:
 
     def _extensions(self, node: ir.Node) -> tuple[str, ...]:
         return extensions_used(node_view(node, self.facts.info)) if node.domain == DOMAIN else ()
-
-
-def _may_fuse(node: ir.Node) -> bool:
-    """May the node belong to an attention?"""
-    return is_attention_op(node) or is_op(node, "Softmax", "Exp", "ReduceMax", "ReduceLogSumExp", "LogSoftmax", "Pow")
 
 
 def _numbered(blocks: list[Block]) -> Iterator[Block]:
