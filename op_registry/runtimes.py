@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fa_compiler.op_registry.described import Described
 from fa_compiler.op_registry.errors import UnknownRuntime, suggestion
 
 ATTENTION = "Attention"
@@ -27,16 +28,8 @@ OPERATORS = {"onnx": (ATTENTION,), "contrib": (MULTI_HEAD, GROUP_QUERY)}
 """The operators of each target."""
 
 
-class Feature(StrEnum):
-    """What an attention may need of an operator. `words` names it in a sentence, after "does not take"."""
-
-    words: str
-
-    def __new__(cls, value: str, words: str) -> Feature:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.words = words
-        return member
+class Feature(Described):
+    """What an attention may need of an operator. `meaning` names it in a sentence, after "does not take"."""
 
     FLOAT32 = "float32", "float32"
     FLOAT16 = "float16", "float16"
@@ -329,7 +322,7 @@ def matrix() -> str:
         lines += [f"### {operator}", "", f"| | {' | '.join(able)} |", f"| --- |{' --- |' * len(able)}"]
         for feature in (each for each in Feature if any(each in cells for cells in able.values())):
             words = [_shown(cells.get(feature)) for cells in able.values()]
-            lines.append(f"| {feature.words} | {' | '.join(words)} |")
+            lines.append(f"| {feature.meaning} | {' | '.join(words)} |")
         without = [name for name in RUNTIMES if name not in able]
         lines += ["", f"No kernel, or one that needs a past: {', '.join(without)}.", ""]
     lines += ["### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from fa_compiler.op_registry.described import Described
+
 Kind = Literal["forward", "backward", "softmax_only", "no_softmax"]
 Status = Literal["fused", "declined", "not_attention", "linear_attention"]
 
@@ -160,16 +162,8 @@ class Code(StrEnum):
     )
 
 
-class MissedCode(StrEnum):
+class MissedCode(Described):
     """What a fused attention misses. The value is what the JSON report holds; `meaning` is a sentence about it."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> MissedCode:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
 
     DENSE_MASK = (
         "dense_mask",

@@ -137,7 +137,7 @@ def _as_operator(
     _check_rows(match, operator)
     missed: list[Missed] = []
     if match.roles.kv_heads != match.roles.heads and _repeats_heads(operator, options):
-        reason = f"{_of(operator, options)} does not take {Feature.GROUPED.words}, so key and value are repeated"
+        reason = f"{_of(operator, options)} does not take {Feature.GROUPED.meaning}, so key and value are repeated"
         missed.append(Missed(MissedCode.REPEATED_HEADS, reason, label(match.node)))
         match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
@@ -146,12 +146,12 @@ def _as_operator(
     for feature in _needed(match, operator, mask, info):
         known = answer(options.runtime, operator, feature)
         if known is not Answer.YES:
-            reason = f"{_of(operator, options)} does not take {feature.words}"
+            reason = f"{_of(operator, options)} does not take {feature.meaning}"
             if known is Answer.UNKNOWN:
-                reason = f"whether {_of(operator, options)} takes {feature.words} is not known"
+                reason = f"whether {_of(operator, options)} takes {feature.meaning} is not known"
             raise _refused(reason, operator, feature, match, options)
     if match.dtype != given:
-        reason = f"{_of(operator, options)} does not take it in {TYPES[given].words}, so operands are cast to float32"
+        reason = f"{_of(operator, options)} does not take it in {TYPES[given].meaning}, so operands are cast to float32"
         missed.append(Missed(MissedCode.WIDE, reason, label(match.node)))
     whole = answer(options.runtime, operator, Feature.SHARED_MASK) is not Answer.YES
     return StandardAttention(match, operator, mask, whole, tuple(missed))
