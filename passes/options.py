@@ -47,6 +47,8 @@ ASSUMPTIONS = {
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""
+NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+"""What the user can do where only what a fully masked row gives stands in the way."""
 
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that a result is verified for when the user names none."""

@@ -47,7 +47,7 @@ from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
+from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
@@ -146,7 +146,7 @@ class AttentionBias:
             return AttentionBias(tuple(masked), bias)
         if NO_EMPTY_ROWS not in call.options.assume:
             reason = "a masked row gives 0, but not where it has one key, and how many there are is not known"
-            hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+            hint = NO_EMPTY_ROWS_HINT
             raise call.decline(Code.EMPTY_ROWS, reason, hint)
         return AttentionBias(tuple(masked), bias, (NO_EMPTY_ROWS,))
 

@@ -52,7 +52,7 @@ from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, int_attr, is_op
-from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
+from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
@@ -288,7 +288,7 @@ class _Attention:
             Code.MASK_VALUE,
             f"the numbers of the mask {mask.name!r} are not known to be small, and {cause}: that decides a row whose "
             "every key has a number like -1e4",
-            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+            NO_EMPTY_ROWS_HINT,
         )
 
     def _filled_up(self, mask: ir.Value, key_masks: KeyMaskBuilder, scores: Arrangement) -> ir.Value:

@@ -47,7 +47,7 @@ from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
@@ -105,9 +105,7 @@ class ScoreBias:
             plan = self.key_masks.plan(self.scores, [], self._sum(padded, None), band)
             return replace(plan, assumed=(NO_EMPTY_ROWS,))
         bias = self._sum(padded, self.key_masks.mask_outside_band(band.low, band.high))
-        return MaskPlan(
-            bias=bias, missed=(self._missed(f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"),)
-        )
+        return MaskPlan(bias=bias, missed=(self._missed(NO_EMPTY_ROWS_HINT),))
 
     def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
         """What the user vouches for so that the bias may be added to M instead of to the scores. Raises Decline."""
@@ -183,7 +181,7 @@ class ScoreBias:
             raise self.call.decline(
                 Code.EMPTY_ROWS,
                 "a row whose visible keys are all padded gives the mean of all values, which the product does not",
-                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+                NO_EMPTY_ROWS_HINT,
             )
         plan = self.key_masks.plan(self.scores, [ExcludedPositions(self.call.aligned(padded, self.scores))], (), band)
         if NO_EMPTY_ROWS in assume:

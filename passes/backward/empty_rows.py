@@ -27,11 +27,9 @@ from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Select
-
-NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 
 
 def keep_empty_rows(pair: Pair, options: Options) -> Pair:

@@ -91,6 +91,7 @@ from fa_compiler.passes.options import (
     FINITE_SCORES,
     MASKS_DOMINATE,
     NO_EMPTY_ROWS,
+    NO_EMPTY_ROWS_HINT,
     NON_FINITE_SCORES,
     SAME_SIZES,
     UNBROKEN,
@@ -213,7 +214,7 @@ class MaskPlanner:
         """The plan if the user vouches for it that no row is masked everywhere. Raises Decline."""
         if NO_EMPTY_ROWS in self.options.assume:
             return plan.assuming(NO_EMPTY_ROWS)
-        hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+        hint = NO_EMPTY_ROWS_HINT
         raise Decline(Code.EMPTY_ROWS, reason, node, hint)
 
     def _rounds_rows(self, step: BiasOp) -> bool:
@@ -289,7 +290,7 @@ class MaskPlanner:
                     Code.EMPTY_ROWS,
                     "a guard gives 0 for a row whose scores are all -inf, which the product does not",
                     risky.node,
-                    f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+                    NO_EMPTY_ROWS_HINT,
                 )
             assumed.add(NO_EMPTY_ROWS)
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
@@ -723,7 +724,7 @@ class MaskPlanner:
                 Code.EMPTY_ROWS,
                 "a row that is masked everywhere gives a mean here, which no float16 mask of the operator can express",
                 node,
-                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+                NO_EMPTY_ROWS_HINT,
             )
         return value <= DOMINATING or _selected(live)
 

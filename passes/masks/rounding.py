@@ -51,7 +51,7 @@ from fa_compiler.passes.nodes import (
     is_weight,
     source_through,
 )
-from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
+from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
 from fa_compiler.passes.values.bounds import LIMITS
@@ -211,7 +211,7 @@ def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[float]:
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:
     """The decline for a difference that shows only in fully masked rows."""
-    hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+    hint = NO_EMPTY_ROWS_HINT
     return Decline(Code.MASK_VALUE, reason, term.node, hint)
 
 

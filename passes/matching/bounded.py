@@ -27,7 +27,7 @@ from fa_compiler.passes.matching.probability_path import RENORMALISED_ADVICE
 from fa_compiler.passes.matching.renormalised import Renormalised
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
+from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import AlignedTensor, Select, Term
 
@@ -61,7 +61,7 @@ class BoundedScores:
             raise Decline(Code.DTYPE, "exponentials without their maximum that are not float32", anchor.nodes[0])
         if finite is not None and NO_EMPTY_ROWS not in self.facts.options.assume:
             reason = "a row masked everywhere by a finite number may be 0 divided by 0 here, but not in the operator"
-            hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+            hint = NO_EMPTY_ROWS_HINT
             raise Decline(Code.EMPTY_ROWS, reason, finite.node, hint)
 
     def mask_of(

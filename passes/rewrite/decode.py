@@ -44,7 +44,7 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.incre_call import IncreCall
 from fa_compiler.passes.rewrite.lengths import Lengths, excluding, read_lengths
@@ -232,7 +232,7 @@ class IncreFlashMatcher:
         empty = self.match.mask.empty_rows
         if empty not in ("", "mean"):
             what = {"nan": "is NaN", "zero": "is 0"}.get(empty, "is not masked at all")
-            hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+            hint = NO_EMPTY_ROWS_HINT
             raise self._other(f"a row that is masked everywhere {what}", hint)
         if scored or self.match.mask.bias:
             raise self._other("it has a bias beside its mask")

@@ -24,7 +24,7 @@ from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import is_op, is_weight
-from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
 from fa_compiler.passes.values.bounds import LIMITS
@@ -196,7 +196,7 @@ class MaskBuilder:
                 Code.EMPTY_ROWS,
                 f"{dtype.name} does not hold {fill:g}; with less, a row that is masked everywhere gives no mean",
                 self._culprit,
-                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+                NO_EMPTY_ROWS_HINT,
             )
         pair = [self._number(fill, dtype), self._number(0.0, dtype) if total is None else total]
         return self.builder.op("Where", [condition, *(reversed(pair) if keep else pair)], dtype)

@@ -51,7 +51,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -272,5 +272,5 @@ def _check_rows(match: AttentionMatch, operator: str) -> None:
             Code.EMPTY_ROWS,
             f"a row without a key gives {words[mask.empty_rows]}, and {operator} has no such rows",
             match.node,
-            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+            NO_EMPTY_ROWS_HINT,
         )

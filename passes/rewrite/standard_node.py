@@ -18,7 +18,7 @@ from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import SIXTEEN_BITS
-from fa_compiler.passes.options import NO_EMPTY_ROWS, SAME_SIZES
+from fa_compiler.passes.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan
 from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band
@@ -152,7 +152,7 @@ class StandardBuilder:
             reason = (
                 "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers"
             )
-        hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+        hint = NO_EMPTY_ROWS_HINT
         raise Decline(Code.EMPTY_ROWS, reason, self.match.node, hint)
 
     # -- the operators ----------------------------------------------------------------------------------
