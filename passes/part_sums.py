@@ -122,6 +122,8 @@ def _made_of(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSum | No
     term = None if addend is None else info.shape(addend)
     if addend is None or term is None or len(term) > len(shape) or len(behind) != len(shape):
         return None
+    if info.dtype(addend) != ir.DataType.FLOAT:  # a sum may be computed in float64 and cast back
+        return None
     first = len(shape) - len(term)
     if any(before[:first]) or any(behind[:first]):
         return None

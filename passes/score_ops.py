@@ -12,6 +12,7 @@ the same way. "The result so far" below is the scores or the bias.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -48,6 +49,11 @@ class Scale:
 
     node: ir.Node
     factor: float
+
+    @property
+    def rounds(self) -> bool:
+        """May the product round? That by a power of 2 does not."""
+        return abs(math.frexp(self.factor)[0]) != 0.5
 
 
 @dataclass(frozen=True)

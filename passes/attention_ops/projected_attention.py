@@ -11,7 +11,7 @@
 past_sequence_length matters only where past and present share a buffer.
 
 Refused: do_rotary, and a shared buffer, which ONNX Runtime's CPU kernel does not take either; QAttention on Ascend,
-which has no MatMulIntegerToFloat.
+which has no MatMulIntegerToFloat, and in float16, for which that operator has no CPU kernel.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def _projected(call: OpConverter, widths: list[int], quantisation: tuple[int, in
             made = builder.op("Add", [made, bias], dtype)
     else:
         scale, zero_point, weight_scale, weight_zero_point = (call.input(index) for index in quantisation)
+        if scale is None or call.info.dtype(scale) != ir.DataType.FLOAT:
+            raise call.decline(Code.READY_MADE, "a quantised product has a CPU kernel for float32 results only")
         inputs = [*operands, scale, weight_scale, zero_point, weight_zero_point, bias]
         made = builder.op("MatMulIntegerToFloat", inputs, ir.DataType.FLOAT, domain=call.node.domain)
     ends = np.cumsum([0, *widths])

@@ -68,7 +68,7 @@ def _moved(
 def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:
     """What a sum over such axes leaves."""
     axes = axes_of(node)
-    if not axes:
+    if not axes or not dims:
         return None
     space = tracer.viewer.space
     chosen = {axis % len(dims) for axis in axes}

@@ -173,6 +173,8 @@ class IndexRegion:
             if not known or int_attr(node, "noop_with_empty_axes", 0):
                 return None
             axes = list(range(len(dims)))
+        if axes and not dims:
+            return None
         chosen = {axis % len(dims) for axis in axes}
         gone = tuple(axis for place in sorted(chosen) for axis in self.viewer.space.resolve(dims[place]))
         return gone, left_by(node, dims, chosen)

@@ -206,7 +206,7 @@ class Region:
     def _summed(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Cases 5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
         tensor, axes = self.reader.tensor(node.inputs[0]), axes_of(node)
-        if tensor is None or axes is None or len(axes) != 1:
+        if tensor is None or not tensor.dims or axes is None or len(axes) != 1:
             return None
         axis = axes[0] % len(tensor.dims)
         columns = self.are_columns(tensor.dims[axis])
@@ -225,7 +225,7 @@ class Region:
             first = self.tracer.trace(out, {self.match.output: self.match.output_dims})
             second = None if first is None else self.tracer.trace(gradient, seeds(self.dy.equivalent_values))
             dims = None if first is None or second is None else self.tracer.aligned(first.dims, second.dims)
-            if first is None or second is None or dims is None:
+            if first is None or second is None or not dims:
                 continue
             axis = axes[0] % len(dims)
             if space.resolve(dims[axis]) == space.resolve(self.match.roles.value_head_dim):

@@ -301,7 +301,7 @@ class Viewer:
 
     def _axes(self, node: ir.Node, rank: int) -> set[int] | None:
         axes = axes_of(node, limit=64)
-        return None if axes is None else {axis % rank for axis in axes}
+        return None if axes is None or not rank else {axis % rank for axis in axes}
 
     def _repeated(self, dims: Arrangement, axis: int, times: int, in_turns: bool) -> Arrangement:
         """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""

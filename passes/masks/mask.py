@@ -36,7 +36,9 @@ alike, or declines.
 
 In cases 8 and 9 the CPU kernel does not read the score of a masked key. With cpu_masked_bias such a key has the score
 v + bias (case 8) or the bias alone (case 9): the fill and everything that was added after it, exactly as in the
-original and however large. The same holds for an addend {0, v} with v at most -1e30, because score + v is v.
+original and however large. A factor behind the bias has to be a power of 2 where v is moderate, because the sum would
+be rounded once more. The same holds for an addend {0, v} with v at most -1e30, because score + v is v. Where the model
+adds v and the bias to each other before the scores, the bias has to be proven not to cancel v.
 
 The result of a fully masked row (`empty_rows`) depends on v, as it is rounded after every later factor, and on the
 spelling:
@@ -76,6 +78,7 @@ from fa_compiler.passes.masks.magnitudes import (
     LOST_IN,
     LOST_SHARE,
     LOST_SHIFT,
+    MAX_FINE,
     ROUNDS_SCORES_AWAY,
     SMALL_SHARE,
 )
@@ -105,6 +108,7 @@ from fa_compiler.passes.score_ops import (
     ExcludedPositions,
     Floor,
     MaskTerm,
+    Scale,
     Select,
     Term,
 )
@@ -319,8 +323,8 @@ class MaskPlanner:
                 return plan
         # 6 to 9
         plan = self._with_masked_score(live, adds, selects, guard) or self._with_masked_bias(live, adds, selects, guard)
-        if plan is None and apart != live and not selects:
-            added = [index for index, term in enumerate(apart) if isinstance(term, Add)]
+        added = [index for index, term in enumerate(apart) if isinstance(term, Add)]
+        if plan is None and apart != live and not selects and all(self.values.keeps_fill(apart, x) for x in added):
             plan = self._with_masked_bias(apart, added, [], guard)
         if plan is not None:
             return plan
@@ -428,7 +432,7 @@ class MaskPlanner:
             for index in masks
             for value in self.values.numbers_before_softmax(live, index) or (math.nan,)
         )
-        if unknown or self.values.sink_above == -math.inf or len(live) == 1:
+        if unknown or self.values.sink_above == -math.inf or len(live) == 1 or _scales_moderate_fills(live):
             return None
         number = self._single_number(live, adds, selects, masks)
         others = tuple(term for index, term in enumerate(live) if index not in masks)
@@ -749,3 +753,12 @@ def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
 def _selected(terms: tuple[Term, ...]) -> bool:
     """Is the number of the mask put in place of the scores, and not added to them?"""
     return any(isinstance(term, Select) for term in terms)
+
+
+def _scales_moderate_fills(terms: tuple[Term, ...]) -> bool:
+    """Does a factor round the sum of an addend and a selection's fill in which the addend is neither lost nor fine?"""
+    moderate = [
+        place for place, term in enumerate(terms) if isinstance(term, Select) and MAX_FINE < abs(term.fill) < HUGE
+    ]
+    added = [place for place, term in enumerate(terms) if isinstance(term, Add) and moderate and place > moderate[0]]
+    return any(isinstance(term, Scale) and term.rounds for term in terms[min(added, default=len(terms)) :])

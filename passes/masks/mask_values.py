@@ -112,6 +112,15 @@ class TermValues:
             return fill <= DOMINATING and is_score_like(term.operand.value, self.viewer)
         return _largest(max(abs(interval[0]), abs(interval[1])), terms[index + 1 :]) < -fill * share
 
+    def keeps_fill(self, terms: tuple[Term, ...], index: int) -> bool:
+        """Is a score lost in the sum of this addend and a dominating fill? It is if the addend is proven not to cancel
+        the fill."""
+        term = terms[index]
+        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
+        if not isinstance(term, Add) or interval is None:
+            return False
+        return max(interval[0] * term.sign, interval[1] * term.sign) <= -DOMINATING * SMALL_SHARE
+
     def may_be_plus_infinity(self, terms: tuple[Term, ...], index: int) -> bool:
         """May an addend become +inf? An added mask of -inf then gives NaN and masks nothing.
 

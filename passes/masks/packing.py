@@ -145,7 +145,7 @@ class ContiguousLabels:
             same = along is not None and along.size == 1 and int(along.reshape(-1)[0]) % len(shape) == axis
             return same and (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
         axes = axes_of(node)
-        if not axes:
+        if not axes or not shape:
             return False
         summed = {each % len(shape) for each in axes}
         keeps = len(self.info.shape(node.outputs[0]) or ()) == len(shape)

@@ -187,12 +187,12 @@ def _coarse_shows(
         for term in coarse
         if values.is_float32(term)
         or order.is_beyond_float16(term.operand.value)
-        or any(abs(factor) > 1.0 for factor in _factors_behind(terms, term))
+        or any(abs(each.factor) > 1.0 for each in _factors_behind(terms, term))
     ]
     if not wide:
         return None
     first = wide[0]
-    scaled = any(abs(math.frexp(factor)[0]) != 0.5 for factor in _factors_behind(terms, first))
+    scaled = any(factor.rounds for factor in _factors_behind(terms, first))
     least = min((each.least for each in huge.values()), default=math.inf)
     lost = math.isinf(least) or order.largest(first.operand.value) < least * LOST_SHARE
     if scaled or len(plain) > 1 or not lost:
@@ -204,9 +204,9 @@ def _coarse_shows(
     return None
 
 
-def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[float]:
+def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[Scale]:
     """The factors after a term, which multiply the scores and their rounding errors."""
-    return [each.factor for each in terms[terms.index(term) + 1 :] if isinstance(each, Scale)]
+    return [each for each in terms[terms.index(term) + 1 :] if isinstance(each, Scale)]
 
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:

@@ -64,7 +64,7 @@ def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalise
             continue
         total, shape = found["sum"].producer(), info.shape(x)
         axes = None if total is None else axes_of(total)
-        if total is None or shape is None or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
+        if total is None or not shape or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
             return None
         return Renormalised(*masked, axes[0] % len(shape), zeros, nodes)
     return None

@@ -103,7 +103,7 @@ def reduction_of(
         nodes, node, start = (widening, reduction, *layout, node), reduction, widening.inputs[0]
     else:
         start = None if node is None or not node.inputs else node.inputs[0]
-    if node is None or not is_op(node, *reductions) or start is not source or shape is None:
+    if node is None or not is_op(node, *reductions) or start is not source or not shape:
         return None
     axes = tuple(sorted({axis % len(shape) for axis in axes_of(node) or ()}))
     return (axes, nodes or (node,)) if axes else None

@@ -160,7 +160,7 @@ class _ScoreReader:
         if not is_op(multiply, "Mul") or multiply is None:
             return
         shape, axes = self.viewer.info.shape(multiply.outputs[0]), axes_of(node)
-        if shape is None or axes is None or len(axes) != 1:
+        if not shape or axes is None or len(axes) != 1:
             return
         axis = axes[0] % len(shape)
         heads = self.viewer.space.new(shape[axis])

@@ -569,6 +569,7 @@ def quantised(per_column: bool = False, kind: type[np.generic] = np.int8, **give
     return Operator("QAttention", inputs, outputs, attrs, "com.microsoft", 17, {}, "float32", constants, ranks=RANKS)
 
 
+FLOATS = ("bias", "x_scale", "scale")
 QUANTISED: dict[str, dict[str, Any]] = {
     "of int8": {},
     "of uint8": {"kind": np.uint8},
@@ -586,6 +587,10 @@ def test_quantised(name: str) -> None:
 
 
 def test_quantised_refused() -> None:
+    operator = quantised()
+    halves = {name: (operator.inputs[name][0], operator.inputs[name][1].astype(np.float16)) for name in FLOATS}
+    code, reason = declined(dataclasses.replace(operator, inputs={**operator.inputs, **halves}, dtype="float16"))
+    assert (code, reason) == ("ready_made", "a quantised product has a CPU kernel for float32 results only")
     assert declined(quantised(do_rotary=1))[0] == "ready_made"
     _, report = fused(quantised().model(quantised().feeds()), "ascend")
     assert "the projection inside QAttention is quantised" in str(report.blocks[0].reason)

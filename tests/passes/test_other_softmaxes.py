@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import onnx
+import onnx_ir as ir
 import pytest
 
+from fa_compiler.passes import fuse
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, fused, parse
 
 NUMBERS = (
@@ -58,6 +60,13 @@ def test_other_spellings_of_unknown_shape_are_named() -> None:
     proto = parse(NUMBERS + body + PRODUCT_PV, "int64[R] shape", outputs="float y")
     (block,) = fused(proto)[1].blocks
     assert block.code == "softmax_spelling"
+
+
+def test_a_sum_of_a_scalar_is_no_sum_of_a_row() -> None:
+    """A scalar has no axes. ONNX Runtime refuses the model where it infers the shape."""
+    proto = model(TOTAL + "p = Div(e, t) " + PRODUCT_PV)
+    next(node for node in proto.graph.node if node.op_type == "Exp").input[0] = "minus"
+    assert not fuse(ir.from_proto(proto)).count("fused")
 
 
 STEP = (

@@ -49,6 +49,16 @@ def test_a_term_of_a_part_is_padded(term: tuple[int, ...], target: Target) -> No
         assert_same(run(result, given)[0], run(proto, given)[0], 1e-5)
 
 
+def test_a_term_of_another_type_is_not_padded() -> None:
+    """The sum is computed in float64 and cast back."""
+    wide = BOX.replace(
+        "sum = Add(part, t)", "p64 = Cast<to=11>(part) t64 = Cast<to=11>(t) u = Add(p64, t64) sum = Cast<to=1>(u)"
+    )
+    assert wide != BOX
+    proto = parse(BODY.replace(BOX, wide), inputs=FIXED.format("2,4,4,5"), outputs="float[2,4,5,8] y")
+    assert [block.status for block in fused(proto)[1].blocks] == ["declined"]
+
+
 def turned(columns: range, rows: range, again: bool = True) -> str:
     """As torch.export writes it: columns into a Slice of the rows, then the rows, each as the first dimension; and once
     more what is there already."""

@@ -535,7 +535,7 @@ def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
         ),
         (
             20,
-            "float[B,8,8,D] x, float[16,8,1,1] w, float[16] b",
+            "float[B,16,8,D] x, float[16,16,1,1] w, float[16] b",
             "r = com.microsoft.nchwc.ReorderInput(x) c = com.microsoft.nchwc.Conv<strides = [2, 1]>(r, w, b) "
             "p = com.microsoft.nchwc.MaxPool<kernel_shape = [2, 1]>(c) "
             "y = com.microsoft.nchwc.ReorderOutput<channels = 16>(p)",

@@ -229,6 +229,20 @@ def test_powers_that_are_no_softmax(body: str, terms: str, code: str) -> None:
     assert [block.code for block in report.blocks] == [code]
 
 
+def test_powers_of_a_moderate_number_that_a_bias_is_added_to() -> None:
+    """The factor of the exponent would round the sum of both once more, which a row without a key shows."""
+    terms = "low = Constant<value=float {-10000.0}>() w = Where(m, s, low) b = MatMul(f, g) x = Add(w, b) "
+    more = "bool[B,1,S,T] m, float[B,4,S,2] f, float[B,4,2,T] g"
+    proto = parse(BASES + NUMBERS + PRODUCT_QK + terms + OF_TWO + PRODUCT_PV, more)
+    assert [block.status for block in fused(proto)[1].blocks] == ["declined"]
+    exact = parse(NUMBERS + PRODUCT_QK + terms + TOTAL + "p = Div(e, t) " + PRODUCT_PV, more)
+    result, report = fused(exact)
+    assert [block.status for block in report.blocks] == ["fused"]
+    feeds = random_feeds(exact)
+    feeds["m"][0] = False
+    assert_same(run(result, feeds)[0], run(exact, feeds)[0], 1e-5)
+
+
 def test_powers_beside_a_column_of_the_scores() -> None:
     """The column's score would have to be scaled, too."""
     body = (

@@ -676,6 +676,19 @@ def test_two_added_masks_of_finite_numbers(use: str, fills: tuple[str, str], gua
         assert_same(got, wanted, 1e-5)
 
 
+def test_a_mask_that_another_may_cancel_stays_a_part_of_the_sum() -> None:
+    """low + (1 - 2) * low is 0: the scores of such keys are not lost in the sum of both."""
+    text = NUMBERS + LENGTHS + GRID + "m = LessOrEqual(j, i) f = Where(m, nothing, low) whole = Cast<to=1>(pad) "
+    text += "o = Constant<value=float {1.0}>() r = Sub(o, whole) g = Mul(r, low) t = Add(f, g) x = Add(s, t) "
+    proto = parse(PRODUCT_QK + text + SOFTMAX.format("x") + NAN_GUARD, "int64[B,1,1,S] pad", inputs=SELF)
+    result, report = fused(proto)
+    assert [block.mask for block in report.blocks] == ["real_shift"]
+    for number in (0, 1, 2):
+        feeds = _feeds(proto, {"B": 2, "S": 6})
+        feeds["pad"][:] = number
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
 @pytest.mark.parametrize("target", ["ort", "ascend"])
 @pytest.mark.parametrize("use", [TWO_MASKS["one after the other"], TWO_MASKS["added up first"]])
 def test_two_added_bands_that_leave_each_row_a_key(use: str, target: Target) -> None:
