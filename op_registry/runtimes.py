@@ -41,6 +41,7 @@ class Feature(Described):
     SHARED_MASK = "shared mask", "one mask for several heads or batch entries"
     CAUSAL_MASK = "causal and mask", "a mask beside a causal attribute"
     KEY_PADDING = "key padding", "a mask of keys alone"
+    FAST_PADDING = "fast key padding", "a mask of keys alone, faster than one of rows and keys"
     GROUPED = "grouped heads", "fewer key heads than query heads"
     VALUE_SIZE = "value size", "values of another head size than the keys"
     ANY_HEAD_SIZE = "any head size", "a head size that is no multiple of 8"
@@ -53,6 +54,11 @@ class Feature(Described):
     SINK_MASK = "sink and mask", "a mask beside attention sinks"
     ZERO_ROWS = "zero rows", "rows without a key whose result is 0"
     NAN_ROWS = "NaN rows", "rows without a key whose result is NaN"
+    NAN_ROWS_HALF = "NaN rows in 16 bits", "rows without a key whose result is NaN, in 16 bits"
+    NAN_ROWS_PADDING = "NaN rows by padding", "rows whose keys a mask of keys excludes, with NaN as the result"
+    NAN_OR_ZERO_ROWS = "NaN or zero rows", "rows without a key whose result is NaN or 0"
+    MEAN_ROWS = "mean rows", "a whole row of the lowest number in a mask, which gives a mean"
+    LONE_RESULT = "lone result", "a result without present key and value beside it"
     DROPOUT = "dropout", "dropout"
 
 
@@ -121,11 +127,12 @@ def answer(runtime: Runtime | None, operator: str, feature: Feature) -> Answer:
 _TYPES = frozenset((Feature.FLOAT32, Feature.FLOAT16, Feature.BFLOAT16))
 _ALWAYS = _TYPES | {Feature.FLOAT_MASK, Feature.SHARED_MASK, Feature.CAUSAL, Feature.CAUSAL_MASK, Feature.OPEN_SIZES}
 _WIDE = {Feature.FULL, Feature.VALUE_SIZE, Feature.ANY_HEAD_SIZE, Feature.CROSS}
+_ROWS = {Feature.NAN_ROWS, Feature.NAN_ROWS_HALF, Feature.NAN_OR_ZERO_ROWS, Feature.MEAN_ROWS}
 _CAPPED = {Feature.GROUPED, Feature.SOFTCAP, Feature.SOFTCAP_MASK}
 SCHEMAS: Mapping[str, frozenset[Feature]] = {
     ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS},
-    MULTI_HEAD: _ALWAYS | _WIDE | {Feature.KEY_PADDING, Feature.NAN_ROWS},
-    GROUP_QUERY: _ALWAYS | _CAPPED | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK, Feature.NAN_ROWS},
+    MULTI_HEAD: _ALWAYS | _WIDE | _ROWS | {Feature.KEY_PADDING, Feature.FAST_PADDING, Feature.NAN_ROWS_PADDING},
+    GROUP_QUERY: _ALWAYS | _CAPPED | _ROWS | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK},
 }
 """What each operator can say by its schema: that of opset 23 and 24 for Attention, because no kernel takes the window
 of later ones, and that of ONNX Runtime before 1.30 for GroupQueryAttention."""
@@ -147,6 +154,7 @@ _OPENVINO = "measured on the CPU plugin, OpenVINO 2025.4 to 2026.4"
 _CUDA = "core/providers/cuda/llm/attention.cc of ONNX Runtime"
 _CUDA_MHA = "contrib_ops/cuda/bert/multihead_attention.cc of ONNX Runtime"
 _CUDA_GQA = "contrib_ops/cuda/bert/group_query_attention.cc of ONNX Runtime"
+_MEASURED_CUDA = "measured, ONNX Runtime 1.31 on an H200"
 _WEBGPU_MHA = "contrib_ops/webgpu/bert/multihead_attention.cc of ONNX Runtime"
 _WEBGPU_GQA = "contrib_ops/webgpu/bert/group_query_attention.cc of ONNX Runtime"
 _GQA_HELPER = "contrib_ops/cpu/bert/group_query_attention_helper.h of ONNX Runtime"
@@ -173,7 +181,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         MULTI_HEAD: _cells(
             _CPU,
             "float32, causal, full, float mask, shared mask, causal and mask, key padding, value size, any head size, "
-            "cross, open sizes, NaN rows",
+            "cross, open sizes, NaN rows, NaN rows by padding, NaN or zero rows, mean rows",
             "float16, bfloat16",
             since=(1, 23),
         ),
@@ -181,7 +189,8 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
             **_cells(
                 _CPU,
                 "float32, float16, causal, float mask, shared mask, causal and mask, grouped heads, open sizes, "
-                "soft cap, soft cap and mask, sink, sink and mask, NaN rows",
+                "soft cap, soft cap and mask, sink, sink and mask, NaN rows, NaN rows in 16 bits, NaN or zero rows, "
+                "mean rows, lone result",
                 "bfloat16, any head size, cross, value size",
                 since=(1, 23),
             ),
@@ -208,6 +217,11 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 "any head size, cross, open sizes",
             ),
             **_cells("microsoft/onnxruntime 26083", "bfloat16", since=(1, 24)),
+            **_cells(
+                _MEASURED_CUDA,
+                "NaN rows, NaN rows by padding, NaN or zero rows",
+                "NaN rows in 16 bits, mean rows, fast key padding",
+            ),
         },
         GROUP_QUERY: {
             **_cells(
@@ -224,6 +238,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 since=(1, 29),
             ),
             **_cells("microsoft/onnxruntime 31704", "full", since=(1, 30)),
+            **_cells(_MEASURED_CUDA, "NaN or zero rows", "NaN rows in 16 bits, lone result"),
         },
     },
     "ort-webgpu": {
@@ -275,7 +290,8 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         MULTI_HEAD: _cells(
             _OPENVINO,
             "float32, float16, causal, full, float mask, shared mask, causal and mask, key padding, value size, "
-            "any head size, cross, open sizes, NaN rows",
+            "any head size, cross, open sizes, NaN rows, NaN rows in 16 bits, NaN rows by padding, NaN or zero rows, "
+            "mean rows",
             since=(2026, 3),
         ),
     },

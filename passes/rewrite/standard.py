@@ -13,11 +13,12 @@
 | sinks | no | no | head_sink |
 
 A mask that is added holds -inf where a key is excluded. Where a row without a key gives the mean of all values, it
-holds a number in which every score is lost. attn_mask and attention_bias have all rows and keys, because the kernels of
-ONNX Runtime take no mask that is 1 along them.
+holds a number in which every score is lost, and which no kernel takes for -inf. attn_mask and attention_bias have all
+rows and keys, because the kernels of ONNX Runtime take no mask that is 1 along them.
 
-Attention gives 0 for a row without a key. The operators of ONNX Runtime give NaN for it; a Where behind them makes such
-a row 0 where the model has 0.
+Attention gives 0 for a row without a key. The operators of ONNX Runtime give NaN for it, on CUDA 0 in 16 bits. A Where
+behind them makes such a row 0 where the model has 0. A row that holds only the lowest float32 number is a mean in the
+model, and NaN on CUDA. So a mask that may hold this number is refused there.
 
 Which operator is taken is decided by the table of runtimes (op_registry/runtimes.py): the first one of the target that
 takes every feature that the attention needs. Refused: a feature that none of them takes; rows without a key whose
@@ -142,19 +143,24 @@ def _as_operator(
         match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
         raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
-    mask = _mask_form(match, operator, options)
-    for feature in _needed(match, operator, mask, info):
-        known = answer(options.runtime, operator, feature)
-        if known is not Answer.YES:
-            reason = f"{_of(operator, options)} does not take {feature.meaning}"
-            if known is Answer.UNKNOWN:
-                reason = f"whether {_of(operator, options)} takes {feature.meaning} is not known"
-            raise _refused(reason, operator, feature, match, options)
+    forms = _mask_forms(match, operator, options)
+    refusals = [_refusal(match, operator, form, info, options) for form in forms]
+    if None not in refusals:
+        raise next(filter(None, refusals))
+    mask = forms[refusals.index(None)]
     if match.dtype != given:
         reason = f"{_of(operator, options)} does not take it in {TYPES[given].meaning}, so operands are cast to float32"
         missed.append(Missed(MissedCode.WIDE, reason, label(match.node)))
     whole = answer(options.runtime, operator, Feature.SHARED_MASK) is not Answer.YES
     return StandardAttention(match, operator, mask, whole, tuple(missed))
+
+
+def _refusal(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInfo, options: Options) -> Decline | None:
+    """The decline for the first feature that the operator does not take, with this form of the mask."""
+    for feature in _needed(match, operator, form, info):
+        if (reason := why_not_taken(feature, operator, options)) is not None:
+            return _refused(reason, operator, feature, match, options)
+    return None
 
 
 def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:
@@ -173,6 +179,14 @@ def _repeats_heads(operator: str, options: Options) -> bool:
 
 def _of(operator: str, options: Options) -> str:
     return operator if options.runtime is None else f"{operator} of {options.runtime}"
+
+
+def why_not_taken(feature: Feature, operator: str, options: Options) -> str | None:
+    """Why the operator of the runtime may not be given a feature; None if it takes it."""
+    known = answer(options.runtime, operator, feature)
+    if known is Answer.UNKNOWN:
+        return f"whether {_of(operator, options)} takes {feature.meaning} is not known"
+    return None if known is Answer.YES else f"{_of(operator, options)} does not take {feature.meaning}"
 
 
 def _refused(reason: str, operator: str, feature: Feature | None, match: AttentionMatch, options: Options) -> Decline:
@@ -222,8 +236,12 @@ def _needed(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInf
             yield Feature.CAUSAL_MASK
     if operator == ATTENTION and (mask.nan_rows or mask.empty_rows == "zero"):
         yield Feature.ZERO_ROWS
-    elif mask.empty_rows == "nan" or mask.nan_rows == RowGuard.NAN.nan_rows:
-        yield Feature.NAN_ROWS
+    elif mask.empty_rows == "nan":
+        half = match.dtype != ir.DataType.FLOAT
+        padding = form is MaskForm.KEY_PADDING
+        yield Feature.NAN_ROWS_PADDING if padding else Feature.NAN_ROWS_HALF if half else Feature.NAN_ROWS
+    elif mask.nan_rows == RowGuard.NAN.nan_rows:
+        yield Feature.NAN_OR_ZERO_ROWS
     if form in FORMS:
         yield FORMS[form]
 
@@ -235,19 +253,20 @@ def is_band(match: AttentionMatch) -> bool:
     return mode is not None and not (single and mode.sparse_mode == LAST_CAUSAL)
 
 
-def _mask_form(match: AttentionMatch, operator: str, options: Options) -> MaskForm:
-    """The leanest form of the mask that the operator takes."""
+def _mask_forms(match: AttentionMatch, operator: str, options: Options) -> list[MaskForm]:
+    """The forms of the mask that the operator may take, the leanest or fastest first."""
     mask = match.mask
     if not mask.masked and not mask.bias:
-        return MaskForm.NONE
-    boolean = not mask.bias and mask.empty_rows in ("", "zero")
-    for form, fits in (
-        (MaskForm.BOOLEAN, operator == ATTENTION and boolean),
-        (MaskForm.KEY_PADDING, operator == MULTI_HEAD and _is_padding(match)),
-    ):
-        if fits and answer(options.runtime, operator, FORMS[form]) is Answer.YES:
-            return form
-    return MaskForm.ADDED
+        return [MaskForm.NONE]
+    boolean = operator == ATTENTION and not mask.bias and mask.empty_rows in ("", "zero")
+    padding = operator == MULTI_HEAD and _is_padding(match)
+    lean = [
+        form
+        for form, fits in ((MaskForm.BOOLEAN, boolean), (MaskForm.KEY_PADDING, padding))
+        if fits and answer(options.runtime, operator, FORMS[form]) is Answer.YES
+    ]
+    slow = answer(options.runtime, operator, Feature.FAST_PADDING) is Answer.NO
+    return [MaskForm.ADDED, *lean] if slow else [*lean, MaskForm.ADDED]
 
 
 def _is_padding(match: AttentionMatch) -> bool:

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry.runtimes import ATTENTION, DOMAINS, GROUP_QUERY, MULTI_HEAD
+from fa_compiler.op_registry.runtimes import (
+    ATTENTION,
+    DOMAINS,
+    GROUP_QUERY,
+    MULTI_HEAD,
+    Feature,
+)
 from fa_compiler.passes.build import INT64, PREFIX, AttrValue, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.expressible import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
 from fa_compiler.passes.masks.row_guard import RowGuard
@@ -21,10 +28,13 @@ from fa_compiler.passes.nodes import SIXTEEN_BITS
 from fa_compiler.passes.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan
-from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band
+from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band, why_not_taken
 from fa_compiler.passes.values.symbolic import Dim
 
 INT32 = ir.DataType.INT32
+LOW = -1e38
+"""A number in which a bias is lost that is below LOST_SHARE of the largest float32. The lowest number becomes -inf in
+kernels that multiply it by log2(e)."""
 KEY_PADDING_PLACE = 4
 """The input key_padding_mask of MultiHeadAttention."""
 BIAS_PLACES = {MULTI_HEAD: 5, GROUP_QUERY: 10}
@@ -66,17 +76,30 @@ class StandardBuilder:
         while inputs[-1] is None:
             inputs.pop()
         stem = f"{builder.path}/{operator}" if builder.path else f"{PREFIX}_{operator}"
-        node = ir.node(operator, inputs, attrs, domain=DOMAINS[operator], name=builder.names.new(stem))
-        output, sizes = node.outputs[0], [self.match.space.size(dim) for dim in self.plan.output]
-        output.name, output.dtype = builder.names.new(f"{node.name}_output"), self.match.dtype
-        builder.info.set(output, sizes, output.dtype)
-        output.shape = ir.Shape([size.const for size in sizes])
+        results = {"output": self.plan.output, **self._presents()}
+        name = builder.names.new(stem)
+        node = ir.node(operator, inputs, attrs, domain=DOMAINS[operator], name=name, num_outputs=len(results))
+        for output, (word, dims) in zip(node.outputs, results.items(), strict=True):
+            sizes = [self.match.space.size(dim) for dim in dims]
+            output.name, output.dtype = builder.names.new(f"{name}_{word}"), self.match.dtype
+            builder.info.set(output, sizes, output.dtype)
+            output.shape = ir.Shape([size.const for size in sizes])
         return node, assumed
+
+    def _presents(self) -> dict[str, Arrangement]:
+        """present_key and present_value of GroupQueryAttention, which nothing reads. Some kernels refuse to run without
+        them."""
+        operator = self.attention.operator
+        if operator != GROUP_QUERY or why_not_taken(Feature.LONE_RESULT, operator, self.facts.options) is None:
+            return {}
+        roles = self.match.roles
+        outer = roles.batch, roles.kv_heads, roles.kv_seq
+        return {"present_key": (*outer, roles.head_dim), "present_value": (*outer, roles.value_head_dim)}
 
     def guarded(self, node: ir.Node) -> ir.Value:
         """The result of the node, 0 in the rows that the model makes 0: those without a key by its boolean mask or by
         its bias, or those whose softmax is NaN."""
-        builder, mask, (result,) = self.emitter.builder, self.match.mask, node.outputs
+        builder, mask, result = self.emitter.builder, self.match.mask, node.outputs[0]
         if self.attention.operator == ATTENTION or not (mask.nan_rows or mask.empty_rows == "zero"):
             return result
         if mask.nan_rows == RowGuard.NAN.nan_rows:
@@ -135,25 +158,37 @@ class StandardBuilder:
         """What the user vouches for. Raises Decline.
 
         A bias of an operator that the model holds may exclude every key of a row, which is 0 in Attention, or be so
-        large that 16-bit scores are rounded to it. Other biases are checked with their terms (mask.py).
+        large that 16-bit scores are rounded to it. Other biases are checked with their terms (mask.py). Some kernels
+        take a row of the lowest number for one of -inf.
         """
         bias = self.inputs.get("real_shift")
-        if bias is None or self.match.derivation is not None:
+        if bias is None:
             return ()
         ends = self.facts.sets.of(bias) or self.facts.bounds.of(bias)
-        half = self.emitter.builder.info.dtype(bias) in SIXTEEN_BITS
-        limit = -LARGE_HALF if half else LOST_IN if self.attention.operator == ATTENTION else -math.inf
+        limit = self._lowest_bias(bias)
         if limit == -math.inf or (ends is not None and all(x > limit for x in ends)):
             return ()
         if NO_EMPTY_ROWS in self.facts.options.assume:
             return (NO_EMPTY_ROWS,)
         reason = "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was"
-        if half:
+        if limit == LOW:
+            reason = why_not_taken(Feature.MEAN_ROWS, self.attention.operator, self.facts.options) or reason
+        elif limit == -LARGE_HALF:
             reason = (
                 "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers"
             )
         hint = NO_EMPTY_ROWS_HINT
         raise Decline(Code.EMPTY_ROWS, reason, self.match.node, hint)
+
+    def _lowest_bias(self, bias: ir.Value) -> float:
+        """What a bias has to be above in each row, -inf where it may be anything."""
+        operator, dtype = self.attention.operator, self.emitter.builder.info.dtype(bias)
+        if self.match.derivation is None and dtype in SIXTEEN_BITS:
+            return -LARGE_HALF
+        if operator == ATTENTION:
+            return LOST_IN if self.match.derivation is None else -math.inf
+        refused = why_not_taken(Feature.MEAN_ROWS, operator, self.facts.options) is not None
+        return LOW if refused and self.match.dtype != ir.DataType.FLOAT16 else -math.inf
 
     # -- the operators ----------------------------------------------------------------------------------
 
@@ -217,13 +252,11 @@ class StandardBuilder:
     @property
     def _fill(self) -> float:
         """What is added to the score of an excluded key. Where a row without a key gives a mean it is a number in which
-        scores are lost. Biases are proven to be far above it: above the lowest number by the mask's plan, or for
-        Attention above a larger one (mask.py)."""
+        scores are lost. Biases are proven to be lost in it, too: in the lowest number by the mask's plan, and so in
+        this one, or for Attention in a larger one (mask.py)."""
         if self.match.mask.empty_rows != "mean":
             return -math.inf
-        if self.inputs.get("real_shift") is None or self.attention.operator == ATTENTION:
-            return LOST_IN
-        return float(self.match.dtype.min)
+        return LOST_IN if self.inputs.get("real_shift") is None or self.attention.operator == ATTENTION else LOW
 
     def _added(self, query: ir.Value, key: ir.Value) -> ir.Value | None:
         """The mask and the bias in one tensor that is added to the scores; None where there are neither."""

@@ -48,6 +48,8 @@ SCORE_BITS = 2.0**-22 / BASE["float32"]
 """A score is known to some of its last bits, and a probability to as many parts of itself."""
 NARROWED = 400.0
 """A Cast to 16 bits and back is left out, as every rounding between operators that become one."""
+NARROWED_SCORE = 8.0
+"""Scores up to this are rounded to bfloat16 by 2^-6, which NARROWED allows for."""
 VANISHING = 1e4
 """Rounded scores of this size are known to 1e-3: an infinite value may meet a probability of 0, or one next to it."""
 STEEP_STYLES = ("near", "large", "huge", "large scores")
@@ -240,7 +242,8 @@ class Judge:
             return None if score > VANISHING else fault
         if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
             return None
-        known = replace(compared, rough=compared.rough * max(1.0, score * SCORE_BITS))
+        lost = score / NARROWED_SCORE if self.rough >= NARROWED else score * SCORE_BITS
+        known = replace(compared, rough=compared.rough * max(1.0, lost))
         return known.fault(index, left, right, least)
 
 

@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
     ),
     "what nobody knows": (
         *(attention("low = Constant<value=float {-inf}>() x = Where(m, s, low)", more="bool[B,1,S,S] m"), "contrib"),
-        *("ort-cuda", Code.RUNTIME, "whether MultiHeadAttention of ort-cuda takes rows without a key whose result is"),
+        *("ort-webgpu", Code.RUNTIME, "whether MultiHeadAttention of ort-webgpu takes rows without a key whose result"),
     ),
     "a schema that lacks it": (
         *(attention("d = Div(s, cap) t = Tanh(d) x = Mul(t, cap)"), "contrib", None),
@@ -179,6 +179,10 @@ REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
     "a bias that may exclude a whole row": (
         *(attention("x = Add(s, b)", more="float[1,4,S,S] b"), "onnx", "ort-cpu"),
         *(Code.EMPTY_ROWS, "may exclude every key of a row"),
+    ),
+    "a bias that may hold the lowest number, which a kernel takes for -inf": (
+        *(attention("x = Add(s, b)", more="float[1,4,S,S] b"), "contrib", "ort-cuda"),
+        *(Code.EMPTY_ROWS, "MultiHeadAttention of ort-cuda does not take a whole row of the lowest number in a mask"),
     ),
     "an opset that has no kernel": (
         *(attention(PLAIN, opset=25), "onnx", "ort-cpu"),
@@ -213,6 +217,41 @@ def test_a_band_that_is_not_taken_as_an_attribute_is_a_mask() -> None:
     assert not attributes(node)
     feeds = random_feeds(model)
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("float", "bool[B,1,S,S]"), ("float16", "bool[B,1,1,S]")])
+def test_rows_that_are_nan_on_cuda(dtype: str, form: str) -> None:
+    """In float32, or if key_padding_mask masks them."""
+    low = "low32 = Constant<value=float {-inf}>() "
+    model = attention(f"{low} low = CastLike(low32, s) x = Where(m, s, low)", more=f"{form} m", dtype=dtype)
+    result, report = rewritten(model, "contrib", "ort-cuda=1.31")
+    assert report.blocks[0].status == "fused", report
+    assert "wide" not in [missed.code for missed in report.blocks[0].missed]
+    feeds = random_feeds(model)
+    feeds["m"][1] = False
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-3)
+
+
+def test_rows_that_are_0_on_cuda_and_nan_in_the_model() -> None:
+    """In 16 bits the kernel gives 0, so the attention is computed in float32."""
+    low = "low32 = Constant<value=float {-inf}>() low = CastLike(low32, s) x = Where(m, s, low)"
+    result, report = rewritten(attention(low, more="bool[B,1,S,S] m", dtype="float16"), "contrib", "ort-cuda")
+    assert "wide" in [missed.code for missed in report.blocks[0].missed]
+    assert "MultiHeadAttention" in [node.op_type for node in result.graph.node]
+
+
+def test_group_query_attention_has_all_results_where_a_kernel_needs_them() -> None:
+    """CUDA's refuses to run without present key and value."""
+    model = attention("o = Less(i, j) least = CastLike(low, s) x = Where(o, least, s)", GROUPED, dtype="float16")
+    named = {}
+    for runtime in ("ort-cpu", "ort-cuda", None):
+        result, report = rewritten(model, "contrib", runtime)
+        assert report.blocks[0].status == "fused", report
+        (node,) = (node for node in result.graph.node if node.op_type == "GroupQueryAttention")
+        named[runtime] = len(node.output)
+        feeds = random_feeds(model)
+        assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-3)
+    assert named == {"ort-cpu": 1, "ort-cuda": 3, None: 3}
 
 
 def test_a_hint_names_a_runtime_that_takes_it() -> None:
