@@ -171,6 +171,7 @@ class MissedCode(Described):
     )
     EXPANDED_MASK = "expanded_mask", "the mask is repeated along dimensions that the product wants in full"
     NOT_PACKED = "not_packed", "packed sequences are computed as one long sequence with a mask"
+    EXPANDED = "expanded", "query, key and value are copied to one batch size and one number of rows"
     COPIES = "copies", "an operand or the result is copied, because the model holds it in another layout"
     REPEATED_HEADS = "repeated_heads", "key and value are repeated for each query head"
     WIDE = "wide", "operands of 16 bits are computed in float32"

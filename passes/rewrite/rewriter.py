@@ -212,7 +212,7 @@ class Rewriter:
             missed.extend(match.mask.missed)
             inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, missed), emitter)
             if standard is not None:
-                made = StandardBuilder(standard, plan, inputs, emitter, self.facts)
+                made = StandardBuilder(standard, plan, inputs, emitter, self.facts, missed)
                 node, vouched = made.node()
                 self._add(node)
                 out = made.guarded(node)

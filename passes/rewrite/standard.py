@@ -20,11 +20,12 @@ Attention gives 0 for a row without a key. The operators of ONNX Runtime give Na
 behind them makes such a row 0 where the model has 0. A row that holds only the lowest float32 number is a mean in the
 model, and NaN on CUDA. So a mask that may hold this number is refused there.
 
+Query, key and value whose sizes are not proven to agree are repeated to the largest of the run.
+
 Which operator is taken is decided by the table of runtimes (op_registry/runtimes.py): the first one of the target that
 takes every feature that the attention needs. Refused: a feature that none of them takes; rows without a key whose
 result no mask can express; for Attention a bias that may exclude every key of a row, because the row would be 0 and not
-what it was; query, key and value whose sizes are not proven to agree; a scale that is not positive, because kernels
-take its square root.
+what it was; a scale that is not positive, because kernels take its square root.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +17,16 @@ from fa_compiler.op_registry.runtimes import (
     Feature,
 )
 from fa_compiler.passes.build import INT64, PREFIX, AttrValue, LayoutEmitter
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.layout.axes import Arrangement
+from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.masks.expressible import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import SIXTEEN_BITS
 from fa_compiler.passes.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan
 from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band, why_not_taken
 from fa_compiler.passes.values.symbolic import Dim
@@ -55,6 +55,8 @@ class StandardBuilder:
     inputs: Mapping[str, ir.Value | None]
     emitter: LayoutEmitter
     facts: Facts
+    missed: list[Missed]
+    """For the report: operands that are copied."""
 
     @property
     def match(self) -> AttentionMatch:
@@ -129,30 +131,62 @@ class StandardBuilder:
         return builder.op("Reshape", [repeated, builder.ints([0, 0, self._heads()[0] * width])], ir.DataType.BOOL)
 
     def _operands(self) -> list[ir.Value]:
-        """Query, key and value of one batch size, which the operators do not repeat. Raises Decline where their batch
-        sizes or rows are not proven to be those of the scores."""
-        builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
-        for axes, what in ((roles.batch, "batch sizes"), (roles.q_seq, "numbers of rows")):
-            if space.may_broadcast(axes) and SAME_SIZES not in self.facts.options.assume:
-                reason = f"query, key, value and masks are not proven to have equal {what} in every run"
-                hint = f"--assume {SAME_SIZES} if they have, and if masks have as many rows and keys as the scores"
-                raise Decline(Code.SHAPE, reason, self.match.node, hint)
-        given = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
-        shapes = [builder.info.shape(value) or () for value in given]
-        whole = next((value for value, shape in zip(given, shapes, strict=True) if shape[:1] != (Dim(1),)), given[0])
+        """Query, key and value of one batch size, and a query of as many rows as the scores have. The operators repeat
+        neither. Sizes that are not proven to agree are 1 or the largest one. Raises Decline where a band keeps one of
+        them: its tensor is not there to be asked.
+        """
+        builder, roles = self.emitter.builder, self.match.roles
+        operands = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
+        masks = [value for name in ("atten_mask", "real_shift") if (value := self.inputs.get(name)) is not None]
+        row = self.plan.name.index("S")
+        batch = self._largest(roles.batch, [*((each, 0) for each in operands), *((each, -4) for each in masks)])
+        rows = self._largest(roles.q_seq, [(operands[0], row), *((each, -2) for each in masks)])
         found = []
-        for value, shape in zip(given, shapes, strict=True):
-            if shape[:1] == (Dim(1),) and space.size(roles.batch) != 1:
-                sizes = [builder.dimension(whole, 0), builder.ints([1] * (len(shape) - 1))]
-                target = builder.op("Concat", sizes, INT64, {"axis": 0})
-                value = builder.op("Expand", [value, target], builder.info.dtype(value))
-                builder.info.set(value, (space.size(roles.batch), *shape[1:]), builder.info.dtype(value))
-            dtype = builder.info.dtype(value)
+        for place, value in enumerate(operands):
+            sizes: dict[int, ir.Value] = {} if batch is None else {0: batch}
+            if place == 0 and rows is not None:
+                sizes[row] = rows
+            value = self._expanded(value, sizes)
+            shape, dtype = builder.info.shape(value) or (), builder.info.dtype(value)
             if value.producer() is not None and not value.is_graph_output() and dtype is not None:
                 # ONNX's inference takes an unknown width for 0.
                 value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
             found.append(value)
         return found
+
+    def _largest(self, axes: Axes, places: Sequence[tuple[ir.Value, int]]) -> ir.Value | None:
+        """The largest of these dimensions, int64 [1]; None where all are proven to be equal, or vouched for. Raises
+        Decline."""
+        builder, space = self.emitter.builder, self.match.space
+        shapes = [(value, axis, builder.info.shape(value) or ()) for value, axis in places]
+        sizes = {shape[axis]: (value, axis) for value, axis, shape in shapes if len(shape) >= abs(axis)}
+        larger = [place for size, place in sizes.items() if size.const != 1]
+        if not space.may_broadcast(axes) or SAME_SIZES in self.facts.options.assume:
+            short = any(axis >= 0 and shape[axis] == Dim(1) for _, axis, shape in shapes)
+            return builder.dimension(*larger[0]) if short and larger else None
+        what = "batch sizes" if axes is self.match.roles.batch else "numbers of rows"
+        reason = f"query, key, value and masks are not proven to have equal {what} in every run"
+        hint = f"--assume {SAME_SIZES} if they have, and if masks have as many rows and keys as the scores"
+        if self.match.mask.mode is not None:
+            raise Decline(Code.SHAPE, reason, self.match.node, hint)
+        missed = Missed(MissedCode.EXPANDED, f"{reason}, so they are copied", label(self.match.node), hint)
+        self.missed.append(missed)
+        found = [builder.dimension(*place) for place in larger]
+        return found[0] if len(found) == 1 else builder.op("Max", found, INT64)
+
+    def _expanded(self, value: ir.Value, sizes: Mapping[int, ir.Value]) -> ir.Value:
+        """An operand whose dimensions at these places are repeated to these sizes where they are 1."""
+        builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
+        shape = list(builder.info.shape(value) or ())
+        wanted = {place: space.size(roles.batch if place == 0 else roles.q_seq) for place in sizes}
+        certain = not space.may_broadcast(roles.batch) and not space.may_broadcast(roles.q_seq)
+        if all(certain and shape[place] == size for place, size in wanted.items()):
+            return value
+        target = [sizes.get(place) or builder.ints([1]) for place in range(len(shape))]
+        dtype = builder.info.dtype(value)
+        made = builder.op("Expand", [value, builder.op("Concat", target, INT64, {"axis": 0})], dtype)
+        builder.info.set(made, [wanted.get(place, size) for place, size in enumerate(shape)], dtype)
+        return made
 
     def _assumed(self) -> tuple[str, ...]:
         """What the user vouches for. Raises Decline.

@@ -121,6 +121,17 @@ LOST = {
     "a factor": Lost(
         DENSE, "a factor of unknown size may outweigh", "mask with -inf", lambda: masked(CAUSAL, SCALED, more="float t")
     ),
+    "operands of other sizes": Lost(
+        MissedCode.EXPANDED,
+        "query, key, value and masks are not proven to have equal batch sizes in every run, so they are copied",
+        "--assume same-sizes",
+        lambda: parse(
+            PRODUCT_QK + SOFTMAX.format("s") + PRODUCT_PV,
+            inputs="float[B,4,S,8] q, float[C,4,T,8] k, float[C,4,T,8] v",
+            outputs="float[D,4,S,8] y",
+        ),
+        Options("contrib"),
+    ),
     "a bias": Lost(
         DENSE,
         "not proven to be lost beside the mask",

@@ -155,6 +155,49 @@ def test_a_mask_is_repeated_where_a_runtime_shares_none() -> None:
     assert shapes == {"ort-cpu": (2, 1, 5, 5), "ort-dml": (2, 4, 5, 5)}
 
 
+TALL = "float[B,4,S,8] q, float[C,4,T,8] k, float[E,4,T,8] v"
+UNLIKE: dict[str, tuple[str, str, str, bool, list[dict[str, int]]]] = {
+    # query, key and value; the mask; the terms; are sizes unproven? runs
+    "batch sizes": (
+        *(TALL, "float[F,1,S,T] b", "x = Add(s, b)", True),
+        [{}, {"B": 1, "E": 1, "F": 1}, {"C": 1, "E": 1}, {"B": 1, "C": 1, "E": 1}, {"B": 1, "C": 1, "F": 1}],
+    ),
+    "batch sizes beside padding": (
+        *(TALL, "bool[F,1,1,T] m", PADDED, True),
+        [{}, {"B": 1, "F": 1}, {"C": 1, "E": 1}, {"B": 1, "C": 1, "E": 1}],
+    ),
+    "rows": (SQUARE, "float[B,1,R,S] b", "x = Add(s, b)", True, [{"R": 5}, {"R": 1}]),
+    "one query": ("float[1,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v", "", PLAIN, False, [{}, {"B": 1}]),
+}
+
+
+@pytest.mark.parametrize("target", ["contrib", "onnx"])
+@pytest.mark.parametrize("name", UNLIKE)
+def test_sizes_that_may_be_1_are_repeated(name: str, target: Target) -> None:
+    """The operators do not broadcast. Where sizes are not proven to agree, the largest of each run is taken."""
+    inputs, mask, terms, unproven, runs = UNLIKE[name]
+    body = PRODUCT_QK + terms + " " + SOFTMAX.format("x") + PRODUCT_PV
+    model = parse(body, mask, inputs=inputs, outputs="float[U,4,V,8] y", opset=17, initializers=NUMBERS)
+    result, report = rewritten(model, target, "ort-cpu", "no-empty-rows")
+    (block,) = report.blocks
+    assert block.status == "fused", block
+    assert ("expanded" in [missed.code for missed in block.missed]) == unproven
+    vouched, _ = rewritten(model, target, "ort-cpu", "no-empty-rows", "same-sizes")
+    assert ("Max" in [node.op_type for node in result.graph.node]) == unproven
+    assert "Max" not in [node.op_type for node in vouched.graph.node]
+    rng = np.random.default_rng(0)
+    for sizes in runs:
+        feeds: dict[str, Any] = {}
+        for each in model.graph.input:
+            dims = each.type.tensor_type.shape.dim
+            open_sizes = {"S": 5, "T": 5, "R": 5, **dict.fromkeys("BCEF", 2), **sizes}
+            shape = [open_sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims]
+            feeds[each.name] = rng.standard_normal(shape).astype(np.float32)
+            if each.type.tensor_type.elem_type == onnx.TensorProto.BOOL:
+                feeds[each.name] = feeds[each.name] < 1.0
+        assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
 REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
     "a runtime without the operator": (
         *(attention(PLAIN), "onnx", "ort-webgpu"),
