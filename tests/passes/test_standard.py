@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
 
 from fa_compiler.op_registry.runtimes import RUNTIMES, Runtime
 from fa_compiler.passes import Options, Report, fuse
@@ -136,6 +137,8 @@ def test_the_operator_is_told_what_the_model_said(name: str) -> None:
     feeds = random_feeds(model)
     tolerance = 2e-3 if "16" in name else 1e-5
     assert_same(run(result, feeds)[0], run(model, feeds)[0], tolerance)
+    if target == "onnx":
+        assert_same(ReferenceEvaluator(result).run(None, feeds)[0], run(model, feeds)[0], tolerance)
     missed = {each.code for each in block.missed}
     assert ("float16" in name, "repeated" in name) == ("wide" in missed, "repeated_heads" in missed)
 
@@ -321,6 +324,8 @@ def test_one_target_becomes_the_other(first: Target, then: Target) -> None:
     feeds = random_feeds(model)
     feeds["m"][..., 0] = True
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+    if then == "onnx":
+        assert_same(ReferenceEvaluator(result).run(None, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
 @settings(max_examples=examples(25))
