@@ -172,7 +172,9 @@ class StandardBuilder:
         missed = Missed(MissedCode.EXPANDED, f"{reason}, so they are copied", label(self.match.node), hint)
         self.missed.append(missed)
         found = [builder.dimension(*place) for place in larger]
-        return found[0] if len(found) == 1 else builder.op("Max", found, INT64)
+        if len(found) == 1:
+            return found[0]
+        return builder.reduced("ReduceMax", builder.op("Concat", found, INT64, {"axis": 0}), 0)
 
     def _expanded(self, value: ir.Value, sizes: Mapping[int, ir.Value]) -> ir.Value:
         """An operand whose dimensions at these places are repeated to these sizes where they are 1."""
