@@ -45,6 +45,7 @@ class Feature(Described):
     GROUPED = "grouped heads", "fewer key heads than query heads"
     VALUE_SIZE = "value size", "values of another head size than the keys"
     ANY_HEAD_SIZE = "any head size", "a head size that is no multiple of 8"
+    PAST = "past", "keys and values in front of the new ones as inputs of their own"
     CROSS = "cross", "another number of keys than of queries"
     OPEN_SIZES = "open sizes", "sizes that are open before the run"
     SOFTCAP = "soft cap", "a soft cap on the scores"
@@ -130,7 +131,7 @@ _WIDE = {Feature.FULL, Feature.VALUE_SIZE, Feature.ANY_HEAD_SIZE, Feature.CROSS}
 _ROWS = {Feature.NAN_ROWS, Feature.NAN_ROWS_HALF, Feature.NAN_OR_ZERO_ROWS, Feature.MEAN_ROWS}
 _CAPPED = {Feature.GROUPED, Feature.SOFTCAP, Feature.SOFTCAP_MASK}
 SCHEMAS: Mapping[str, frozenset[Feature]] = {
-    ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS},
+    ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS, Feature.PAST},
     MULTI_HEAD: _ALWAYS | _WIDE | _ROWS | {Feature.KEY_PADDING, Feature.FAST_PADDING, Feature.NAN_ROWS_PADDING},
     GROUP_QUERY: _ALWAYS | _CAPPED | _ROWS | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK},
 }
@@ -170,7 +171,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
             **_cells(
                 _CPU,
                 "float32, float16, full, boolean mask, float mask, shared mask, causal and mask, grouped heads, "
-                "value size, any head size, cross, open sizes, soft cap",
+                "value size, any head size, cross, open sizes, soft cap, past",
                 "bfloat16",
                 since=(1, 23),
             ),
@@ -207,7 +208,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 since=(1, 24),
             ),
             **_cells(_CUDA, "boolean mask, grouped heads, soft cap, value size", since=(1, 25)),
-            **_cells("microsoft/onnxruntime 27992 and " + _CUDA, "causal, soft cap and mask", since=(1, 27)),
+            **_cells("microsoft/onnxruntime 27992 and " + _CUDA, "causal, soft cap and mask, past", since=(1, 27)),
             **_cells("microsoft/onnxruntime 28958", "zero rows", since=(1, 28)),
         },
         MULTI_HEAD: {
@@ -282,7 +283,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
             **_cells(
                 _OPENVINO,
                 "float32, float16, causal, full, boolean mask, float mask, shared mask, causal and mask, "
-                "value size, any head size, cross, open sizes, soft cap, soft cap and mask, zero rows",
+                "value size, any head size, cross, open sizes, soft cap, soft cap and mask, zero rows, past",
                 since=(2026, 3),
             ),
             **_cells("measured: fails where sizes are open, OpenVINO 2026.4", no="grouped heads"),
@@ -300,7 +301,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
             _TENSORRT,
             "float32, float16, bfloat16, causal, full, boolean mask, float mask, shared mask, grouped heads, cross, "
             "open sizes",
-            "causal and mask, value size, soft cap, soft cap and mask",
+            "causal and mask, value size, soft cap, soft cap and mask, past",
             since=(10, 14),
         ),
     },
@@ -316,7 +317,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         ATTENTION: _cells(
             _MLX,
             "float32, float16, bfloat16, causal, full, boolean mask, float mask, shared mask, causal and mask, "
-            "grouped heads, value size, any head size, cross, open sizes",
+            "grouped heads, value size, any head size, cross, open sizes, past",
             "soft cap, soft cap and mask",
         ),
         MULTI_HEAD: _cells(

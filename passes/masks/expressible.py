@@ -2,7 +2,8 @@
 
 causal from the first row and key    is_causal of Attention. `unidirectional` of MultiHeadAttention and the causal
                                      mask of GroupQueryAttention where there are as many rows as keys
-causal to the last row and key       where there are as many rows as keys, as above; a single row sees all keys
+causal to the last row and key       where there are as many rows as keys, as above; a single row sees all keys;
+                                     is_causal of Attention whose keys are a past and as many new ones as rows
 a window that ends at the row        local_window_size of GroupQueryAttention, where there are as many rows as keys
 """
 
@@ -16,9 +17,14 @@ FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
 """The sparse_modes of these bands."""
 
 
-def why_not_expressible(mode: SparseMode, rows: Dim, keys: Dim, options: Options) -> str | None:
-    """Why the target's operators do not have this band of rows and keys as an attribute; None where they do."""
+def why_not_expressible(
+    mode: SparseMode, rows: Dim, keys: Dim, options: Options, *, may_grow: bool = False
+) -> str | None:
+    """Why the target's operators do not have this band of rows and keys as an attribute; None where they do, or
+    `may_grow` and they do for a past and new keys (rewrite/grown.py)."""
     if not options.is_standard:
+        return None
+    if mode.sparse_mode == LAST_CAUSAL and options.target == "onnx" and may_grow:
         return None
     if mode.sparse_mode == FIRST_CAUSAL and options.target == "onnx":
         return None

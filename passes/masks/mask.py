@@ -650,7 +650,8 @@ class MaskPlanner:
         joined = found.mode is not None and found.padding and self.options.target != "ort"
         if joined and NO_EMPTY_ROWS not in self.options.assume:
             return "a band with padding as a bias does not keep what a row without a key gives"
-        return None if found.mode is None else why_not_expressible(found.mode, *self.grid.sizes, self.options)
+        mode = found.mode
+        return None if mode is None else why_not_expressible(mode, *self.grid.sizes, self.options, may_grow=True)
 
     def structure(self, terms: tuple[Term, ...]) -> Structure | NoStructure:
         """The structure of the boolean mask that these terms make, or why it has none."""

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
-from fa_compiler.passes.build import Builder, LayoutEmitter
+from fa_compiler.passes.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
@@ -202,6 +202,7 @@ class Rewriter:
             missed = [*(each for each in missed if each.code not in known_better), *standard.missed]
         substitutes = self.substitutes(match, plan.destination, emitter)
         node: ir.Node | None = None
+        made: StandardBuilder | None = None
         call: IncreCall | None = None
         vouched: tuple[str, ...] = ()
         if companion is None and self.options.decoding and standard is None:
@@ -225,6 +226,8 @@ class Rewriter:
         place_beside = None if companion is None else companion.build(node, match, plan, inputs, emitter)
         self.substitute(substitutes)
         self.replace_destination(plan.destination, result)
+        for whole, present in [] if made is None else made.presents(node):
+            self._replace_concat(whole, present)
         if place_beside is not None:
             place_beside()
         self.trace(match)
@@ -565,6 +568,14 @@ class Rewriter:
         value = emitter.apply(value, dims, destination.plan)
         wanted = self.builder.info.dtype(destination.value)
         return value if wanted is None else self.builder.cast(value, wanted)
+
+    def _replace_concat(self, whole: ir.Value, present: ir.Value) -> None:
+        """Let the operator give what a Concat gives. Another attention that was matched before may still read it."""
+        maker = whole.producer()
+        assert maker is not None
+        replace_value(whole, present)
+        whole.name = self.builder.names.new(f"{PREFIX}_{present.name}")
+        self.replaced.append(maker)
 
     def replace_destination(self, destination: Destination, result: ir.Value) -> None:
         """Replace the destination's value by a result."""

@@ -6,6 +6,7 @@
 | fewer key heads | as they are, or repeated | repeated | as they are |
 | scale | scale | scale | scale |
 | causal | is_causal | unidirectional | always |
+| causal to the last key | is_causal with a past (grown.py) | no | no |
 | window | no | no | local_window_size |
 | mask alone | attn_mask, true where kept | key_padding_mask if it has no rows, else attention_bias | attention_bias |
 | mask and bias | attn_mask, added | attention_bias | attention_bias |
@@ -55,6 +56,7 @@ from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
+from fa_compiler.passes.rewrite.grown import Grown, grown_operands
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 LAYOUTS = {
@@ -98,11 +100,15 @@ class StandardAttention:
     mask: MaskForm
     whole_mask: bool
     """Does the mask need all heads and batch entries?"""
+    grown: tuple[Grown, Grown] | None = None
+    """Key and value, where the operator takes a past and new ones."""
     missed: tuple[Missed, ...] = ()
 
     @property
     def layouts(self) -> tuple[tuple[str, str], ...]:
         """The layouts that the operator takes for this attention."""
+        if self.grown is not None:
+            return LAYOUTS[self.operator][:1]
         space, roles = self.match.space, self.match.roles
         if space.size(roles.head_dim) == space.size(roles.value_head_dim) or self.operator == ATTENTION:
             return LAYOUTS[self.operator]
@@ -144,6 +150,11 @@ def _as_operator(
         match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
         raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
+    grown = grown_operands(match, info) if needs_past(match) else None
+    if needs_past(match) and grown is None:
+        rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
+        reason = f"the {keys} keys are not proven to be a past and {rows} new ones, one for each row"
+        raise Decline(Code.RUNTIME, reason, match.node)
     forms = _mask_forms(match, operator, options)
     refusals = [_refusal(match, operator, form, info, options) for form in forms]
     if None not in refusals:
@@ -153,7 +164,7 @@ def _as_operator(
         reason = f"{_of(operator, options)} does not take it in {TYPES[given].meaning}, so operands are cast to float32"
         missed.append(Missed(MissedCode.WIDE, reason, label(match.node)))
     whole = answer(options.runtime, operator, Feature.SHARED_MASK) is not Answer.YES
-    return StandardAttention(match, operator, mask, whole, tuple(missed))
+    return StandardAttention(match, operator, mask, whole, grown, tuple(missed))
 
 
 def _refusal(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInfo, options: Options) -> Decline | None:
@@ -233,6 +244,8 @@ def _needed(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInf
     else:
         window = mask.mode is not None and mask.mode.sparse_mode == WINDOW
         yield Feature.WINDOW if window else Feature.CAUSAL
+        if needs_past(match):
+            yield Feature.PAST
         if form is not MaskForm.NONE:
             yield Feature.CAUSAL_MASK
     if operator == ATTENTION and (mask.nan_rows or mask.empty_rows == "zero"):
@@ -252,6 +265,13 @@ def is_band(match: AttentionMatch) -> bool:
     mode = match.mask.mode
     single = match.space.size(match.roles.q_seq).const == 1
     return mode is not None and not (single and mode.sparse_mode == LAST_CAUSAL)
+
+
+def needs_past(match: AttentionMatch) -> bool:
+    """Is the mask causal to the last key, where there are more keys than rows?"""
+    mode, space = match.mask.mode, match.space
+    rows, keys = space.size(match.roles.q_seq), space.size(match.roles.kv_seq)
+    return is_band(match) and mode is not None and mode.sparse_mode == LAST_CAUSAL and rows != keys
 
 
 def _mask_forms(match: AttentionMatch, operator: str, options: Options) -> list[MaskForm]:

@@ -24,11 +24,12 @@ from fa_compiler.passes.masks.expressible import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.nodes import SIXTEEN_BITS
+from fa_compiler.passes.nodes import SIXTEEN_BITS, producer
 from fa_compiler.passes.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan
 from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band, why_not_taken
+from fa_compiler.passes.surgery import depends
 from fa_compiler.passes.values.symbolic import Dim
 
 INT32 = ir.DataType.INT32
@@ -89,14 +90,24 @@ class StandardBuilder:
         return node, assumed
 
     def _presents(self) -> dict[str, Arrangement]:
-        """present_key and present_value of GroupQueryAttention, which nothing reads. Some kernels refuse to run without
-        them."""
-        operator = self.attention.operator
-        if operator != GROUP_QUERY or why_not_taken(Feature.LONE_RESULT, operator, self.facts.options) is None:
+        """present_key and present_value, where the operator takes a past. Some kernels of GroupQueryAttention refuse to
+        run without them."""
+        operator, roles = self.attention.operator, self.match.roles
+        unwanted = why_not_taken(Feature.LONE_RESULT, operator, self.facts.options) is None
+        if self.attention.grown is None and (operator != GROUP_QUERY or unwanted):
             return {}
-        roles = self.match.roles
         outer = roles.batch, roles.kv_heads, roles.kv_seq
         return {"present_key": (*outer, roles.head_dim), "present_value": (*outer, roles.value_head_dim)}
+
+    def presents(self, node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
+        """The results of the Concats that made key and value, each with the one of the node that takes its place; none
+        if an input of the node needs one of them."""
+        grown = self.attention.grown or ()
+        concats = [concat for each in grown if (concat := producer(each.whole)) is not None]
+        inputs = [value for value in node.inputs if value is not None]
+        if any(depends(value, concat) for value in inputs for concat in concats):
+            return []
+        return [(each.whole, present) for each, present in zip(grown, node.outputs[1:], strict=False)]
 
     def guarded(self, node: ir.Node) -> ir.Value:
         """The result of the node, 0 in the rows that the model makes 0: those without a key by its boolean mask or by
@@ -137,6 +148,9 @@ class StandardBuilder:
         """
         builder, roles = self.emitter.builder, self.match.roles
         operands = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
+        if self.attention.grown is not None:
+            self._check_proven()
+            return [operands[0], *(each.new for each in self.attention.grown)]
         masks = [value for name in ("atten_mask", "real_shift") if (value := self.inputs.get(name)) is not None]
         row = self.plan.name.index("S")
         batch = self._largest(roles.batch, [*((each, 0) for each in operands), *((each, -4) for each in masks)])
@@ -153,6 +167,14 @@ class StandardBuilder:
                 value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
             found.append(value)
         return found
+
+    def _check_proven(self) -> None:
+        """Decline sizes that are not proven to agree: a past cannot be repeated."""
+        roles, space = self.match.roles, self.match.space
+        sizes = [self.emitter.builder.info.shape(view.base) or () for view in self.match.views]
+        short = any(shape[:1] == (Dim(1),) for shape in sizes) and space.size(roles.batch) != 1
+        if short or space.may_broadcast(roles.batch) or space.may_broadcast(roles.q_seq):
+            raise Decline(Code.SHAPE, "a past is not proven to have the batch size of the query", self.match.node)
 
     def _largest(self, axes: Axes, places: Sequence[tuple[ir.Value, int]]) -> ir.Value | None:
         """The largest of these dimensions, int64 [1]; None where all are proven to be equal, or vouched for. Raises
@@ -239,8 +261,11 @@ class StandardBuilder:
             attrs["softcap"] = float(np.float32(self.match.softcap))
         if self.attention.mask is MaskForm.BOOLEAN:
             kept = self.emitter.builder.op("Not", [self.inputs["atten_mask"]], ir.DataType.BOOL)
-            return [query, key, value, self._whole(kept, query, key)], attrs
-        return [query, key, value, self._added(query, key)], attrs
+            mask: ir.Value | None = self._whole(kept, query, key)
+        else:
+            mask = self._added(query, key)
+        past = [] if self.attention.grown is None else [each.past for each in self.attention.grown]
+        return [query, key, value, mask, *past], attrs
 
     def _multi_head(self, query: ir.Value, key: ir.Value, value: ir.Value) -> _Parts:
         inputs: list[ir.Value | None] = [query, key, value, None, None, None]
@@ -313,6 +338,8 @@ class StandardBuilder:
             return mask
         rows = builder.dimension(query, self.plan.name.index("S"))
         keys = builder.dimension(key, self.plan.key_layout.index("S"))
+        if self.attention.grown is not None:
+            keys = builder.op("Add", [builder.dimension(self.attention.grown[0].past, 2), keys], INT64)
         outer = [builder.ints([1, 1])]
         if self.attention.whole_mask:
             outer = [builder.dimension(query, 0), builder.ints([self._heads()[0]])]

@@ -201,6 +201,70 @@ def test_sizes_that_may_be_1_are_repeated(name: str, target: Target) -> None:
         assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
+NEW = "float[B,4,S,8] q, float[B,{0},P,8] pk, float[B,{0},P,8] pv, float[B,{0},S,8] nk, float[B,{0},S,8] nv"
+JOINED = "k{0} = Concat<axis=2>(pk, nk) v{0} = Concat<axis=2>(pv, nv) "
+BEHIND_PAST = CAUSAL.replace("i = Unsqueeze(i0, one1)", "more = Sub(c, r) i1 = Add(i0, more) i = Unsqueeze(i1, one1)")
+
+
+def with_past(terms: str, more: str = "", heads: int = 4, outputs: str = "") -> onnx.ModelProto:
+    """Attention over keys that a Concat appends to, which the model gives as k and v."""
+    joined = JOINED.format("2" if heads == 2 else "") + (REPEAT if heads == 2 else "")
+    body = joined + PRODUCT_QK + BEHIND_PAST + terms + SOFTMAX.format("x") + PRODUCT_PV
+    names = ("k2", "v2") if heads == 2 else ("k", "v")
+    given = "".join(f", float[B,{heads},T,8] {name}" for name in names) if outputs == "" else outputs
+    inputs = NEW.format(heads)
+    return parse(body, more, inputs=inputs, outputs=f"float[B,4,S,8] y{given}", opset=17, initializers=NUMBERS)
+
+
+PASTS: dict[str, tuple[onnx.ModelProto, list[int], bool]] = {
+    # the model; the places of the operator's inputs; does it give what the Concats gave?
+    "causal": (with_past(BAND.format("s")), [0, 1, 2, 4, 5], True),
+    "causal, grouped heads": (with_past(BAND.format("s"), heads=2), [0, 1, 2, 4, 5], True),
+    "causal and padding": (
+        *(with_past("s1 = Where(m, s, low) " + BAND.format("s1"), "bool[B,1,1,T] m"), [0, 1, 2, 3, 4, 5], True),
+    ),
+    "a bias that depends on their number": (
+        with_past(
+            "size = Shape<start=2, end=3>(k) number = Cast<to=1>(size) w = Mul(b, number) s1 = Add(s, w) "
+            "minus = Constant<value=float {-inf}>() o = Less(i, j) x = Where(o, minus, s1) ",
+            "float[1,1,1,1] b",
+        ),
+        *([0, 1, 2, 3, 4, 5], False),
+    ),
+    "nobody else needs the keys": (with_past(BAND.format("s"), outputs=" "), [0, 1, 2, 4, 5], True),
+}
+
+
+@pytest.mark.parametrize("name", PASTS)
+def test_keys_that_grow_are_a_past_and_new_ones(name: str) -> None:
+    model, places, joined = PASTS[name]
+    result, report = rewritten(model, "onnx", "ort-cpu", "no-empty-rows", "same-sizes")
+    (block,) = report.blocks
+    assert block.status == "fused", block
+    (node,) = (node for node in result.graph.node if node.op_type == "Attention")
+    assert attributes(node) == {"is_causal": 1}
+    assert [place for place, value in enumerate(node.input) if value] == places
+    assert len(node.output) == 3
+    made = [other.op_type for other in result.graph.node if set(other.output) & {"k", "v", "k2", "v2"}]
+    assert ("Concat" in made) != joined
+    for rows, past in ((5, 3), (1, 4), (4, 9), (3, 0)):
+        feeds: dict[str, Any] = {}
+        rng = np.random.default_rng(rows)
+        for each in model.graph.input:
+            sizes = {"B": 2, "S": rows, "P": past, "T": rows + past}
+            shape = [
+                sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in each.type.tensor_type.shape.dim
+            ]
+            feeds[each.name] = rng.standard_normal(shape).astype(np.float32)
+            if each.type.tensor_type.elem_type == onnx.TensorProto.BOOL:
+                feeds[each.name] = feeds[each.name] < 1.0
+                feeds[each.name][..., 0] = True
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+        for got, wanted in zip(ReferenceEvaluator(result).run(None, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+
+
 REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
     "a runtime without the operator": (
         *(attention(PLAIN), "onnx", "ort-webgpu"),
