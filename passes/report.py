@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from html import escape
 from typing import Any, Literal
 
 from fa_compiler.op_registry.described import Described
@@ -402,15 +403,33 @@ class Report:
         beside = f", {linear} without a softmax" if linear else ""
         return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}){beside}, {self.seconds:.1f} s"
 
-    def __str__(self) -> str:
-        """The table of blocks, the advice, the caches, the notes and the summary, as the command line prints them."""
+    @property
+    def _rows(self) -> list[list[str]]:
+        """The table of blocks, its header first."""
         rows = [["block", "status", "anchor", "what"]]
         rows += [[str(each.id), each.status.replace("_", " "), each.anchor, each.what] for each in self.blocks]
-        rows = [[printable(cell) for cell in row] for row in rows]
+        return [[printable(cell) for cell in row] for row in rows]
+
+    @property
+    def _lines(self) -> list[str]:
+        """What stands below the table."""
+        lines = [*self.advice, *self.missed, *map(str, self.caches), *self.notes, self.summary]
+        return [printable(line) for line in lines]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same as `str` gives."""
+        header, *rows = [[escape(cell) for cell in row] for row in self._rows]
+        head = "".join(f"<th scope='col'>{cell}</th>" for cell in header)
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        return table + "".join(f"<p>{escape(line)}</p>" for line in self._lines)
+
+    def __str__(self) -> str:
+        """The table of blocks, the advice, the caches, the notes and the summary, as the command line prints them."""
+        rows = self._rows
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        lines = [*self.advice, *self.missed, *map(str, self.caches), *self.notes, self.summary]
-        return "\n".join([line.rstrip() for line in table if self.blocks] + [printable(line) for line in lines])
+        return "\n".join([line.rstrip() for line in table if self.blocks] + self._lines)
 
     def to_json(self) -> dict[str, Any]:
         """The report in schema 1; `notes` holds remarks that belong to no block, such as repairs."""

@@ -15,19 +15,17 @@ from importlib import resources
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.gain import in_units, nodes_of, score_bytes
 from fa_compiler.lowering.drawing import Arrow, Box, shortened, svg
 from fa_compiler.lowering.onnx_file import canonical
 from fa_compiler.model_files.foreign_types import without_types
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.page.regions import Region, Regions, data_inputs, shape_texts
 from fa_compiler.passes import Block, Report
 
 LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
-SCORE_BYTES = 4
-"""Of a score in float32, in which ONNX Runtime computes a softmax."""
 ROLES = ("query", "key", "value", "mask", "bias")
 STATUS = {"fused": "fused", "declined": "not fused", "not_attention": "not attention", "linear_attention": "no softmax"}
 
@@ -119,8 +117,8 @@ def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto 
         yield f"<p class='verdict'>There is no {what} in this model.</p></section>"
         return
     yield f"<p class='verdict'>{_verdict(fused, total)}</p>"
-    before = sum(1 for _ in all_nodes(original.graph.node))
-    after = before if result is None else sum(1 for _ in all_nodes(result.graph.node))
+    before = nodes_of(original)
+    after = before if result is None else nodes_of(result)
     cards = {
         "fused": str(fused),
         "not fused": str(declined),
@@ -154,17 +152,9 @@ def _memory(heads: int) -> Iterator[str]:
     yield "<table><thead><tr><th scope='col'>tokens</th><th scope='col'>scores and probabilities</th></tr></thead>"
     yield "<tbody>"
     for length in LENGTHS:
-        size = 2 * heads * length * length * SCORE_BYTES
-        yield f"<tr><td>{length:,}</td><td>{_bytes(size)}</td></tr>"
+        size = in_units(score_bytes(heads, length, length))
+        yield f"<tr><td>{length:,}</td><td>{size}</td></tr>"
     yield "</tbody></table>"
-
-
-def _bytes(count: int) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:,.0f} {unit}"
-        count //= 1024
-    raise AssertionError
 
 
 def _left(report: Report) -> Iterator[str]:

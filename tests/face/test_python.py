@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import networkx
@@ -15,8 +16,9 @@ from onnx import TensorProto, helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
+from fa_compiler.gain import gain_line
 
-from .builders import attention, feeds, plain, projected, saved
+from .builders import HEADS, attention, feeds, plain, projected, saved
 
 
 class ONNXProgram:
@@ -104,7 +106,24 @@ def test_a_report_prints_as_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = [line.split() for line in str(report).splitlines()]
     assert shown[:3] == printed[:3]  # the last line holds the seconds
     assert "\x1b" not in str(report)
+    html = report._repr_html_()
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", html)
+    assert len(cells) == 8 and cells[4:6] == ["0", "declined"] and "\x1b" not in html
+    assert "model.onnx: 0 fused, 1 declined (of 1)" in html
     assert str(fa_compiler.inspect(plain())).startswith("model: no attention found")
+    assert fa_compiler.inspect(plain())._repr_html_().startswith("<p>model: no attention found")
+
+
+def test_what_was_gained() -> None:
+    """Nodes, and the scores of the largest attention: at the model's sizes where they are fixed."""
+    model = attention(batch=2, length=256)
+    probs = onnx.helper.make_tensor_value_info("probs", onnx.TensorProto.FLOAT, [2, HEADS, 256, 256])
+    model.graph.value_info.append(probs)
+    result = fa_compiler.optimize(model)
+    line = gain_line(result.report, model, result.model)
+    size = 2 * HEADS * 256 * 256 * 2 * 4 // 1024**2
+    assert line == f"5 nodes before, 1 after; up to {size} MiB of scores and probabilities are not held any more"
+    assert gain_line(fa_compiler.inspect(plain()), plain(), plain()) is None
 
 
 def test_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,67 @@
+"""What the fusion of a model's attention saves: nodes, and the scores and probabilities that are not in memory."""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+
+from fa_compiler.model_files.subgraphs import all_nodes
+from fa_compiler.passes import Report
+
+TOKENS = 4096
+"""The length that is told of where the model's sizes are open."""
+SCORE_BYTES = 4
+"""Scores and probabilities are float32 in most models, and in all that compute the softmax in float32."""
+
+
+def nodes_of(model: onnx.ModelProto) -> int:
+    """How many nodes a model has, those of its subgraphs included."""
+    return sum(1 for _ in all_nodes(model.graph.node))
+
+
+def score_bytes(heads: int, rows: int, keys: int, batch: int = 1) -> int:
+    """The bytes of the scores and the probabilities of one attention."""
+    return 2 * SCORE_BYTES * batch * heads * rows * keys
+
+
+def in_units(count: int) -> str:
+    """A number of bytes for people, such as 96 MiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} {unit}"
+        count //= 1024
+    raise AssertionError
+
+
+def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -> str | None:
+    """One line of before and after; None where nothing was fused.
+
+    The memory is that of the largest fused attention: at the model's own sizes where they are fixed, else of one
+    sequence of TOKENS tokens.
+    """
+    fused = [block for block in report.blocks if block.status == "fused" and block.kind != "backward"]
+    if not fused:
+        return None
+    line = f"{nodes_of(before):,} nodes before, {nodes_of(after):,} after"
+    shapes = _fixed_shapes(before)
+    sizes = [shapes[block.anchor] for block in fused if block.anchor in shapes]
+    if sizes and len(sizes) == len(fused):
+        largest = max(2 * SCORE_BYTES * math.prod(shape) for shape in sizes)
+        return f"{line}; up to {in_units(largest)} of scores and probabilities are not held any more"
+    heads = max((block.heads[0] for block in fused if block.heads and block.heads[0]), default=0)
+    if not heads:
+        return line
+    size = in_units(score_bytes(heads, TOKENS, TOKENS))
+    return f"{line}; at {TOKENS:,} tokens {size} of scores and probabilities are not held any more"
+
+
+def _fixed_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """The shape of the first output of each node whose declared sizes are all fixed, by the node's name."""
+    declared = {}
+    for value in (*model.graph.value_info, *model.graph.output):
+        dims = value.type.tensor_type.shape.dim
+        if value.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
+            declared[value.name] = tuple(dim.dim_value for dim in dims)
+    named = ((node.name, node.output[0]) for node in model.graph.node if node.name and node.output)
+    return {name: declared[output] for name, output in named if output in declared}
