@@ -9,6 +9,8 @@ import onnx
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.passes import Report
 
+TILED = ("ort", "ascend")
+"""The targets whose kernels hold a tile of the scores at a time."""
 TOKENS = 4096
 """The length that is told of where the model's sizes are open."""
 SCORE_BYTES = 4
@@ -38,12 +40,14 @@ def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -
     """One line of before and after; None where nothing was fused.
 
     The memory is that of the largest fused attention: at the model's own sizes where they are fixed, else of one
-    sequence of TOKENS tokens.
+    sequence of TOKENS tokens. Kernels of other runtimes may hold the scores, so nothing is said of them.
     """
     fused = [block for block in report.blocks if block.status == "fused" and block.kind != "backward"]
     if not fused:
         return None
     line = f"{nodes_of(before):,} nodes before, {nodes_of(after):,} after"
+    if report.target not in TILED:
+        return line
     shapes = _fixed_shapes(before)
     sizes = [shapes[block.anchor] for block in fused if block.anchor in shapes]
     if sizes and len(sizes) == len(fused):

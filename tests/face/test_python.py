@@ -123,6 +123,8 @@ def test_what_was_gained() -> None:
     line = gain_line(result.report, model, result.model)
     size = 2 * HEADS * 256 * 256 * 2 * 4 // 1024**2
     assert line == f"5 nodes before, 1 after; up to {size} MiB of scores and probabilities are not held any more"
+    other = fa_compiler.optimize(model, target="contrib")
+    assert gain_line(other.report, model, other.model) == f"5 nodes before, {len(other.model.graph.node)} after"
     assert gain_line(fa_compiler.inspect(plain()), plain(), plain()) is None
 
 
