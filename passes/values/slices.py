@@ -18,6 +18,8 @@ def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, D
         starts = [Dim(number) for number in attr.as_ints()]
         listed = node.attributes.get("axes")
         axes = list(range(len(starts))) if listed is None else list(listed.as_ints())
+        if len(axes) != len(starts):
+            return None
         bounds = [(axis, start, 1) for axis, start in zip(axes, starts, strict=True)]
         return _within(bounds, rank)
     vectors: list[tuple[Dim, ...] | None] = []
@@ -32,6 +34,8 @@ def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, D
         return None
     axis_numbers = axis_numbers or tuple(Dim(axis) for axis in range(len(begin)))
     steps = steps or (Dim(1),) * len(begin)
+    if not len(axis_numbers) == len(begin) == len(steps):  # ONNX Runtime refuses it when the model runs
+        return None
     result: list[tuple[int, Dim, int]] = []
     for axis, start, step in zip(axis_numbers, begin, steps, strict=True):
         if axis.const is None or step.const is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
-from fa_compiler.passes import Block
+from fa_compiler.passes import Block, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.values.constant_patterns import even_steps
 from tests.pairs import pairwise
@@ -697,6 +698,17 @@ def test_two_added_bands_that_leave_each_row_a_key(use: str, target: Target) -> 
     mask += "g = Where(w, nothing, low) "
     block, attrs = same(model(mask, use), target)
     assert (block.mask, block.missed, attrs["sparse_mode"]) == ("band", (), 4)
+
+
+def test_a_slice_of_fewer_axes_than_starts_is_no_band() -> None:
+    """ONNX Runtime refuses it when the model runs."""
+    proto = model(BUFFER + "start = Concat<axis=0>(first, first) m = Slice(whole, start, square, axes)")
+    (axes,) = (node.attribute[0].t for node in proto.graph.node if node.output[0] == "axes")
+    axes.CopyFrom(onnx.numpy_helper.from_array(np.array([0])))
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    (block,) = fuse(ir.from_proto(proto)).blocks
+    assert "causal" not in (block.mask or "")
 
 
 def test_mask_beside_a_bias_of_unknown_size_keeps_a_score_with_the_bias() -> None:
