@@ -27,6 +27,7 @@ from tests.built_library import slowed
 from tests.fuzz.kind import Finding, load
 from tests.fuzz.worker import from_json, to_json
 
+ROOT = str(Path(__file__).parents[2])
 SEED_BITS = 32
 TURN_S = 5.0
 """A worker stays with one kind for this long."""
@@ -359,9 +360,10 @@ class Engine:
 
 
 def _place(words: str) -> tuple[str, str, str] | None:
-    """The innermost frame of ours, with which faulthandler begins: folder, file and function."""
+    """The innermost frame of ours, with which faulthandler begins: folder, file and function. Packages may be installed
+    in the checkout or anywhere else."""
     frames = re.findall(r'File "(.*?)([^/"]+)", line \d+ in (\w+)', words)
-    return next((frame for frame in frames if "site-packages" not in frame[0]), None)
+    return next((frame for frame in frames if frame[0].startswith(ROOT) and "site-packages" not in frame[0]), None)
 
 
 def _ending(words: str, code: int) -> str:
