@@ -229,14 +229,19 @@ class MaskPlanner:
 
     def _adds_only(self, step: BiasOp, accepted: Callable[[float], bool]) -> bool:
         """Does a step of a bias add or put in accepted numbers only, or numbers that are as large as scores? Other
-        steps do neither. Of an interval its ends are asked for."""
+        steps do neither. Of an interval its ends are asked for, and the largest finite number beside an infinite end.
+        """
         if isinstance(step, Select):
             return accepted(step.fill)
         if not isinstance(step, Add):
             return True
         value, facts = step.operand.view.base, self.viewer.facts
-        ends = facts.sets.of(value) or facts.bounds.of(value)
-        return is_score_like(value, self.viewer) if ends is None else all(map(accepted, ends))
+        numbers, interval = facts.sets.of(value), facts.bounds.of(value)
+        if not numbers and interval is None:
+            return is_score_like(value, self.viewer)
+        if not numbers and interval is not None:
+            numbers = frozenset((*interval, *(max(min(end, FLOAT32_MAX), -FLOAT32_MAX) for end in interval)))
+        return all(map(accepted, numbers or ()))
 
     def _zero_rows_allowed(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan for ONNX's Attention, which gives 0 for a row whose every key is excluded. Its kernels take -inf and

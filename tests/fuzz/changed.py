@@ -17,7 +17,7 @@ from tests.fuzz.difference import Array, Feed
 from tests.fuzz.feeds import feeds
 from tests.fuzz.graph import Case
 from tests.fuzz.mutations import change, forget
-from tests.fuzz.oracle import NARROWED, SCORE_BITS, STEEP, Judge
+from tests.fuzz.oracle import NARROWED, ROUNDED, SCORE_BITS, STEEP, Judge
 from tests.fuzz.snippets import case_of
 
 OVERFLOWING = ("huge", "overflow")
@@ -35,6 +35,8 @@ WIDENING = "computes in float64"
 LARGE_FACTOR = 100.0
 """With a factor of this size the numbers of float16 masks are beyond float16, where ONNX Runtime does not round them:
 sums of them round otherwise in another order."""
+LOGARITHMS = ("Log", "ReduceLogSumExp")
+"""Scores less the logarithm of a sum are as rounded as the scores: of large ones the exponential may be infinite."""
 APART = "a size of"
 """A dimension that was told apart from those it equals."""
 SPREAD = "Expand to"
@@ -126,6 +128,8 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     made.rough = NARROWED if rounded or large else 1.0
     summed = [abs(float(each)) for word in words for each in SUMMED.findall(word)]
     made.rough = max(made.rough, TERMS * max(summed, default=0.0) * SCORE_BITS)
+    if any(node.op_type in LOGARITHMS for node in all_nodes(made.model.graph.node)):
+        made.most = ROUNDED
     # The number of a mask, or a half of it, overflows with such a factor.
     infinite = max(_factors(words), default=0.0) > (FLOAT16_MAX if short else OVERFLOWS)
     infinite |= any(abs(float(each)) > OVERFLOWS_HUGE for word in words for each in MULTIPLIED.findall(word))

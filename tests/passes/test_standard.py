@@ -305,6 +305,22 @@ REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
 }
 
 
+@pytest.mark.parametrize("target", ["onnx", "contrib"])
+def test_two_masks_of_16_bits_are_finite_or_infinite_together(target: Target) -> None:
+    """Their sum lies between -inf and 0. A guard makes rows of -inf 0, and not those of the lowest number. 64511 are the
+    bits of -65504."""
+    terms = (
+        "low = Constant<value=float16 {64511}>() none = Constant<value=float16 {0}>() f = Where(m, none, low) "
+        "g = Where(o, none, low) t = Add(f, g) x = Add(s, t) "
+    )
+    guard = "n = IsNaN(p) p0 = Where(n, none, p) y = MatMul(p0, v)"
+    inputs, outputs = (each.replace("float[", "float16[") for each in (SQUARE, "float[B,4,S,8] y"))
+    masks = "bool[B,1,1,S] m, bool[1,1,S,S] o"
+    model = parse(PRODUCT_QK + terms + SOFTMAX.format("x") + guard, masks, inputs=inputs, outputs=outputs, opset=17)
+    _, report = rewritten(model, target, "ort-cpu")
+    assert [block.code for block in report.blocks] == [Code.EMPTY_ROWS]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_target_cannot_say_is_declined(name: str) -> None:
     model, target, runtime, code, reason = REFUSED[name]
