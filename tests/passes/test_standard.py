@@ -307,8 +307,10 @@ REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
 
 @pytest.mark.parametrize("target", ["onnx", "contrib"])
 def test_two_masks_of_16_bits_are_finite_or_infinite_together(target: Target) -> None:
-    """Their sum lies between -inf and 0. A guard makes rows of -inf 0, and not those of the lowest number. 64511 are the
-    bits of -65504."""
+    """Their sum lies between -inf and 0. A guard makes rows of -inf 0, and not those of the lowest number.
+
+    64511 are the bits of -65504.
+    """
     terms = (
         "low = Constant<value=float16 {64511}>() none = Constant<value=float16 {0}>() f = Where(m, none, low) "
         "g = Where(o, none, low) t = Add(f, g) x = Add(s, t) "
