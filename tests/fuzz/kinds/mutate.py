@@ -24,7 +24,7 @@ OPERATOR, TRAINING = "operator", "training"
 class Mutate(GraphKind):
     """A kept graph's attention (tests/fuzz/snippets.py), or a composed one, after changes of mutations.py."""
 
-    innocent = ("run_original", "_made", "_refused")
+    innocent = (*GraphKind.innocent, "_made")
 
     def __init__(self) -> None:
         self.names, self.training = names(), training()
