@@ -144,7 +144,7 @@ class StandardBuilder:
     def _operands(self) -> list[ir.Value]:
         """Query, key and value of one batch size, and a query of as many rows as the scores have. The operators repeat
         neither. Sizes that are not proven to agree are 1 or the largest one. Raises Decline where a band keeps one of
-        them: its tensor is not there to be asked.
+        them, whose tensor is not there to be asked, and where a size is a product of several.
         """
         builder, roles = self.emitter.builder, self.match.roles
         operands = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
@@ -189,7 +189,7 @@ class StandardBuilder:
         what = "batch sizes" if axes is self.match.roles.batch else "numbers of rows"
         reason = f"query, key, value and masks are not proven to have equal {what} in every run"
         hint = f"--assume {SAME_SIZES} if they have, and if masks have as many rows and keys as the scores"
-        if self.match.mask.mode is not None:
+        if self.match.mask.mode is not None or len(space.resolve(axes)) != 1:
             raise Decline(Code.SHAPE, reason, self.match.node, hint)
         missed = Missed(MissedCode.EXPANDED, f"{reason}, so they are copied", label(self.match.node), hint)
         self.missed.append(missed)

@@ -201,6 +201,20 @@ def test_sizes_that_may_be_1_are_repeated(name: str, target: Target) -> None:
         assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
+@pytest.mark.parametrize(("bias", "status"), [("float[C,1,2,S,T] b", "declined"), ("float[B,1,2,S,T] b", "fused")])
+def test_a_batch_of_several_dimensions_is_not_repeated(bias: str, status: str) -> None:
+    """Groups of heads are a part of the batch here. A mask with another batch size cannot be laid out like that."""
+    numbers = "<int64[5] five = {0,2,2,-1,8}, int64[4] four = {0,4,-1,8}, int64[1] two1 = {2}>"
+    body = (
+        "q5 = Reshape(q, five) kt = Transpose<perm=[0,1,3,2]>(k2) k5 = Unsqueeze(kt, two1) v5 = Unsqueeze(v2, two1) "
+        "s = MatMul(q5, k5) x = Add(s, b) p = Softmax<axis=-1>(x) y5 = MatMul(p, v5) y = Reshape(y5, four) "
+    )
+    inputs, outputs = "float[B,4,S,8] q, float[B,2,T,8] k2, float[B,2,T,8] v2", "float[U,4,V,8] y"
+    model = parse(body, bias, inputs=inputs, outputs=outputs, opset=17, initializers=numbers)
+    _, report = rewritten(model, "contrib", "ort-cpu")
+    assert [block.status for block in report.blocks] == [status]
+
+
 NEW = "float[B,4,S,8] q, float[B,{0},P,8] pk, float[B,{0},P,8] pv, float[B,{0},S,8] nk, float[B,{0},S,8] nv"
 JOINED = "k{0} = Concat<axis=2>(pk, nk) v{0} = Concat<axis=2>(pv, nv) "
 BEHIND_PAST = CAUSAL.replace("i = Unsqueeze(i0, one1)", "more = Sub(c, r) i1 = Add(i0, more) i = Unsqueeze(i1, one1)")
