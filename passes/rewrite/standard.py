@@ -286,7 +286,7 @@ def _mask_forms(match: AttentionMatch, operator: str, options: Options) -> list[
         for form, fits in ((MaskForm.BOOLEAN, boolean), (MaskForm.KEY_PADDING, padding))
         if fits and answer(options.runtime, operator, FORMS[form]) is Answer.YES
     ]
-    slow = answer(options.runtime, operator, Feature.FAST_PADDING) is Answer.NO
+    slow = padding and answer(options.runtime, operator, Feature.FAST_PADDING) is Answer.NO
     return [MaskForm.ADDED, *lean] if slow else [*lean, MaskForm.ADDED]
 
 

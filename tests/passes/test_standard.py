@@ -143,6 +143,15 @@ def test_the_operator_is_told_what_the_model_said(name: str) -> None:
     assert ("float16" in name, "repeated" in name) == ("wide" in missed, "repeated_heads" in missed)
 
 
+@pytest.mark.parametrize("runtime", ["ort-cpu", "ort-cuda", None])
+def test_a_boolean_mask_stays_boolean(runtime: str | None) -> None:
+    """Attention takes it as it is, so nothing has to be made of it but its inverse."""
+    result, _ = rewritten(attention(PADDED, more="bool[B,1,S,S] m"), "onnx", runtime, "no-empty-rows")
+    (node,) = (node for node in result.graph.node if node.op_type == "Attention")
+    makers = {name: other.op_type for other in result.graph.node for name in other.output}
+    assert node.input[3] == "m" or makers[node.input[3]] == "Not"
+
+
 def test_a_mask_is_repeated_where_a_runtime_shares_none() -> None:
     """DirectML takes a bias of all batch entries and heads only."""
     model = attention(PADDED, more="bool[B,1,S,S] m")
