@@ -70,6 +70,23 @@ def random_feeds(model: onnx.ModelProto, seed: int = 0, **given: Array) -> dict[
     return feeds
 
 
+def feeds_of(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Random inputs of these sizes: fair coins for booleans, -1 to 2 for integers, normal numbers for the others."""
+    rng = np.random.default_rng(0)
+    given: dict[str, Array] = {}
+    for value in proto.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        shape = [sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims]
+        match value.type.tensor_type.elem_type:
+            case onnx.TensorProto.BOOL:
+                given[value.name] = rng.random(shape) < 0.5
+            case onnx.TensorProto.INT64:
+                given[value.name] = rng.integers(-1, 3, shape)
+            case _:
+                given[value.name] = rng.standard_normal(shape).astype(np.float32)
+    return given
+
+
 def fused(
     model: onnx.ModelProto, target: Target = "ort", assume: Sequence[str] = (), in_place_caches: bool = False
 ) -> tuple[onnx.ModelProto, Report]:

@@ -19,7 +19,7 @@ from fa_compiler.passes.options import Target
 from fa_compiler.passes.report import Code
 from tests.examples import examples
 from tests.passes.builder import build
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, parse, random_feeds, run
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, feeds_of, parse, random_feeds, run
 from tests.passes.spelling import Spelling
 from tests.passes.strategies import SPELLINGS
 
@@ -197,16 +197,10 @@ def test_sizes_that_may_be_1_are_repeated(name: str, target: Target) -> None:
     vouched, _ = rewritten(model, target, "ort-cpu", "no-empty-rows", "same-sizes")
     assert ("ReduceMax" in [node.op_type for node in result.graph.node]) == unproven
     assert "ReduceMax" not in [node.op_type for node in vouched.graph.node]
-    rng = np.random.default_rng(0)
     for sizes in runs:
-        feeds: dict[str, Any] = {}
-        for each in model.graph.input:
-            dims = each.type.tensor_type.shape.dim
-            open_sizes = {"S": 5, "T": 5, "R": 5, **dict.fromkeys("BCEF", 2), **sizes}
-            shape = [open_sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims]
-            feeds[each.name] = rng.standard_normal(shape).astype(np.float32)
-            if each.type.tensor_type.elem_type == onnx.TensorProto.BOOL:
-                feeds[each.name] = feeds[each.name] < 1.0
+        feeds = feeds_of(model, {"S": 5, "T": 5, "R": 5, **dict.fromkeys("BCEF", 2), **sizes})
+        if "m" in feeds:
+            feeds["m"][..., 0] = True
         assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
@@ -271,17 +265,9 @@ def test_keys_that_grow_are_a_past_and_new_ones(name: str) -> None:
     made = [other.op_type for other in result.graph.node if set(other.output) & {"k", "v", "k2", "v2"}]
     assert ("Concat" in made) != joined
     for rows, past in ((5, 3), (1, 4), (4, 9), (3, 0)):
-        feeds: dict[str, Any] = {}
-        rng = np.random.default_rng(rows)
-        for each in model.graph.input:
-            sizes = {"B": 2, "S": rows, "P": past, "T": rows + past}
-            shape = [
-                sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in each.type.tensor_type.shape.dim
-            ]
-            feeds[each.name] = rng.standard_normal(shape).astype(np.float32)
-            if each.type.tensor_type.elem_type == onnx.TensorProto.BOOL:
-                feeds[each.name] = feeds[each.name] < 1.0
-                feeds[each.name][..., 0] = True
+        feeds = feeds_of(model, {"B": 2, "S": rows, "P": past, "T": rows + past})
+        if "m" in feeds:
+            feeds["m"][..., 0] = True
         for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
             assert_same(got, wanted, 1e-5)
         for got, wanted in zip(ReferenceEvaluator(result).run(None, feeds), run(model, feeds), strict=True):

@@ -12,7 +12,7 @@ from fa_compiler.passes import Block, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.values.constant_patterns import even_steps
 from tests.pairs import pairwise
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, feeds_of, fused, parse, run
 
 SELF = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"
 CROSS = "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
@@ -48,7 +48,7 @@ def same(proto: onnx.ModelProto, target: Target = "ort", cached: bool = False) -
     if target == "ort":
         for batch, rows, past in ((2, 5, 6), (1, 1, 3), (2, 7, 0), (1, 70, 3), (1, 3, 64)):
             sizes = {"B": batch, "S": rows, "P": past, "T": past + rows, "P + S": past + rows}
-            feeds = _feeds(proto, sizes)
+            feeds = feeds_of(proto, sizes)
             for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
                 assert_same(got, wanted, 1e-5)
     (node,) = (node for node in result.graph.node if node.op_type == "FlashAttentionScore")
@@ -56,22 +56,6 @@ def same(proto: onnx.ModelProto, target: Target = "ort", cached: bool = False) -
         attr.name: attr.i for attr in node.attribute if attr.name in ("sparse_mode", "pre_tockens", "next_tockens")
     }
     return block, attrs
-
-
-def _feeds(proto: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    given = {}
-    for value in proto.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        shape = [sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims]
-        match value.type.tensor_type.elem_type:
-            case onnx.TensorProto.BOOL:
-                given[value.name] = rng.random(shape) < 0.5
-            case onnx.TensorProto.INT64:
-                given[value.name] = rng.integers(-1, 3, shape)
-            case _:
-                given[value.name] = rng.standard_normal(shape).astype(np.float32)
-    return random_feeds(proto, **given)
 
 
 TRIANGLE = ", ".join(str(int(j <= i)) for i in range(80) for j in range(80))
@@ -169,7 +153,7 @@ def test_a_triangle_joined_to_other_columns_is_no_band(old: str, new: str) -> No
     result, report = fused(proto)
     assert report.blocks[0].mask == "atten_mask"
     for rows, past in ((5, 3), (1, 2), (4, 0)):
-        feeds = _feeds(proto, {"B": 2, "S": rows, "P + S": past + rows})
+        feeds = feeds_of(proto, {"B": 2, "S": rows, "P + S": past + rows})
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
@@ -307,7 +291,7 @@ def test_masks_of_heads_that_are_folded_into_the_batch(body: str, old: str, new:
     (block,) = report.blocks
     assert block.mask == (label or "atten_mask") and bool(block.missed) == (not label)
     for batch, rows in ((2, 5), (1, 1), (3, 7), (4, 4)):
-        feeds = _feeds(proto, {"B": batch, "S": rows})
+        feeds = feeds_of(proto, {"B": batch, "S": rows})
         feeds["pad"][0] = True
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
@@ -337,7 +321,7 @@ def test_padding_in_the_masks_of_optimum_has_one_row(mask: str, use: str, label:
     assert [(block.mask, block.missed) for block in report.blocks] == [(label, ())]
     for batch, rows, past in ((2, 5, 3), (1, 1, 0), (3, 70, 2), (2, 0, 1), (0, 3, 2), (1, 4, 66)):
         columns = past + rows if mask == BEHIND_CACHED else rows
-        feeds = _feeds(proto, {"B": batch, "S": rows, "P + S": columns})
+        feeds = feeds_of(proto, {"B": batch, "S": rows, "P + S": columns})
         # Values other than 0 and 1 are padding in neither spelling, or make the second one a bias.
         low, high = (-1, 3) if mask in (ASSIGNED, BEHIND_CACHED) else (0, 2)
         feeds["pad"] = np.random.default_rng(rows).integers(low, high, (batch, columns))
@@ -356,7 +340,7 @@ def test_two_triangles_that_do_not_contain_one_another_are_no_band(use: str) -> 
     result, report = fused(proto)
     assert report.blocks[0].mask == "atten_mask"
     for rows, past in ((5, 3), (1, 0), (4, 0)):
-        feeds = _feeds(proto, {"B": 2, "S": rows, "P + S": past + rows})
+        feeds = feeds_of(proto, {"B": 2, "S": rows, "P + S": past + rows})
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
@@ -379,7 +363,7 @@ def test_other_assignments_stay_tensors(old: str, new: str) -> None:
     result, report = fused(proto)
     assert "causal" not in report.blocks[0].mask
     for batch, rows in ((2, 5), (1, 1)):
-        feeds = _feeds(proto, {"B": batch, "S": rows})
+        feeds = feeds_of(proto, {"B": batch, "S": rows})
         for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
             assert_same(got, wanted, 1e-5)
 
@@ -392,7 +376,7 @@ def test_a_cast_that_wraps_makes_another_number_of_the_padding(kind: int, wraps:
     wrapped = f"padu = Cast<to={kind}>(pad4) padf = Cast<to=1>(padu)"
     proto = model(ASSIGNED.replace(cast, wrapped), "x = Add(s, f) ", more="int64[B,S] pad")
     result, _ = fused(proto)
-    feeds = _feeds(proto, {"B": 1, "S": 3}) | {"pad": np.array([[1, 1, wraps]], np.int64)}
+    feeds = feeds_of(proto, {"B": 1, "S": 3}) | {"pad": np.array([[1, 1, wraps]], np.int64)}
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
@@ -408,7 +392,7 @@ def test_rows_of_zeros_with_another_sign_are_not_the_same_row() -> None:
     for name, array in (("c", zeros), ("w0", np.array(0, np.float32))):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     result, _ = fused(proto)
-    feeds = _feeds(proto, {"B": 1, "S": 6}) | {"w": np.array([[[[1, -1, 1, -1, 1, -1]]]], np.float32)}
+    feeds = feeds_of(proto, {"B": 1, "S": 6}) | {"w": np.array([[[[1, -1, 1, -1, 1, -1]]]], np.float32)}
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
@@ -500,7 +484,7 @@ def test_near_misses_stay_tensors(mask: str, inputs: str, more: str) -> None:
     assert (block.status, block.mask) == ("fused", "atten_mask"), block
     for rows, keys in ((6, 9), (1, 1), (5, 5)):
         sizes = {"B": 2, "S": rows, "T": keys, "U": rows}
-        feeds = _feeds(proto, sizes)
+        feeds = feeds_of(proto, sizes)
         for name, number in (("off", 2), ("width", 3)):
             if name in feeds:
                 feeds[name] = np.array([number], np.int64)
@@ -533,7 +517,7 @@ def test_rows_beyond_the_keys_are_empty(use: str) -> None:
     (block,) = report.blocks
     assert (block.mask, block.extensions) == ("causal", ("EXT-BAND-MASK", "EXT-EMPTY-ROWS"))
     for rows, keys in ((6, 9), (9, 6), (5, 5), (4, 1)):
-        feeds = _feeds(proto, {"B": 2, "S": rows, "T": keys})
+        feeds = feeds_of(proto, {"B": 2, "S": rows, "T": keys})
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
@@ -542,7 +526,7 @@ def test_inverted_triangle_keeps_its_empty_row() -> None:
     proto = model("m = Greater(j, i)")
     result, report = fused(proto)
     assert report.blocks[0].mask == "atten_mask"
-    feeds = _feeds(proto, {"B": 1, "S": 5})
+    feeds = feeds_of(proto, {"B": 1, "S": 5})
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
@@ -552,7 +536,7 @@ def test_one_query_row_sees_all_keys() -> None:
     )
     result, report = fused(parse_again(proto))
     assert report.blocks[0].mask == "none"
-    feeds = _feeds(proto, {"B": 2, "P + 1": 5, "P": 4})
+    feeds = feeds_of(proto, {"B": 2, "P + 1": 5, "P": 4})
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
@@ -666,7 +650,7 @@ def test_two_added_masks_of_finite_numbers(use: str, fills: tuple[str, str], gua
     proto = parse(PRODUCT_QK + text + use + SOFTMAX.format("x") + guard, "bool[B,1,1,S] pad", inputs=SELF)
     result, report = fused(proto)
     assert [(block.mask, block.missed) for block in report.blocks] == [("band+real_shift", ())]
-    feeds = _feeds(proto, {"B": 3, "S": 6})
+    feeds = feeds_of(proto, {"B": 3, "S": 6})
     feeds["pad"][0], feeds["pad"][1], feeds["pad"][2, ..., :3], feeds["pad"][2, ..., 3:] = False, True, False, True
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
     vouched, report = fused(proto, assume=["no-empty-rows"])
@@ -685,7 +669,7 @@ def test_a_mask_that_another_may_cancel_stays_a_part_of_the_sum() -> None:
     result, report = fused(proto)
     assert [block.mask for block in report.blocks] == ["real_shift"]
     for number in (0, 1, 2):
-        feeds = _feeds(proto, {"B": 2, "S": 6})
+        feeds = feeds_of(proto, {"B": 2, "S": 6})
         feeds["pad"][:] = number
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
@@ -726,10 +710,10 @@ def test_a_constant_triangle_that_one_row_of_scores_would_broadcast_to(use: str)
     proto = parse(body + PRODUCT_PV, inputs=inputs, outputs="float[B,4,R,8] y")
     result, report = fused(proto)
     assert report.blocks[0].mask == "atten_mask"
-    feeds = _feeds(proto, {"B": 2, "S": 10})
+    feeds = feeds_of(proto, {"B": 2, "S": 10})
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
     with pytest.raises(Exception, match="atten_mask"):
-        run(result, _feeds(proto, {"B": 2, "S": 1}))
+        run(result, feeds_of(proto, {"B": 2, "S": 1}))
 
 
 def test_steps_of_integers_whose_differences_exceed_64_bits_are_not_read() -> None:
