@@ -22,9 +22,9 @@ def nodes_of(model: onnx.ModelProto) -> int:
     return sum(1 for _ in all_nodes(model.graph.node))
 
 
-def score_bytes(heads: int, rows: int, keys: int, batch: int = 1) -> int:
-    """The bytes of the scores and the probabilities of one attention."""
-    return 2 * SCORE_BYTES * batch * heads * rows * keys
+def score_bytes(*sizes: int) -> int:
+    """The bytes of the scores and the probabilities of one attention, of these sizes."""
+    return 2 * SCORE_BYTES * math.prod(sizes)
 
 
 def in_units(count: int) -> str:
@@ -51,7 +51,7 @@ def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -
     shapes = _fixed_shapes(before)
     sizes = [shapes[block.anchor] for block in fused if block.anchor in shapes]
     if sizes and len(sizes) == len(fused):
-        largest = max(2 * SCORE_BYTES * math.prod(shape) for shape in sizes)
+        largest = max(score_bytes(*shape) for shape in sizes)
         return f"{line}; up to {in_units(largest)} of scores and probabilities are not held any more"
     heads = max((block.heads[0] for block in fused if block.heads and block.heads[0]), default=0)
     if not heads:

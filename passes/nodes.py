@@ -353,6 +353,13 @@ def axes_of(node: ir.Node, limit: int = 8) -> list[int] | None:
     return [int(axis) for axis in array.reshape(-1)]
 
 
+def places_of(node: ir.Node, rank: int, limit: int = 8) -> list[int] | None:
+    """The axes of `axes_of`, counted from the first one of an operand of this rank. None for a scalar, too, which has
+    no axes."""
+    axes = axes_of(node, limit)
+    return None if axes is None or not rank else [axis % rank for axis in axes]
+
+
 def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """The nodes of a body and of the subgraphs in it, each node before those of its own subgraphs."""
     for node in body:

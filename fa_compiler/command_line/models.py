@@ -43,7 +43,6 @@ def optimize(args: argparse.Namespace) -> int:
             proto, report = run(loaded, options, stage.progress, file_form(options, not args.no_bodies))
             shown = _page(report, loaded, proto) if page_file is not None else b""
             proto = copy_of(loaded) if proto is None else proto
-            gain = gain_line(report, loaded.proto, proto)
             staged = write_model(proto, loaded, args.output, stage, report, keep)
         if report_file is not None:
             write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
@@ -56,7 +55,7 @@ def optimize(args: argparse.Namespace) -> int:
         from fa_compiler.command_line.render import print_report
 
         print_report(report, args.explain)
-        if gain is not None:
+        if (gain := gain_line(report, loaded.proto, proto)) is not None:
             print(gain)
         print(f"wrote {printable(str(args.output))}")
     return _strictly(report) if args.strict else OK

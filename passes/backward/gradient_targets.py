@@ -17,7 +17,7 @@ import onnx_ir as ir
 from fa_compiler.passes.backward.tracing import Tracer, left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axis
 from fa_compiler.passes.layout.plan import COPY_COST
-from fa_compiler.passes.nodes import axes_of, is_op, only_reader
+from fa_compiler.passes.nodes import is_op, only_reader, places_of
 
 MAX_TAIL = 32
 """More operators than this are not looked at for a better target."""
@@ -67,11 +67,11 @@ def _moved(
 
 def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:
     """What a sum over such axes leaves."""
-    axes = axes_of(node)
-    if not axes or not dims:
+    axes = places_of(node, len(dims))
+    if not axes:
         return None
     space = tracer.viewer.space
-    chosen = {axis % len(dims) for axis in axes}
+    chosen = set(axes)
     if not {each for axis in chosen for each in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
         return None
     return left_by(node, dims, chosen)

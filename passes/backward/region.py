@@ -47,7 +47,7 @@ from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probability_path import adds_nothing
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, producer
+from fa_compiler.passes.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, places_of, producer
 from fa_compiler.passes.patterns import Bind, OneOf, Op, match
 from fa_compiler.passes.score_ops import AlignedTensor, Select
 
@@ -205,10 +205,11 @@ class Region:
 
     def _summed(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Cases 5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
-        tensor, axes = self.reader.tensor(node.inputs[0]), axes_of(node)
-        if tensor is None or not tensor.dims or axes is None or len(axes) != 1:
+        tensor = self.reader.tensor(node.inputs[0])
+        axes = None if tensor is None else places_of(node, len(tensor.dims))
+        if tensor is None or axes is None or len(axes) != 1:
             return None
-        axis = axes[0] % len(tensor.dims)
+        (axis,) = axes
         columns = self.are_columns(tensor.dims[axis])
         if not columns and tensor.dims[axis]:
             return None

@@ -27,7 +27,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, is_op, permutation
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, permutation, places_of
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
@@ -300,8 +300,8 @@ class Viewer:
         return tuple(size.substitute(own) for size in target) if own else target
 
     def _axes(self, node: ir.Node, rank: int) -> set[int] | None:
-        axes = axes_of(node, limit=64)
-        return None if axes is None or not rank else {axis % rank for axis in axes}
+        axes = places_of(node, rank, limit=64)
+        return None if axes is None else set(axes)
 
     def _repeated(self, dims: Arrangement, axis: int, times: int, in_turns: bool) -> Arrangement:
         """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""

@@ -236,12 +236,11 @@ class MaskPlanner:
         if not isinstance(step, Add):
             return True
         value, facts = step.operand.view.base, self.viewer.facts
-        numbers, interval = facts.sets.of(value), facts.bounds.of(value)
-        if not numbers and interval is None:
+        if numbers := facts.sets.of(value):
+            return all(map(accepted, numbers))
+        if (interval := facts.bounds.of(value)) is None:
             return is_score_like(value, self.viewer)
-        if not numbers and interval is not None:
-            numbers = frozenset((*interval, *(max(min(end, FLOAT32_MAX), -FLOAT32_MAX) for end in interval)))
-        return all(map(accepted, numbers or ()))
+        return all(accepted(end) and accepted(max(min(end, FLOAT32_MAX), -FLOAT32_MAX)) for end in interval)
 
     def _zero_rows_allowed(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan for ONNX's Attention, which gives 0 for a row whose every key is excluded. Its kernels take -inf and

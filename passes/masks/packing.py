@@ -38,7 +38,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, is_op
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, places_of
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.report import Missed, MissedCode
@@ -144,10 +144,9 @@ class ContiguousLabels:
             along = constant(input_of(node, 1), limit=1)
             same = along is not None and along.size == 1 and int(along.reshape(-1)[0]) % len(shape) == axis
             return same and (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
-        axes = axes_of(node)
-        if not axes or not shape:
+        summed = set(places_of(node, len(shape)) or ())
+        if not summed:
             return False
-        summed = {each % len(shape) for each in axes}
         keeps = len(self.info.shape(node.outputs[0]) or ()) == len(shape)
         own = axis if keeps else [each for each in range(len(shape)) if each not in summed][axis]
         return own not in summed and self._is_monotone(_uncast(source), own)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import axes_of, distinct_consumers, int_attr, is_op
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, places_of
 from fa_compiler.passes.patterns import Bind, Number, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -63,10 +63,10 @@ def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalise
         if found is None or not is_closed(nodes := (node, *found.nodes)):
             continue
         total, shape = found["sum"].producer(), info.shape(x)
-        axes = None if total is None else axes_of(total)
-        if total is None or not shape or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
+        axes = None if total is None else places_of(total, len(shape or ()))
+        if total is None or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
             return None
-        return Renormalised(*masked, axes[0] % len(shape), zeros, nodes)
+        return Renormalised(*masked, axes[0], zeros, nodes)
     return None
 
 

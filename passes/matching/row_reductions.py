@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.views import WIDENING
 from fa_compiler.passes.movers import RESHAPES
-from fa_compiler.passes.nodes import axes_of, is_op
+from fa_compiler.passes.nodes import is_op, places_of
 from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
@@ -103,9 +103,9 @@ def reduction_of(
         nodes, node, start = (widening, reduction, *layout, node), reduction, widening.inputs[0]
     else:
         start = None if node is None or not node.inputs else node.inputs[0]
-    if node is None or not is_op(node, *reductions) or start is not source or not shape:
+    if node is None or not is_op(node, *reductions) or start is not source or shape is None:
         return None
-    axes = tuple(sorted({axis % len(shape) for axis in axes_of(node) or ()}))
+    axes = tuple(sorted(set(places_of(node, len(shape)) or ())))
     return (axes, nodes or (node,)) if axes else None
 
 

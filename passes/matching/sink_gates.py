@@ -30,7 +30,7 @@ from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.sinks import AddSink, FoundSink, apart, sink_of
 from fa_compiler.passes.movers import RESHAPES
-from fa_compiler.passes.nodes import axes_of, distinct_consumers, int_attr, is_op
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, places_of
 from fa_compiler.passes.patterns import Bind, Op, Through, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -77,9 +77,8 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
         return None
     reduction, sub = found["total"].producer(), found["difference"].producer()
     assert reduction is not None and sub is not None
-    axes, shape = axes_of(reduction), info.shape(scores)
-    rank = len(shape or ())
-    if axes is None or not rank or [axis % rank for axis in axes] != [rank - 1]:
+    rank = len(info.shape(scores) or ())
+    if places_of(reduction, rank) != [rank - 1]:
         return None
     layout = tuple(node for node in found.nodes if plain(node) is not None)
     return SinkGate(found["sink"], sub, layout, found.nodes, bool(int_attr(reduction, "keepdims", 1)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import int_attr, is_op
@@ -43,7 +44,7 @@ def grown_operands(match: AttentionMatch, info: ShapeInfo) -> tuple[Grown, Grown
     return None if key is None or value is None or key.whole is value.whole else (key, value)
 
 
-def _grown(match: AttentionMatch, view: View, wanted: tuple[object, ...], info: ShapeInfo) -> Grown | None:
+def _grown(match: AttentionMatch, view: View, wanted: Arrangement, info: ShapeInfo) -> Grown | None:
     space, concat, shape = match.space, view.base.producer(), info.shape(view.base)
     if concat is None or not is_op(concat, "Concat") or shape is None or len(shape) != RANK:
         return None

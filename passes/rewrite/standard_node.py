@@ -235,8 +235,7 @@ class StandardBuilder:
             reason = (
                 "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers"
             )
-        hint = NO_EMPTY_ROWS_HINT
-        raise Decline(Code.EMPTY_ROWS, reason, self.match.node, hint)
+        raise Decline(Code.EMPTY_ROWS, reason, self.match.node, NO_EMPTY_ROWS_HINT)
 
     def _lowest_bias(self, bias: ir.Value) -> float:
         """What a bias has to be above in each row, -inf where it may be anything."""

@@ -29,7 +29,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
-from fa_compiler.passes.nodes import axes_of, int_attr, is_op, producer
+from fa_compiler.passes.nodes import int_attr, is_op, places_of, producer
 from fa_compiler.passes.values.shape_rules.context import Shape
 
 
@@ -159,10 +159,11 @@ class _ScoreReader:
         multiply = producer(node.inputs[0]) if is_op(node, "ReduceSum") else None
         if not is_op(multiply, "Mul") or multiply is None:
             return
-        shape, axes = self.viewer.info.shape(multiply.outputs[0]), axes_of(node)
-        if not shape or axes is None or len(axes) != 1:
+        shape = self.viewer.info.shape(multiply.outputs[0]) or ()
+        axes = places_of(node, len(shape))
+        if axes is None or len(axes) != 1:
             return
-        axis = axes[0] % len(shape)
+        (axis,) = axes
         heads = self.viewer.space.new(shape[axis])
         whole = (*dims[:axis], heads, *dims[axis + 1 if int_attr(node, "keepdims", 1) else axis :])
         for first, second in (multiply.inputs, multiply.inputs[::-1]):
