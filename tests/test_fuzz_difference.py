@@ -140,6 +140,16 @@ def test_roundings_of_16_bits(number: float, expected: str | None) -> None:
     assert fault(body, "float16[M,N] q, float16[M,N] k, int64[2] n", arrays, got) == expected
 
 
+@pytest.mark.parametrize(("number", "expected"), [(6e4, None), (5e4, "infinity is lost")])
+def test_numbers_beyond_16_bits(number: float, expected: str | None) -> None:
+    """3 times 6e4 overflows in the middle. Where it does not, the result is 6e4, and any other number is a fault."""
+    body = "a = Mul(q, k) b = Transpose(a) c = Reshape(b, n) y = Div(c, k)"
+    arrays: dict[str, Array] = {"q": np.full((1, 2), 6e4, np.float16), "k": np.full((1, 2), 3.0, np.float16)}
+    arrays["n"] = np.array([1, 2], np.int64)
+    got = np.full((1, 2), number, np.float16)
+    assert fault(body, "float16[M,N] q, float16[M,N] k, int64[2] n", arrays, got) == expected
+
+
 def test_a_wrong_body_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The body of a fused node is judged like its kernel: here it negates the result."""
     plain = fa_compiler.optimize
