@@ -4,11 +4,14 @@ Attention may be spread over functions: one computes the scores, another the sof
 inlined is inlined; only a model without any softmax keeps its functions. A function cannot be inlined if it is written
 for another opset version than the model, or if it takes a graph as attribute. The report then has one declined block
 for each softmax and call.
+
+CastLike is a function that ONNX itself defines. It becomes a Cast, so that no other part of the matcher has to know it,
+and so that a node that only takes the type of the scores does not count as a reader of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -16,6 +19,8 @@ from onnx_ir.passes.common import InlinePass
 from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.nodes import all_nodes, is_op
+from fa_compiler.passes.surgery import sweep
+from fa_compiler.passes.values.shapes import ShapeInfo
 
 Calls = Mapping[ir.OperatorIdentifier, tuple[str, ...]]
 
@@ -26,7 +31,7 @@ def inline_functions(model: ir.Model) -> None:
         return
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     nodes = [node for body in bodies for node in all_nodes(body)]
-    if not any(_matters(node) or is_op(node, "Exp", "ReduceMax") for node in nodes):
+    if not _may_hold_attention(nodes):
         return
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
     with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))
@@ -43,6 +48,25 @@ def inline_functions(model: ir.Model) -> None:
         if called is not None and len(node.outputs) < len(called.outputs):
             node.resize_outputs(len(called.outputs))
     InlinePass(criteria=lambda function: function.identifier() in fitting)(model)
+
+
+def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
+    """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may hold attention."""
+    nodes = [node for graph in graphs for node in graph]
+    casts = [node for node in nodes if is_op(node, "CastLike")]
+    if not casts or not _may_hold_attention(nodes):
+        return
+    for node in casts:
+        like = node.inputs[1]
+        dtype = None if like is None else info.dtype(like)
+        if like is None or dtype is None:
+            continue
+        node.resize_inputs(1)
+        node.op_type = "Cast"
+        node.attributes.add(ir.AttrInt64("to", int(dtype)))
+        maker = like.producer()
+        if maker is not None and isinstance(maker.graph, ir.Graph):
+            sweep(maker.graph, [maker])
 
 
 def softmaxes_in_functions(model: ir.Model) -> Calls:
@@ -68,6 +92,10 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
 
 def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
     return any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in attributes.values())
+
+
+def _may_hold_attention(nodes: Iterable[ir.Node]) -> bool:
+    return any(_matters(node) or is_op(node, "Exp", "ReduceMax") for node in nodes)
 
 
 def _matters(node: ir.Node) -> bool:

@@ -17,7 +17,7 @@ from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.differences import Differences, move_products
 from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
+from fa_compiler.passes.functions import inline_functions, resolve_casts, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
@@ -70,6 +70,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
             refusal = decline
     graphs = remember_versions(model)
     info = analyse(model)
+    resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
     run = _Run(
         Matcher(Facts.of(info, options)),

@@ -89,18 +89,13 @@ def only_reader(value: ir.Value) -> ir.Node | None:
 
 
 def data_readers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value's elements, and not only its shape or type."""
-    return [node for node in distinct_consumers(value) if not reads_shape(node) and not reads_type(node, value)]
+    """The nodes that read a value's elements, and not only its shape."""
+    return [node for node in distinct_consumers(value) if not reads_shape(node)]
 
 
 def reads_shape(node: ir.Node) -> bool:
     """Does the node read nothing but a shape?"""
     return is_op(node, "Shape")
-
-
-def reads_type(node: ir.Node, value: ir.Value) -> bool:
-    """Does the node read nothing but this value's type?"""
-    return is_op(node, "CastLike") and node.inputs[0] is not value
 
 
 def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | None:

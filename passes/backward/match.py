@@ -31,7 +31,7 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape, reads_type
+from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add
 from fa_compiler.passes.surgery import depends
@@ -151,7 +151,6 @@ class _Finder:
         self.products: dict[ir.Node, bool] = {}
         self.dead: list[ir.Node] = []
         self.shapes: list[tuple[ir.Node, ir.Value]] = []
-        self.types: list[tuple[ir.Node, ir.DataType]] = []
         before, after = self.derivation.paths.before, self.derivation.paths.after
         self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, *after.tests, after.product.node}
 
@@ -178,7 +177,7 @@ class _Finder:
             self._check_output_gradient(dy)
         space = self.viewer.space
         shapes = tuple((node, self._tensor(value).dims) for node, value in self.shapes)
-        match = replace(self.match, shapes=(*self.match.shapes, *shapes), types=(*self.match.types, *self.types))
+        match = replace(self.match, shapes=(*self.match.shapes, *shapes))
         if dy is not None and not self._has_range(dy):
             match = replace(match, dtype=ir.DataType.FLOAT)
         backward = GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence)
@@ -225,10 +224,6 @@ class _Finder:
         if reads_shape(node):
             self.shapes.append((node, value))
             return True
-        if reads_type(node, value):
-            dtype = self.matcher.facts.info.dtype(value)
-            self.types.extend([(node, dtype)] if dtype is not None else [])
-            return dtype is not None
         if dead := dead_branch(node):
             self.dead.extend(dead)
             return True

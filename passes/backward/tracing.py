@@ -71,7 +71,7 @@ class Tracer:
             return None
         if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Dropout") and is_inference_dropout(node)):
             return source, 1.0
-        if is_op(node, "Cast", "CastLike") and self.is_float(source) and self.is_float(node.outputs[0]):
+        if is_op(node, "Cast") and self.is_float(source) and self.is_float(node.outputs[0]):
             return source, 1.0
         return None
 

@@ -6,7 +6,7 @@ Grammar of what `Viewer.view` looks through, from a value towards its source:
               | Gather(x, i)     i constant, 0 0 1 1 ... or 0 1 ... 0 1 ...: the repeated heads of grouped attention
     factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
     widening := Cast(16-bit -> float32 | float32 -> float64)    only when asked for
-    same     := Cast(T -> T) | Dropout (inference) | CastLike of the same type | Pad of no width
+    same     := Cast(T -> T) | Dropout (inference) | Pad of no width
 
 A view looks through a layout operator only where the resulting arrangement is proven (see axes.py). Otherwise the
 operator's output is the base of the view. A factor is multiplied into `scale`. The contraction that reads the view is
@@ -169,7 +169,7 @@ class Viewer:
             return node.inputs[0]
         if is_op(node, "Dropout") and is_inference_dropout(node):
             return node.inputs[0] if value is node.outputs[0] else None
-        if is_op(node, "Cast", "CastLike"):
+        if is_op(node, "Cast"):
             source = node.inputs[0]
             if source is None:
                 return None
@@ -233,7 +233,7 @@ class Viewer:
     def rearranged(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
         """The arrangement of a layout operator's result, given that of its input; None when unproven."""
         match node.op_type:
-            case "Identity" | "Cast" | "CastLike" | "Dropout":
+            case "Identity" | "Cast" | "Dropout":
                 return dims
             case "Slice" | "Pad":
                 return dims if keeps_everything(node, self.info) else None

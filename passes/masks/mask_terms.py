@@ -9,7 +9,7 @@ from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.structure import Padding
 from fa_compiler.passes.movers import MOVES
-from fa_compiler.passes.nodes import is_op, reads_type
+from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import (
     Add,
@@ -102,10 +102,9 @@ def _is_moved_unrounded(value: ir.Value) -> bool:
 
 
 def _has_unrounded_readers(value: ir.Value) -> bool:
-    """Is a value read only by operators that ONNX Runtime computes in float32? A CastLike that takes the value's type
-    does not count, because ONNX Runtime turns it into a Cast. Raises Decline where it is not known of a reader."""
-    readers = [each for each in value.consumers() if not reads_type(each, value)]
-    others = [reader for reader in readers if not is_op(reader, *READ_IN_FLOAT32)]
+    """Is a value read only by operators that ONNX Runtime computes in float32? Raises Decline where it is not known of
+    a reader."""
+    others = [reader for reader in value.consumers() if not is_op(reader, *READ_IN_FLOAT32)]
     for reader in others:
         if not is_op(reader, *READ_IN_16_BITS):
             reason = f"whether ONNX Runtime rounds {value.name!r} to 16 bits is not known, as {reader.op_type} reads it"

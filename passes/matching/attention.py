@@ -55,7 +55,6 @@ from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import FoundSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import reads_shape
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Floor, Scale, Select
 
@@ -129,7 +128,6 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
         query_factors=scores.factors,
         output_factors=factors,
         shapes=_shapes(paths, probabilities),
-        types=_types(paths),
         rope=rope,
         softcap=scores.softcap,
         derivation=Derivation(paths, probabilities, masking),
@@ -278,24 +276,8 @@ def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[
     """Readers of a mere shape, each with the arrangement of what it reads."""
     found = []
     for node, value in paths.shape_readers:
-        if not reads_shape(node):
-            continue
         if value not in probabilities.seen:
             reason = f"the shape of {value.name!r} is needed elsewhere"
             raise Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
         found.append((node, paths.viewer.space.resolve_all(probabilities.seen[value])))
-    return tuple(found)
-
-
-def _types(paths: AttentionPaths) -> tuple[tuple[ir.Node, ir.DataType], ...]:
-    """Readers of a mere type, each with that type."""
-    found = []
-    for node, value in paths.shape_readers:
-        if reads_shape(node):
-            continue
-        dtype = paths.viewer.info.dtype(value)
-        if dtype is None:
-            reason = f"the type of {value.name!r} is unknown but needed elsewhere"
-            raise Decline(Code.DTYPE, reason, value.producer())
-        found.append((node, dtype))
     return tuple(found)

@@ -33,7 +33,7 @@ from fa_compiler.passes.matching.routes import Route
 from fa_compiler.passes.matching.scores import Cap, ScorePath
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
+from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Scale, Select, Term
 
@@ -138,7 +138,7 @@ def _answers(
     late = (*_late_values(anchor, after), _cap(before)) if route.gradient else ()
 
     def answered(output: ir.Value, reader: ir.Node) -> bool:
-        by_gradient = output in late and not reads_shape(reader) and not reads_type(reader, output)
+        by_gradient = output in late and not reads_shape(reader)
         return by_gradient or reader in route.answered
 
     return answered

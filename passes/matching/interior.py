@@ -15,7 +15,7 @@ from fa_compiler.passes.matching.probability_path import PRODUCTS, ProbabilityPa
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
+from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape
 from fa_compiler.passes.report import Code
 
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
@@ -50,7 +50,7 @@ def check_private(
                 for reader in distinct_consumers(output)
                 if id(reader) not in matched and not accounted_for(output, reader)
             ]
-            strangers = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
+            strangers = [each for each in readers if not reads_shape(each)]
             strangers.extend(each for each in readers if each.graph is not anchor.node.graph)
             shape_readers = [
                 each for each in readers if each not in strangers and not _serves_only(each, softmax, matched)

@@ -41,9 +41,8 @@ class AttentionMatch:
 
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
     `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
-    value, with that value's arrangement, and `types` CastLike nodes that take their type from one: their results are
-    computed without it. `softcap` is the c of c * tanh(scores / c), 0 where the scores are not capped. An operator that
-    is attention already has no `derivation`.
+    value, with that value's arrangement: their results are computed without it. `softcap` is the c of
+    c * tanh(scores / c), 0 where the scores are not capped. An operator that is attention already has no `derivation`.
     """
 
     anchor: SoftmaxAnchor
@@ -62,7 +61,6 @@ class AttentionMatch:
     query_factors: tuple[Factor, ...] = ()
     output_factors: tuple[Factor, ...] = ()
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
-    types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
     rope: Rope | None = None
     softcap: float = 0.0
     derivation: Derivation | None = None

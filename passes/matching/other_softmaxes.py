@@ -44,7 +44,7 @@ from fa_compiler.passes.patterns import match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-KEEPING = (*LAYOUT_OPS, "Cast", "CastLike", "Expand")
+KEEPING = (*LAYOUT_OPS, "Cast", "Expand")
 ROW_WISE = (*KEEPING, "Abs", "Add", "Sum", "Mul", "Div", "Max", "Clip", "Where", "Slice", "Split", "Gather")  # 6 and 8
 ELEMENT_WISE = (*KEEPING, "Mul", "Where", "Max", "Clip", "Concat", "Neg", "Sub", "Dropout")  # 9
 INVERSES = ("Reciprocal", "Div", "Pow", "Exp")

@@ -214,7 +214,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return False
     if DROP_ROUNDINGS in viewer.facts.options.assume and (rounding_starts(node) or rounding_ends(node)):
         return True
-    if is_op(node, "Cast", "CastLike"):
+    if is_op(node, "Cast"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
     return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))
 
@@ -314,7 +314,7 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             if (
                 same
                 or _takes_heads(node, value)
-                or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", "Pad")
+                or is_op(node, *LAYOUT_OPS, "Cast", "Dropout", "Slice", "Expand", "Pad")
                 or node.op_type in (*QUANTISING, *QUANTISED)
             ):
                 pending.extend(node.outputs)

@@ -24,7 +24,7 @@ from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_STEPS = 64
 """More nodes than this between a softmax and its products are no attention."""
-PASSING = (*LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Where", "IsNaN")
+PASSING = (*LAYOUT_OPS, "Cast", "Dropout", "Where", "IsNaN")
 
 
 @dataclass(frozen=True)

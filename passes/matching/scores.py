@@ -509,7 +509,7 @@ def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """Case 6: a cast. Raises Decline where the cast rounds to float16."""
     source, info = node.inputs[0], viewer.info
-    if source is None or not is_op(node, "Cast", "CastLike"):
+    if source is None or not is_op(node, "Cast"):
         return None
     pair = info.dtype(source), info.dtype(node.outputs[0])
     if None in pair:

@@ -528,7 +528,7 @@ class Rewriter:
     def substitutes(
         self, match: AttentionMatch, destination: Destination, emitter: LayoutEmitter
     ) -> list[tuple[ir.Node, ir.Value]]:
-        """The nodes that read only the shape or type of an inner value or of one before the destination, each with its
+        """The nodes that read only the shape of an inner value or of one before the destination, each with its
         result computed without that value."""
         views = [part.view for part in match.mask.masked]
         views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
@@ -541,10 +541,6 @@ class Rewriter:
             # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
             parts = [each for each in terms if not depends(each, maker)]
             found.append((reader, emitter.shape_vector(dims, reader, parts)))
-        for reader, dtype in match.types:
-            converted = reader.inputs[0]
-            assert converted is not None
-            found.append((reader, self.builder.cast(converted, dtype)))
         return found
 
     def substitute(self, substitutes: list[tuple[ir.Node, ir.Value]]) -> None:

@@ -180,6 +180,19 @@ def test_softmax_alone_in_a_function() -> None:
     assert ops(result) == ["FlashAttentionScore"]
 
 
+def test_the_cast_that_castlike_is() -> None:
+    """A CastLike that takes the type of the scores does not count as a reader of them."""
+    body = PRODUCT_QK + "o = Constant<value=int64[1] {2}>() z = CastLike(o, s) "
+    result, report = same(parse(body + SOFTMAX.format("s") + PRODUCT_PV, outputs="float[B,4,S,8] y, float[1] z"))
+    assert report.count("fused") == 1
+    assert sorted(ops(result)) == ["Cast", "Constant", "FlashAttentionScore"]
+
+
+def test_castlike_of_a_model_without_attention_stays() -> None:
+    model = parse("y = CastLike(q, k)", inputs="float[B] q, float[B] k", outputs="float[B] y")
+    assert ops(fused(model)[0]) == ["CastLike"]
+
+
 def test_function_of_another_opset_is_left_alone() -> None:
     model = parse("a = f.attend(q, k, v) y = f.attend(a, k, v)", functions=function(ATTENTION, opset=18))
     result, report = same(model)

@@ -33,6 +33,8 @@ GRID = "i1 = Range(zero, rows, one) j1 = Range(zero, columns, one) i = Unsqueeze
 PAST = "past = Sub(columns, rows) i2 = Add(i1, past) ip = Unsqueeze(i2, last) "
 FLOAT = "f = Where(m, nothing, low) x = Add(s, f) "
 SELECT = "x = Where(m, s, minus) "
+LIKE = "f1 = Where(m, nothing, minus) f = CastLike(f1, s) x = Add(s, f) "
+"""A mask that takes the type of the scores, as the function body of ONNX's Attention writes it."""
 
 
 def model(mask: str, use: str = FLOAT, inputs: str = SELF, more: str = "") -> onnx.ModelProto:
@@ -107,7 +109,7 @@ CAUSAL = {
 CAUSAL["transposed"] = "t = Less(i, j) m = Not(t)"
 
 
-@pytest.mark.parametrize("use", [FLOAT, SELECT, "f = Where(m, nothing, minus) x = Add(s, f) "])
+@pytest.mark.parametrize("use", [FLOAT, SELECT, "f = Where(m, nothing, minus) x = Add(s, f) ", LIKE])
 @pytest.mark.parametrize("mask", CAUSAL.values(), ids=CAUSAL)
 def test_causal(mask: str, use: str) -> None:
     block, attrs = same(model(mask, use))
