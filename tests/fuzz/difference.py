@@ -39,11 +39,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from fa_compiler.lowering.ort import register_custom_ops
 from tests.contrib_ops import DequantizeLinear, FusedMatMul
+from tests.widening import widened
 
 Array = npt.NDArray[Any]
 
@@ -288,43 +288,6 @@ def run_original(original: ort.InferenceSession, arrays: Mapping[str, Array]) ->
     wide = {each.name for each in original.get_inputs() if each.type == "tensor(float)"}
     taken = {name: array.astype(np.float32) if name in wide else array for name, array in arrays.items()}
     return list(original.run(None, taken))
-
-
-def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with float32 in place of float16."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    _widen(changed.graph)
-    for function in changed.functions:
-        for node in function.node:
-            _widen_attributes(node)
-    return changed
-
-
-def _widen(graph: onnx.GraphProto) -> None:
-    for info in (*graph.input, *graph.output, *graph.value_info):
-        if info.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            info.type.tensor_type.elem_type = TensorProto.FLOAT
-    for tensor in graph.initializer:
-        _widen_tensor(tensor)
-    for node in graph.node:
-        _widen_attributes(node)
-
-
-def _widen_attributes(node: onnx.NodeProto) -> None:
-    for attribute in node.attribute:
-        if attribute.name in ("to", "dtype", "softmax_precision", "stash_type") and attribute.i == TensorProto.FLOAT16:
-            attribute.i = TensorProto.FLOAT
-        if attribute.HasField("t"):
-            _widen_tensor(attribute.t)
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            _widen(graph)
-
-
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type == TensorProto.FLOAT16:
-        numbers = numpy_helper.to_array(tensor).astype(np.float32)
-        tensor.CopyFrom(numpy_helper.from_array(numbers, tensor.name))
 
 
 def evaluated(model: onnx.ModelProto, arrays: Mapping[str, Array]) -> list[Array] | None:
