@@ -185,6 +185,7 @@ class Judge:
                 runs.append(("without the library: ", session(fused, custom=False)))
             except Exception as error:
                 return Finding(f"the fused model does not load without the library [{what}]", text + str(error), data)
+        rejected: Feed | None = None
         for feed, (how, ran) in itertools.product(self._given(), runs):
             try:
                 wanted = run_original(original, feed.arrays)
@@ -202,7 +203,8 @@ class Judge:
                 refusals = ("has shape", "cannot be reshaped", "cumulative lengths", "MatMul dimension mismatch")
                 refused = any(words in str(error) for words in refusals)
                 loose = feed.lenient or (self.loose and (feed.empty or refused))
-                if loose or (feed.empty and _opset(self.model) < ALLOWS_ZERO):
+                if loose or feed is rejected or (feed.empty and _opset(self.model) < ALLOWS_ZERO):
+                    rejected = feed  # what the kernel refuses for good reason its body may refuse, too
                     continue
                 title = f"{how}the fused model does not run: {_unnumbered(str(error))} [{self.group}{what}]"
                 return Finding(title, f"{text}{_feed_text(feed)}\n{error}", data)
