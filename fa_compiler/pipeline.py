@@ -75,6 +75,7 @@ def optimize(
     weights: Weights = "copy",
     bodies: bool = True,
     runtime: str | None = None,
+    opset: int = 0,
 ) -> Result:
     """Fuse the attention of a model, and write it to `output` if given.
 
@@ -101,12 +102,14 @@ def optimize(
             needs the library everywhere.
         runtime: the runtime that the targets "onnx" and "contrib" are narrowed to, such as "ort-cpu" or "ort-cpu=1.27".
             None for what the operators' schemas say.
+        opset: the least opset of the result (target "onnx"), to which an older model is raised. 0 for 23, the first
+            with Attention. From 25 on windows become attributes, but no runtime is known to have a kernel.
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.
         InternalError: the result failed our own checks; nothing was written.
     """
-    options = make_options(target, soc_version, cann, assume, in_place_caches, runtime)
+    options = make_options(target, soc_version, cann, assume, in_place_caches, runtime, opset)
     keep = is_kept(weights)
     loaded = load(model)
     place = None if output is None else Path(output)
@@ -138,6 +141,7 @@ def inspect(
     assume: Iterable[str] = (),
     in_place_caches: bool = False,
     runtime: str | None = None,
+    opset: int = 0,
 ) -> Report:
     """Tell what `optimize` would fuse with the same arguments, and why not the rest. Nothing is written.
 
@@ -145,7 +149,7 @@ def inspect(
         InputError: the model or an option is at fault.
         InternalError: the result failed our own checks.
     """
-    _, report = run(load(model), make_options(target, soc_version, cann, assume, in_place_caches, runtime))
+    _, report = run(load(model), make_options(target, soc_version, cann, assume, in_place_caches, runtime, opset))
     return report
 
 
@@ -167,6 +171,7 @@ def make_options(
     assume: Iterable[str],
     in_place_caches: bool = False,
     runtime: str | Runtime | None = None,
+    opset: int = 0,
 ) -> Options:
     """The options from the user's values.
 
@@ -188,6 +193,7 @@ def make_options(
             words,
             in_place_caches=in_place_caches,
             runtime=Runtime.of(runtime) if isinstance(runtime, str) else runtime,
+            opset=opset,
         )
     except ValueError as error:
         raise InputError(str(error)) from None

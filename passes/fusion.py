@@ -26,7 +26,7 @@ from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
-from fa_compiler.passes.options import CLOSE_RANKS, Options
+from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
 from fa_compiler.passes.raise_opset import raise_opset
@@ -48,10 +48,6 @@ OUTCOMES: dict[Code, tuple[Kind, Status]] = {
 """The kind and status of blocks that are no declined attention with a softmax."""
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's operators."""
-ATTENTION_SINCE = 23
-"""The first opset with ONNX's Attention."""
-NEWEST_OPSET = 28
-"""The newest opset whose operators are known here. An operator of a newer opset may mean something else."""
 
 
 def fuse(model: ir.Model, options: Options | None = None, progress: Progress | None = None) -> Report:
@@ -65,9 +61,10 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     refusal: Decline | None = None
     if options.target == "onnx":
         try:
-            raise_opset(model, ATTENTION_SINCE)
+            raise_opset(model, options.opset or ATTENTION_SINCE)
         except Decline as decline:
             refusal = decline
+        options = replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET))
     graphs = remember_versions(model)
     info = analyse(model)
     resolve_casts(graphs, info)

@@ -50,6 +50,10 @@ ASSUMPTIONS = {
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 """What the user can do where only what a fully masked row gives stands in the way."""
 
+ATTENTION_SINCE, NEWEST_OPSET = 23, 28
+"""The first opset with ONNX's Attention, and the newest opset whose operators are known here. An operator of a newer
+opset may mean something else."""
+
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that a result is verified for when the user names none."""
 
@@ -64,7 +68,8 @@ class Options:
     `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are used only when
     `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does
     not work. With `in_place_caches`, caches that grow by a Concat become buffers that are written in place; only the
-    target "ort" can have them. `runtime` narrows the targets "onnx" and "contrib" to what one runtime takes.
+    target "ort" can have them. `runtime` narrows the targets "onnx" and "contrib" to what one runtime takes. `opset` is
+    the least opset of the result for the target "onnx"; 0 for the least that has Attention.
     """
 
     target: Target = "ort"
@@ -74,6 +79,7 @@ class Options:
     decoding: bool = True
     in_place_caches: bool = False
     runtime: Runtime | None = None
+    opset: int = 0
 
     @property
     def is_standard(self) -> bool:
@@ -110,6 +116,10 @@ class Options:
             raise ValueError("caches in place go with the target 'ort' only")
         if self.runtime is not None and not self.is_standard:
             raise ValueError("a runtime goes with the targets 'onnx' and 'contrib' only")
+        if self.opset and self.target != "onnx":
+            raise ValueError("an opset goes with the target 'onnx' only")
+        if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
+            raise ValueError(f"the opset is {self.opset}, and not from {ATTENTION_SINCE} to {NEWEST_OPSET}")
         for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):
             if {one, other} <= self.assume:
                 raise ValueError(f"{one!r} and {other!r} cannot both hold")

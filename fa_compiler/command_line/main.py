@@ -163,6 +163,13 @@ def _add_options(command: argparse.ArgumentParser) -> None:
         "`inspect --runtime all` tells which runtimes could take each attention",
     )
     command.add_argument(
+        "--opset",
+        metavar="N",
+        type=int,
+        default=0,
+        help="the least opset of the result for the target onnx, to which an older model is raised (default 23)",
+    )
+    command.add_argument(
         "--soc-version",
         metavar="S",
         help="Ascend product to verify for, such as Ascend910B2 or A3 (default A2)",

@@ -114,11 +114,9 @@ def _inspect_runtimes(args: argparse.Namespace) -> int:
     """Print what each attention becomes for each runtime."""
     from fa_compiler.command_line.render import print_choices
 
-    for option in ("html", "soc_version", "cann"):
-        if getattr(args, option) is not None:
+    for option in ("html", "soc_version", "cann", "opset", "in_place_caches"):
+        if getattr(args, option):
             raise InputError(f"--{option.replace('_', '-')} does not go with --runtime {ALL}")
-    if args.in_place_caches:
-        raise InputError(f"--in-place-caches does not go with --runtime {ALL}")
     choices = runtime_choices(load(args.model), assumed(args))
     if args.json:
         print(json.dumps(choices.to_json(), indent=2, ensure_ascii=False))
@@ -188,7 +186,9 @@ def _differs(error: Exception) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    return make_options(args.target, args.soc_version, args.cann, assumed(args), args.in_place_caches, args.runtime)
+    return make_options(
+        args.target, args.soc_version, args.cann, assumed(args), args.in_place_caches, args.runtime, args.opset
+    )
 
 
 def assumed(args: argparse.Namespace) -> list[str]:

@@ -5,6 +5,8 @@ causal from the first row and key    is_causal of Attention. `unidirectional` of
 causal to the last row and key       where there are as many rows as keys, as above; a single row sees all keys;
                                      is_causal of Attention whose keys are a past and as many new ones as rows
 a window that ends at the row        local_window_size of GroupQueryAttention, where there are as many rows as keys
+any window with the row's own key    left_window_size and right_window_size of Attention from opset 25 on, where there
+                                     are as many rows as keys
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from fa_compiler.passes.values.symbolic import Dim
 
 FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
 """The sparse_modes of these bands."""
+WINDOWS_SINCE = 25
+"""The first opset whose Attention has windows."""
 
 
 def why_not_expressible(
@@ -34,7 +38,8 @@ def why_not_expressible(
         return f"the target's operators count rows from the first key, and {rows} rows are not {keys} keys in every run"
     if mode.sparse_mode in (FIRST_CAUSAL, LAST_CAUSAL):
         return None
-    window = mode.sparse_mode == WINDOW and mode.next_tockens == 0
-    if window and options.target == "contrib":
+    if mode.sparse_mode == WINDOW and mode.next_tockens == 0 and options.target == "contrib":
+        return None
+    if mode.sparse_mode == WINDOW and options.target == "onnx" and options.opset >= WINDOWS_SINCE:
         return None
     return f"no operator of the target {options.target!r} has this band as an attribute"

@@ -7,7 +7,8 @@
 | scale | scale | scale | scale |
 | causal | is_causal | unidirectional | always |
 | causal to the last key | is_causal with a past (grown.py) | no | no |
-| window | no | no | local_window_size |
+| window that ends at the row | left_window_size from opset 25 on | no | local_window_size |
+| other window | also right_window_size | no | no |
 | mask alone | attn_mask, true where kept | key_padding_mask if it has no rows, else attention_bias | attention_bias |
 | mask and bias | attn_mask, added | attention_bias | attention_bias |
 | soft cap | softcap | no | softcap |
@@ -51,7 +52,7 @@ from fa_compiler.op_registry.runtimes import (
 )
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW
+from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, WINDOWS_SINCE
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import NO_EMPTY_ROWS_HINT, Options
@@ -195,6 +196,9 @@ def _of(operator: str, options: Options) -> str:
 
 def why_not_taken(feature: Feature, operator: str, options: Options) -> str | None:
     """Why the operator of the runtime may not be given a feature; None if it takes it."""
+    if feature is Feature.WINDOW and operator == ATTENTION and options.runtime is None:
+        lacking = options.opset < WINDOWS_SINCE
+        return f"{operator} of opset {options.opset} does not take {feature.meaning}" if lacking else None
     known = answer(options.runtime, operator, feature)
     if known is Answer.UNKNOWN:
         return f"whether {_of(operator, options)} takes {feature.meaning} is not known"

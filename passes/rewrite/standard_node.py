@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.op_registry.runtimes import (
     ATTENTION,
     DOMAINS,
@@ -254,8 +255,7 @@ class StandardBuilder:
         attrs: dict[str, AttrValue] = {}
         if self.plan.name == "BSH":
             attrs |= {"q_num_heads": heads, "kv_num_heads": kv_heads}
-        if is_band(self.match):
-            attrs["is_causal"] = 1
+        attrs |= self._band()
         if self.match.softcap != 0.0:
             attrs["softcap"] = float(np.float32(self.match.softcap))
         if self.attention.mask is MaskForm.BOOLEAN:
@@ -265,6 +265,20 @@ class StandardBuilder:
             mask = self._added(query, key)
         past = [] if self.attention.grown is None else [each.past for each in self.attention.grown]
         return [query, key, value, mask, *past], attrs
+
+    def _band(self) -> dict[str, AttrValue]:
+        """The attributes of Attention for a band that ends at the row, or for one that has keys behind it, too."""
+        mode = self.match.mask.mode
+        if mode is None or not is_band(self.match):
+            return {}
+        attrs: dict[str, AttrValue] = {}
+        if mode.sparse_mode != WINDOW or mode.next_tockens == 0:
+            attrs["is_causal"] = 1
+        elif mode.next_tockens < UNLIMITED:
+            attrs["right_window_size"] = mode.next_tockens
+        if mode.sparse_mode == WINDOW and mode.pre_tockens < UNLIMITED:
+            attrs["left_window_size"] = mode.pre_tockens
+        return attrs
 
     def _multi_head(self, query: ir.Value, key: ir.Value, value: ir.Value) -> _Parts:
         inputs: list[ir.Value | None] = [query, key, value, None, None, None]

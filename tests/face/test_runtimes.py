@@ -58,6 +58,10 @@ WRONG = {
     "buffers": (["--target", "contrib", "--in-place-caches"], "caches in place go with the target 'ort' only"),
     "a product": (["--target", "onnx", "--soc-version", "A2"], "go with the target 'ascend' only"),
     "an unknown assumption for all": (["--runtime", "all", "--assume", "luck"], "unknown assumption 'luck'"),
+    "an opset of another target": (["--opset", "25"], "an opset goes with the target 'onnx' only"),
+    "an opset without Attention": (["--target", "onnx", "--opset", "22"], "the opset is 22, and not from 23 to 28"),
+    "an opset that is no number": (["--target", "onnx", "--opset", "new"], "invalid int value: 'new'"),
+    "an opset for all": (["--runtime", "all", "--opset", "25"], "--opset does not go with --runtime all"),
     "a page of all": (["--runtime", "all", "--html", "page.html"], "--html does not go with --runtime all"),
 }
 

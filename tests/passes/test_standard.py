@@ -343,6 +343,39 @@ def test_what_the_target_cannot_say_is_declined(name: str) -> None:
     assert [node.op_type for node in result.graph.node] == [node.op_type for node in model.graph.node]
 
 
+AROUND = "minus = Constant<value=int64 {-2}>() d = Sub(i, j) o1 = Less(d, minus) "
+WINDOWS: Mapping[str, tuple[str, dict[str, int]]] = {
+    "behind the row": (WINDOW, {"is_causal": 1, "left_window_size": 1}),
+    "before the row": (AROUND + "x = Where(o1, low, s) ", {"right_window_size": 2}),
+    "around the row": (
+        AROUND + "o2 = Greater(d, one) o = Or(o1, o2) x = Where(o, low, s) ",
+        {"left_window_size": 1, "right_window_size": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("opset", [24, 25])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_of_attention(name: str, opset: int) -> None:
+    """They are attributes from opset 25 on, which a model of opset 17 is raised to if the user asks for it."""
+    body, wanted = WINDOWS[name]
+    model = attention(body)
+    graph = ir.from_proto(model)
+    (block,) = fuse(graph, Options("onnx", opset=opset)).blocks
+    result = ir.to_proto(graph)
+    (node,) = (node for node in result.graph.node if node.op_type == "Attention")
+    assert (block.mask, attributes(node)) == (("band", wanted) if opset == 25 else ("atten_mask", {}))
+    assert next(each.version for each in result.opset_import if each.domain == "") == opset
+    feeds = feeds_of(model, {"B": 2, "S": 7})
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+def test_the_opset_of_a_model_is_not_lowered() -> None:
+    graph = ir.from_proto(attention(WINDOW, opset=25))
+    (block,) = fuse(graph, Options("onnx", opset=23)).blocks
+    assert (block.mask, graph.opset_imports[""]) == ("band", 25)
+
+
 def test_a_band_that_is_not_taken_as_an_attribute_is_a_mask() -> None:
     """Up to 1.27 a single row with `is_causal` sees all keys."""
     model = attention(BAND.format("s"))
