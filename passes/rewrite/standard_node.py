@@ -218,35 +218,41 @@ class StandardBuilder:
 
         A bias of an operator that the model holds may exclude every key of a row, which is 0 in Attention, or be so
         large that 16-bit scores are rounded to it. Other biases are checked with their terms (mask.py). Some kernels
-        take a row of the lowest number for one of -inf.
+        take a row of the lowest number for one of -inf. MultiHeadAttention gives the keys behind a causal attribute
+        the lowest number, and adds their bias to it: they have weight where no key in front of them has a larger one.
         """
         bias = self.inputs.get("real_shift")
         if bias is None:
             return ()
         ends = self.facts.sets.of(bias) or self.facts.bounds.of(bias)
-        limit = self._lowest_bias(bias)
+        limit, reason = self._lowest_bias(bias)
         if limit == -math.inf or (ends is not None and all(x > limit for x in ends)):
             return ()
         if NO_EMPTY_ROWS in self.facts.options.assume:
             return (NO_EMPTY_ROWS,)
-        reason = "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was"
-        if limit == LOW:
-            reason = why_not_taken(Feature.MEAN_ROWS, self.attention.operator, self.facts.options) or reason
-        elif limit == -LARGE_HALF:
-            reason = (
-                "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers"
-            )
         raise Decline(Code.EMPTY_ROWS, reason, self.match.node, NO_EMPTY_ROWS_HINT)
 
-    def _lowest_bias(self, bias: ir.Value) -> float:
-        """What a bias has to be above in each row, -inf where it may be anything."""
+    def _lowest_bias(self, bias: ir.Value) -> tuple[float, str]:
+        """What a bias has to be above, -inf where it may be anything, and what it does otherwise."""
         operator, dtype = self.attention.operator, self.emitter.builder.info.dtype(bias)
         if self.match.derivation is None and dtype in SIXTEEN_BITS:
-            return -LARGE_HALF
+            return (
+                -LARGE_HALF,
+                "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers",
+            )
         if operator == ATTENTION:
-            return LOST_IN if self.match.derivation is None else -math.inf
-        refused = why_not_taken(Feature.MEAN_ROWS, operator, self.facts.options) is not None
-        return LOW if refused and self.match.dtype != ir.DataType.FLOAT16 else -math.inf
+            return (
+                LOST_IN if self.match.derivation is None else -math.inf,
+                "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was",
+            )
+        if operator == MULTI_HEAD and is_band(self.match):
+            return (
+                LOW if self.match.dtype == ir.DataType.FLOAT else -LARGE_HALF,
+                f"a row that {operator} with a causal attribute has no key for, because of what is added to the "
+                "scores, would attend later keys",
+            )
+        refused = why_not_taken(Feature.MEAN_ROWS, operator, self.facts.options)
+        return LOW if refused and self.match.dtype != ir.DataType.FLOAT16 else -math.inf, refused or ""
 
     # -- the operators ----------------------------------------------------------------------------------
 

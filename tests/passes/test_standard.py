@@ -402,6 +402,23 @@ def test_rows_that_are_nan_on_cuda(dtype: str, form: str) -> None:
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-3)
 
 
+def test_keys_behind_a_band_have_no_weight_where_those_before_it_are_padded() -> None:
+    """MultiHeadAttention gives keys behind the row the lowest number, which padding gives to those before it."""
+    padding = (
+        "minus = Constant<value=float {-inf}>() least = Constant<value=float {-3.4028234663852886e38}>() "
+        "f = Cast<to=1>(m) h = Mul(f, least) z = Add(s, h) o = Less(i, j) x = Where(o, minus, z)"
+    )
+    model = attention(padding, more="bool[B,1,1,S] m")
+    feeds = feeds_of(model, {"B": 2, "S": 5})
+    feeds["m"] = np.zeros_like(feeds["m"])
+    feeds["m"][0, ..., 0] = feeds["m"][1, ..., :2] = True
+    result, report = rewritten(model, "contrib", "ort-cpu")
+    assert (report.blocks[0].op, report.blocks[0].mask) == ("GroupQueryAttention", "causal+real_shift")
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+    _, report = rewritten(model, "contrib", "ort-cpu", "no-empty-rows")
+    assert (report.blocks[0].op, report.blocks[0].mask) == ("MultiHeadAttention", "causal+real_shift")
+
+
 def test_rows_that_are_0_on_cuda_and_nan_in_the_model() -> None:
     """In 16 bits the kernel gives 0, so the attention is computed in float32."""
     low = "low32 = Constant<value=float {-inf}>() low = CastLike(low32, s) x = Where(m, s, low)"
