@@ -9,7 +9,8 @@
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
-#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs
+#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
+#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -72,13 +73,14 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet . || { echo "error: run $(VENV)/bin/ruff format ." >&2; exit 1; }
 	$(BIN)/mypy
 
-compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools
+compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools build/web/.web
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
 	done
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
+	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
 
 clean:
 	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools build
@@ -103,16 +105,22 @@ $(VENV)/.test: $(VENV)/.package
 	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[test]'
 	@touch $@
 
-# An environment with other ONNX tools; it uses the library that .venv built.
+# An environment with other ONNX tools and OpenVINO; it uses the library that .venv built.
 $(VENV)-tools/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-tools
 	$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime onnx onnx-ir networkx \
-		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common
+		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common openvino
+	@touch $@
+
+build/web/.web:
+	@mkdir -p $(@D)
+	@if command -v npm >/dev/null; then npm install --prefix $(@D) --no-save --silent onnxruntime-web; \
+		else echo "npm is missing: onnxruntime-web is left out"; fi
 	@touch $@
 
 # An environment with an older runtime; it uses the library that .venv built.
 $(VENV)-%/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* \
-		onnx onnx-ir networkx numpy ml_dtypes rich pytest pytest-xdist hypothesis
+		onnx onnx-ir networkx numpy ml_dtypes rich pytest pytest-xdist hypothesis argcomplete
 	@touch $@

@@ -12,15 +12,17 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 from fa_compiler import __version__
+from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.op_registry.errors import RegistryError
-from fa_compiler.passes.options import ASSUMPTIONS
+from fa_compiler.op_registry.runtimes import RUNTIMES
+from fa_compiler.passes.options import ASSUMPTIONS, Target
 from fa_compiler.passes.report import printable
 
 DEBUG = "FA_COMPILER_DEBUG"
@@ -80,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     _add_air(commands)
     _add_single_op(commands)
     _add_library(commands)
+    _add_completion(commands)
     return top
 
 
@@ -149,19 +152,21 @@ def _add_inspect(commands: _Commands) -> None:
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+    target = command.add_argument(
         "--target",
         metavar="ort|ascend|onnx|contrib",
         default="ort",
         help="what attention becomes: our kernels in ONNX Runtime (default), Ascend's operators, ONNX's Attention, or "
         "ONNX Runtime's MultiHeadAttention and GroupQueryAttention",
     )
-    command.add_argument(
+    _completed(target, get_args(Target))
+    runtime = command.add_argument(
         "--runtime",
         metavar="NAME[=VERSION]",
         help="the runtime that the targets onnx and contrib are narrowed to, such as ort-cpu; see docs/runtimes.md; "
         "`inspect --runtime all` tells which runtimes could take each attention",
     )
+    _completed(runtime, RUNTIMES)
     command.add_argument(
         "--opset",
         metavar="N",
@@ -188,7 +193,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_assume(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+    assume = command.add_argument(
         "--assume",
         metavar="WHAT",
         action="append",
@@ -196,6 +201,7 @@ def _add_assume(command: argparse.ArgumentParser) -> None:
         help="an assumption that you vouch for; may be repeated, or list several separated by commas: "
         + "; ".join(f"{name} ({sentence})" for name, sentence in ASSUMPTIONS.items()),
     )
+    _completed(assume, ASSUMPTIONS)
 
 
 def _add_verify(commands: _Commands) -> None:
@@ -323,6 +329,22 @@ def _add_library(commands: _Commands) -> None:
     command.set_defaults(run="models.library")
 
 
+def _add_completion(commands: _Commands) -> None:
+    examples = """\
+  eval "$(fa-compiler completion bash)"              # in ~/.bashrc; the same with zsh in ~/.zshrc
+  fa-compiler completion fish | source               # in ~/.config/fish/config.fish
+"""
+    text = "print what bash, zsh or fish needs to complete the words of this command"
+    command = _command(commands, "completion", text, examples)
+    _completed(command.add_argument("shell", metavar="bash|zsh|fish"), SHELLS)
+    command.set_defaults(run="completion.script")
+
+
+def _completed(action: argparse.Action, words: Iterable[str]) -> None:
+    """Tell argcomplete the words that an option takes."""
+    action.completer = lambda **_: words  # type: ignore[attr-defined]
+
+
 def _tolerance(text: str) -> float:
     try:
         value = float(text)
@@ -353,7 +375,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        args = parser().parse_args(argv)
+        top = parser()
+        if COMPLETING in os.environ:
+            with contextlib.suppress(ImportError):
+                complete(top)
+        args = top.parse_args(argv)
         module, _, function = args.run.partition(".")
         code = int(getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(args))
         sys.stdout.flush()

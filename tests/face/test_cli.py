@@ -187,6 +187,65 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
+_HASTY = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, *others):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[0] = "/usr/bin/fa-compiler"
+from fa_compiler.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["onnx", "fa_compiler.errors"])
+def test_an_interrupt_while_the_command_is_imported(module: str) -> None:
+    process = subprocess.run([sys.executable, "-c", _HASTY, module], capture_output=True, text=True, check=False)
+    error = "fa-compiler: error: interrupted; nothing was written\n"
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", error)
+
+
+def test_an_interrupt_while_another_program_imports_the_package() -> None:
+    program = _HASTY.replace("/usr/bin/fa-compiler", "/usr/bin/server")
+    process = subprocess.run([sys.executable, "-c", program, "onnx"], capture_output=True, text=True, check=False)
+    assert process.returncode != 130 or "interrupted" not in process.stderr
+    assert "KeyboardInterrupt" in process.stderr
+
+
+COMPLETIONS = {
+    "fa-compiler op": "optimize ",
+    "fa-compiler optimize model.onnx --target on": "onnx ",
+    "fa-compiler inspect model.onnx --runtime tens": "tensorrt ",
+    "fa-compiler optimize model.onnx --assume binary": "binary-masks ",
+    "fa-compiler completion z": "zsh ",
+}
+
+
+@pytest.mark.parametrize("line", COMPLETIONS)
+def test_completion(line: str, tmp_path: Path) -> None:
+    """As a shell asks for it: the line in variables of the environment, the answer in a file."""
+    answer = tmp_path / "answer"
+    given = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    environment = {**os.environ, **given, "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    subprocess.run([sys.executable, "-m", "fa_compiler"], env=environment, check=False, capture_output=True)
+    assert COMPLETIONS[line] in answer.read_text().splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_needs_for_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_ARGCOMPLETE" in capsys.readouterr().out
+
+
+def test_a_shell_without_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "csh"]) == 2
+    assert capsys.readouterr().err == "fa-compiler: error: unknown shell 'csh': known are bash, zsh, fish\n"
+
+
 def _on_a_terminal(arguments: list[str], folder: Path) -> str:
     """What a command prints to a terminal on standard error."""
     ours, theirs = pty.openpty()
