@@ -9,6 +9,7 @@
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
+#   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
 #                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web
 #   make clean    remove what the above made
@@ -27,7 +28,7 @@ SANITIZED_FUZZ := operators --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
-.PHONY: demo test sanitize sanitize-fuzz sanitized neon lint bench fuzz compat clean
+.PHONY: demo test sanitize sanitize-fuzz sanitized neon lint bench fuzz docs compat clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -73,6 +74,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet . || { echo "error: run $(VENV)/bin/ruff format ." >&2; exit 1; }
 	$(BIN)/mypy
 
+docs: $(VENV)-docs/.docs
+	$(VENV)-docs/bin/sphinx-build -W --keep-going -q docs build/docs
+	@echo "build/docs/index.html"
+
 compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools build/web/.web
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
@@ -83,7 +88,7 @@ compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools bui
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -110,6 +115,13 @@ $(VENV)-tools/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-tools
 	$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime onnx onnx-ir networkx \
 		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common openvino
+	@touch $@
+
+# An environment with Sphinx, and with what the documented functions import.
+$(VENV)-docs/.docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check sphinx myst-parser furo \
+		onnxruntime onnx onnx-ir networkx numpy ml_dtypes rich
 	@touch $@
 
 build/web/.web:

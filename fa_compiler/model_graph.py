@@ -26,9 +26,9 @@ def graph(
     A node stands for a node of the main graph or of a graph inside it. It is called like its first output, or, if a
     node of another graph has the same name, like this output and a number: "y", "y#2". Its attributes:
 
-        name, op_type, domain     those of the ONNX node
-        blocks                    a tuple of `Block`: the attentions that it belongs to. A fused one holds the nodes
-                                  that its operator replaces, a declined one the nodes around its softmax
+    - `name`, `op_type`, `domain`: those of the ONNX node.
+    - `blocks`: a tuple of `Block`, the attentions that it belongs to. A fused one holds the nodes that its operator
+      replaces, a declined one the nodes around its softmax.
 
     An edge leads from the node that makes a value to one that reads it. Its attribute `values` maps the name of each
     value that the second reads from the first to its shape as text, such as "[batch, 12, seq, 64]", or to "" where the

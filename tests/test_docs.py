@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
+import shutil
+import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -24,10 +28,9 @@ ASCEND = (ROOT / "docs" / "ascend.md").read_text()
 COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text()
 README = (ROOT / "README.md").read_text()
 RUNTIMES_PAGE = (ROOT / "docs" / "runtimes.md").read_text()
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 COMMANDS = re.findall(
-    r"^    fa-compiler (.+)$",
-    "\n".join((ASCEND, COMMAND_LINE, README, RUNTIMES_PAGE)).replace("\\\n", " "),
-    re.MULTILINE,
+    r"^    fa-compiler (.+)$", "\n".join((README, *PAGES.values())).replace("\\\n", " "), re.MULTILINE
 )
 
 
@@ -77,6 +80,44 @@ def test_the_page_of_runtimes_is_the_table() -> None:
     assert RUNTIMES_PAGE.endswith(matrix() + "\n")
     for target in get_args(Target):
         assert f"| `{target}` |" in RUNTIMES_PAGE
+
+
+def test_links() -> None:
+    """Each link leads to a page, and the README or the site's index leads to each page."""
+    for folder, text in ((ROOT, README), *((ROOT / "docs", text) for text in PAGES.values())):
+        for target in re.findall(r"\]\(([^)#:]+)[)#]", text):
+            assert (folder / target).is_file(), target
+    index = re.findall(r"^(\w+)$", PAGES["index.md"], re.MULTILINE)
+    assert {f"{name}.md" for name in index} == PAGES.keys() - {"index.md"}
+    linked = set(re.findall(r"\(docs/(\w+\.md)\)", README))
+    assert PAGES.keys() - linked <= {"index.md", "api.md", "changelog.md"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_of_the_pages_is_python(page: str) -> None:
+    for block in re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL):
+        compile(block, page, "exec")
+
+
+def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks after the export run as they stand, with the model that it names for those without torch."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["tutorial.md"], re.DOTALL)
+    shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(blocks[1], names)
+    assert "fused" in str(names["result"].report)
+    exec(blocks[2].replace("8000", "0"), names)
+    server = names["server"]
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.request("POST", "/", json.dumps([1, 2, 3]))
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    thread.join()
+    server.server_close()
+    assert len(answer) == 64
 
 
 def test_every_environment_variable_is_documented() -> None:
