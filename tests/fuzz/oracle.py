@@ -200,7 +200,7 @@ class Judge:
                 if UNCONSTRUCTED in str(error):
                     continue
                 # Of no elements the original makes any shape. Labels of a larger batch make more sequences than rows.
-                refusals = ("has shape", "cannot be reshaped", "cumulative lengths", "MatMul dimension mismatch")
+                refusals = ("has shape", "shall have same", "cannot be reshaped", "cumulative lengths", "MatMul dimension")
                 refused = any(words in str(error) for words in refusals)
                 loose = feed.lenient or (self.loose and (feed.empty or refused))
                 if loose or feed is rejected or (feed.empty and _opset(self.model) < ALLOWS_ZERO):
