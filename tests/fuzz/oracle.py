@@ -61,6 +61,8 @@ ALLOWS_ZERO = 14
 """From this opset on a Reshape can make a size of 0 in every place."""
 BODIES_OF = 4
 """One of so many fused models runs without the library, too."""
+REFUSALS = ("has shape", "shall have same", "cannot be reshaped", "cumulative lengths", "MatMul dimension mismatch")
+"""What kernels and operators say of sizes that do not agree."""
 STEEP = 1e3
 """Where scores are larger, gradients are anything: differences of sums that rounded probabilities weight."""
 
@@ -200,8 +202,7 @@ class Judge:
                 if UNCONSTRUCTED in str(error):
                     continue
                 # Of no elements the original makes any shape. Labels of a larger batch make more sequences than rows.
-                refusals = ("has shape", "shall have same", "cannot be reshaped", "cumulative lengths", "MatMul dimension")
-                refused = any(words in str(error) for words in refusals)
+                refused = any(words in str(error) for words in REFUSALS)
                 loose = feed.lenient or (self.loose and (feed.empty or refused))
                 if loose or feed is rejected or (feed.empty and _opset(self.model) < ALLOWS_ZERO):
                     rejected = feed  # what the kernel refuses for good reason its body may refuse, too
