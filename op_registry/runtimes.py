@@ -133,7 +133,7 @@ _CAPPED = {Feature.GROUPED, Feature.SOFTCAP, Feature.SOFTCAP_MASK}
 SCHEMAS: Mapping[str, frozenset[Feature]] = {
     ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS, Feature.PAST},
     MULTI_HEAD: _ALWAYS | _WIDE | _ROWS | {Feature.KEY_PADDING, Feature.FAST_PADDING, Feature.NAN_ROWS_PADDING},
-    GROUP_QUERY: _ALWAYS | _CAPPED | _ROWS | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK},
+    GROUP_QUERY: _ALWAYS | _CAPPED | _ROWS | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK, Feature.PAST},
 }
 """What each operator can say by its schema: that of opset 23 and 24 for Attention, because no kernel takes the window
 of later ones, and that of ONNX Runtime before 1.30 for GroupQueryAttention."""
@@ -191,7 +191,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 _CPU,
                 "float32, float16, causal, float mask, shared mask, causal and mask, grouped heads, open sizes, "
                 "soft cap, soft cap and mask, sink, sink and mask, NaN rows, NaN rows in 16 bits, NaN or zero rows, "
-                "mean rows, lone result",
+                "mean rows, lone result, past",
                 "bfloat16, any head size, cross, value size",
                 since=(1, 23),
             ),
@@ -227,7 +227,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         GROUP_QUERY: {
             **_cells(
                 _CUDA_GQA,
-                "float16, bfloat16, causal, grouped heads, soft cap, window, open sizes",
+                "float16, bfloat16, causal, grouped heads, soft cap, window, open sizes, past",
                 "float32, value size",
             ),
             **_cells(_GQA_HELPER, no="any head size, cross"),
@@ -255,7 +255,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         GROUP_QUERY: {
             **_cells(
                 _WEBGPU_GQA,
-                "float32, float16, causal, grouped heads, open sizes",
+                "float32, float16, causal, grouped heads, open sizes, past",
                 "bfloat16, full, soft cap, soft cap and mask, value size",
             ),
             **_cells(_GQA_HELPER, no="any head size, cross"),
@@ -274,7 +274,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
             _DML_GQA,
             "float32, float16, causal, grouped heads",
             "bfloat16, full, float mask, shared mask, causal and mask, soft cap, soft cap and mask, window, sink, "
-            "sink and mask, value size",
+            "sink and mask, value size, past",
         ),
     },
     "ort-coreml": {},

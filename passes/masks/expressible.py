@@ -2,7 +2,8 @@
 
 causal from the first row and key    is_causal of Attention. `unidirectional` of MultiHeadAttention and the causal
                                      mask of GroupQueryAttention where there are as many rows as keys
-causal to the last row and key       where there are as many rows as keys, as above; a single row sees all keys;
+causal to the last row and key       where there are as many rows as keys, as above; a single row sees all keys,
+                                     also where only the user says that it is one (`decode`, target contrib);
                                      is_causal of Attention whose keys are a past and as many new ones as rows
 a window that ends at the row        local_window_size of GroupQueryAttention, where there are as many rows as keys
 any window with the row's own key    left_window_size and right_window_size of Attention from opset 25 on, where there
@@ -12,7 +13,7 @@ any window with the row's own key    left_window_size and right_window_size of A
 from __future__ import annotations
 
 from fa_compiler.passes.masks.band import SparseMode
-from fa_compiler.passes.options import Options
+from fa_compiler.passes.options import DECODE, Options
 from fa_compiler.passes.values.symbolic import Dim
 
 FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
@@ -32,7 +33,8 @@ def why_not_expressible(
         return None
     if mode.sparse_mode == FIRST_CAUSAL and options.target == "onnx":
         return None
-    if mode.sparse_mode == LAST_CAUSAL and rows.const == 1:
+    vouched = rows.const is None and options.target == "contrib" and DECODE in options.assume
+    if mode.sparse_mode == LAST_CAUSAL and (rows.const == 1 or vouched):
         return None
     if rows != keys:
         return f"the target's operators count rows from the first key, and {rows} rows are not {keys} keys in every run"

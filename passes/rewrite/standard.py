@@ -7,6 +7,7 @@
 | scale | scale | scale | scale |
 | causal | is_causal | unidirectional | always |
 | causal to the last key | is_causal with a past (grown.py) | no | no |
+| one row behind a past | as without a past | as without a past | past_key and past_value (grown.py) |
 | window that ends at the row | left_window_size from opset 25 on | no | local_window_size |
 | other window | also right_window_size | no | no |
 | mask alone | attn_mask, true where kept | key_padding_mask if it has no rows, else attention_bias | attention_bias |
@@ -55,7 +56,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, WINDOWS_SINCE
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.options import NO_EMPTY_ROWS_HINT, Options
+from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.grown import Grown, grown_operands
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -147,17 +148,18 @@ def _as_operator(
     missed: list[Missed] = []
     if match.roles.kv_heads != match.roles.heads and _repeats_heads(operator, options):
         reason = f"{_of(operator, options)} does not take {Feature.GROUPED.meaning}, so key and value are repeated"
-        missed.append(Missed(MissedCode.REPEATED_HEADS, reason, label(match.node)))
+        missed.append(Missed(MissedCode.REPEATED_HEADS, reason, label(match.node), _step_hint(match, info, options)))
         match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
         raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
-    grown = grown_operands(match, info) if needs_past(match) else None
-    if needs_past(match) and grown is None:
+    step = operator == GROUP_QUERY and is_step(match, options)
+    grown = grown_operands(match, info) if step or needs_past(match, options) else None
+    if needs_past(match, options) and grown is None:
         rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
         reason = f"the {keys} keys are not proven to be a past and {rows} new ones, one for each row"
         raise Decline(Code.RUNTIME, reason, match.node)
     forms = _mask_forms(match, operator, options)
-    refusals = [_refusal(match, operator, form, info, options) for form in forms]
+    refusals = [_refusal(match, operator, form, grown is not None, info, options) for form in forms]
     if None not in refusals:
         raise next(filter(None, refusals))
     mask = forms[refusals.index(None)]
@@ -168,9 +170,11 @@ def _as_operator(
     return StandardAttention(match, operator, mask, whole, grown, tuple(missed))
 
 
-def _refusal(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInfo, options: Options) -> Decline | None:
+def _refusal(
+    match: AttentionMatch, operator: str, form: MaskForm, past: bool, info: ShapeInfo, options: Options
+) -> Decline | None:
     """The decline for the first feature that the operator does not take, with this form of the mask."""
-    for feature in _needed(match, operator, form, info):
+    for feature in _needed(match, operator, form, past, info, options):
         if (reason := why_not_taken(feature, operator, options)) is not None:
             return _refused(reason, operator, feature, match, options)
     return None
@@ -182,6 +186,16 @@ def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:
     special = match.roles.kv_heads != match.roles.heads or match.softcap != 0.0 or match.sink is not None
     special = special or (match.mask.mode is not None and match.mask.mode.sparse_mode == WINDOW)
     return operators[::-1] if special else operators
+
+
+def _step_hint(match: AttentionMatch, info: ShapeInfo, options: Options) -> str | None:
+    """What the user can say to have GroupQueryAttention behind a past."""
+    is_open = match.space.size(match.roles.q_seq).const is None
+    if options.target != "contrib" or not is_open or DECODE in options.assume:
+        return None
+    if why_not_taken(Feature.PAST, GROUP_QUERY, options) is not None or grown_operands(match, info) is None:
+        return None
+    return f"--assume {DECODE} if every run decodes one token"
 
 
 def _repeats_heads(operator: str, options: Options) -> bool:
@@ -222,8 +236,10 @@ def _refused(reason: str, operator: str, feature: Feature | None, match: Attenti
     return Decline(Code.RUNTIME, reason, match.node, hint)
 
 
-def _needed(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInfo) -> Iterator[Feature]:
-    """What the attention needs of the operator."""
+def _needed(
+    match: AttentionMatch, operator: str, form: MaskForm, past: bool, info: ShapeInfo, options: Options
+) -> Iterator[Feature]:
+    """What the attention needs of the operator, which takes a past if `past`."""
     space, roles, mask = match.space, match.roles, match.mask
     if (kind := TYPES.get(match.dtype)) is not None:
         yield kind
@@ -239,16 +255,16 @@ def _needed(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInf
         yield Feature.VALUE_SIZE
     if (space.size(roles.head_dim).const or 1) % 8:
         yield Feature.ANY_HEAD_SIZE
-    if space.size(roles.q_seq) != space.size(roles.kv_seq):
+    if space.size(roles.q_seq) != space.size(roles.kv_seq) and not (operator == GROUP_QUERY and past):
         yield Feature.CROSS
     if any(size.const is None for view in match.views for size in info.shape(view.base) or ()):
         yield Feature.OPEN_SIZES
-    if not is_band(match):
+    if not is_band(match, options) and not past:
         yield Feature.FULL
     else:
         window = mask.mode is not None and mask.mode.sparse_mode == WINDOW
         yield Feature.WINDOW if window else Feature.CAUSAL
-        if needs_past(match):
+        if past:
             yield Feature.PAST
         if form is not MaskForm.NONE:
             yield Feature.CAUSAL_MASK
@@ -264,18 +280,23 @@ def _needed(match: AttentionMatch, operator: str, form: MaskForm, info: ShapeInf
         yield FORMS[form]
 
 
-def is_band(match: AttentionMatch) -> bool:
+def is_step(match: AttentionMatch, options: Options) -> bool:
+    """Is there one row in every run, by its size or, for the target contrib, by the user's word?"""
+    rows = match.space.size(match.roles.q_seq).const
+    return rows == 1 or (rows is None and options.target == "contrib" and DECODE in options.assume)
+
+
+def is_band(match: AttentionMatch, options: Options) -> bool:
     """Is the mask, or a part of it, an attribute of the operator? A single row that ends at the last key sees all."""
     mode = match.mask.mode
-    single = match.space.size(match.roles.q_seq).const == 1
-    return mode is not None and not (single and mode.sparse_mode == LAST_CAUSAL)
+    return mode is not None and not (is_step(match, options) and mode.sparse_mode == LAST_CAUSAL)
 
 
-def needs_past(match: AttentionMatch) -> bool:
+def needs_past(match: AttentionMatch, options: Options) -> bool:
     """Is the mask causal to the last key, where there are more keys than rows?"""
     mode, space = match.mask.mode, match.space
     rows, keys = space.size(match.roles.q_seq), space.size(match.roles.kv_seq)
-    return is_band(match) and mode is not None and mode.sparse_mode == LAST_CAUSAL and rows != keys
+    return is_band(match, options) and mode is not None and mode.sparse_mode == LAST_CAUSAL and rows != keys
 
 
 def _mask_forms(match: AttentionMatch, operator: str, options: Options) -> list[MaskForm]:

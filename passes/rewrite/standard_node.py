@@ -26,10 +26,10 @@ from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import SIXTEEN_BITS, producer
-from fa_compiler.passes.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
+from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan
-from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band, why_not_taken
+from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band, is_step, why_not_taken
 from fa_compiler.passes.surgery import depends
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -68,7 +68,7 @@ class StandardBuilder:
     def node(self) -> tuple[ir.Node, tuple[str, ...]]:
         """The node, which is not in the graph yet, and what the user vouches for. Raises Decline."""
         query, key, value = self._operands()
-        assumed = self._assumed()
+        assumed = (*self._assumed(), *self._vouched_step())
         operator, builder = self.attention.operator, self.emitter.builder
         if operator == ATTENTION:
             inputs, attrs = self._attention(query, key, value)
@@ -151,7 +151,10 @@ class StandardBuilder:
         operands = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
         if self.attention.grown is not None:
             self._check_proven()
-            return [operands[0], *(each.new for each in self.attention.grown)]
+            new = [each.new for each in self.attention.grown]
+            if self.attention.operator == GROUP_QUERY:
+                new = [self._rows_first(each) for each in new]
+            return [operands[0], *new]
         masks = [value for name in ("atten_mask", "real_shift") if (value := self.inputs.get(name)) is not None]
         row = self.plan.name.index("S")
         batch = self._largest(roles.batch, [*((each, 0) for each in operands), *((each, -4) for each in masks)])
@@ -168,6 +171,17 @@ class StandardBuilder:
                 value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
             found.append(value)
         return found
+
+    def _rows_first(self, value: ir.Value) -> ir.Value:
+        """New keys or values [B, N, S, D] as [B, S, N * D]."""
+        builder, dtype, shape = self.emitter.builder, self.match.dtype, self.emitter.builder.info.shape(value) or ()
+        _, heads, rows, size = (each.const for each in shape)
+        assert heads is not None and size is not None  # Roles.check_sizes
+        turned = builder.op("Transpose", [value], dtype, {"perm": (0, 2, 1, 3)})
+        made = builder.op("Reshape", [turned, builder.ints([0, 0, heads * size])], dtype)
+        # ONNX's inference takes an unknown width for 0.
+        made.shape, made.dtype = ir.Shape([shape[0].const, rows, heads * size]), dtype
+        return made
 
     def _check_proven(self) -> None:
         """Decline sizes that are not proven to agree: a past cannot be repeated."""
@@ -232,6 +246,15 @@ class StandardBuilder:
             return (NO_EMPTY_ROWS,)
         raise Decline(Code.EMPTY_ROWS, reason, self.match.node, NO_EMPTY_ROWS_HINT)
 
+    def _vouched_step(self) -> tuple[str, ...]:
+        """The user's word that there is one row in every run, where the node depends on it."""
+        space, roles, mode = self.match.space, self.match.roles, self.match.mask.mode
+        if space.size(roles.q_seq).const is not None or not is_step(self.match, self.facts.options):
+            return ()
+        hidden = mode is not None and not is_band(self.match, self.facts.options)
+        behind = self.attention.operator == GROUP_QUERY and self.attention.grown is not None
+        return (DECODE,) if hidden or behind else ()
+
     def _lowest_bias(self, bias: ir.Value) -> tuple[float, str]:
         """What a bias has to be above, -inf where it may be anything, and what it does otherwise."""
         operator, dtype = self.attention.operator, self.emitter.builder.info.dtype(bias)
@@ -245,7 +268,7 @@ class StandardBuilder:
                 LOST_IN if self.match.derivation is None else -math.inf,
                 "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was",
             )
-        if operator == MULTI_HEAD and is_band(self.match):
+        if operator == MULTI_HEAD and is_band(self.match, self.facts.options):
             return (
                 LOW if self.match.dtype == ir.DataType.FLOAT else -LARGE_HALF,
                 f"a row that {operator} with a causal attribute has no key for, because of what is added to the "
@@ -275,7 +298,7 @@ class StandardBuilder:
     def _band(self) -> dict[str, AttrValue]:
         """The attributes of Attention for a band that ends at the row, or for one that has keys behind it, too."""
         mode = self.match.mask.mode
-        if mode is None or not is_band(self.match):
+        if mode is None or not is_band(self.match, self.facts.options):
             return {}
         attrs: dict[str, AttrValue] = {}
         if mode.sparse_mode != WINDOW or mode.next_tockens == 0:
@@ -289,7 +312,7 @@ class StandardBuilder:
     def _multi_head(self, query: ir.Value, key: ir.Value, value: ir.Value) -> _Parts:
         inputs: list[ir.Value | None] = [query, key, value, None, None, None]
         attrs: dict[str, AttrValue] = {"num_heads": self._heads()[0]}
-        if is_band(self.match):
+        if is_band(self.match, self.facts.options):
             attrs["unidirectional"] = 1
         if self.attention.mask is MaskForm.KEY_PADDING:
             inputs[KEY_PADDING_PLACE] = self._key_padding(query, key)
@@ -304,11 +327,12 @@ class StandardBuilder:
         mode = self.match.mask.mode
         if mode is not None and mode.sparse_mode == WINDOW:
             attrs["local_window_size"] = mode.pre_tockens + 1  # the row's own key counts
-        if not is_band(self.match):
+        if not is_band(self.match, self.facts.options) and self.attention.grown is None:
             attrs["causal"] = 0
         if self.match.softcap != 0.0:
             attrs["softcap"] = float(np.float32(self.match.softcap))
-        inputs: list[ir.Value | None] = [query, key, value, None, None, *self._lengths(query, key), *[None] * 5]
+        past = [None, None] if self.attention.grown is None else [each.past for each in self.attention.grown]
+        inputs: list[ir.Value | None] = [query, key, value, *past, *self._lengths(query, key), *[None] * 5]
         inputs[BIAS_PLACES[GROUP_QUERY]] = self._added(query, key)
         if (sink := self.inputs.get("sink")) is not None:
             inputs[SINK_PLACE] = self.emitter.builder.cast(sink, self.match.dtype)
@@ -324,6 +348,8 @@ class StandardBuilder:
         """seqlens_k, the index of the last key of each batch entry, and total_sequence_length, the number of keys."""
         builder = self.emitter.builder
         keys, batch = builder.dimension(key, 1), builder.dimension(query, 0)
+        if self.attention.grown is not None:
+            keys = builder.op("Add", [builder.dimension(self.attention.grown[0].past, 2), keys], INT64)
         last = builder.cast(builder.op("Sub", [keys, builder.ints([1])], INT64), INT32)
         return [builder.op("Expand", [last, batch], INT32), builder.cast(builder.units("Squeeze", keys, (0,)), INT32)]
 

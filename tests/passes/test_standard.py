@@ -274,6 +274,55 @@ def test_keys_that_grow_are_a_past_and_new_ones(name: str) -> None:
             assert_same(got, wanted, 1e-5)
 
 
+STEP = with_past("x = Identity(s) ", heads=2)
+STEPS: dict[str, tuple[onnx.ModelProto, list[int]]] = {
+    # the model; the places of the operator's inputs
+    "grouped heads": (STEP, [0, 1, 2, 3, 4, 5, 6]),
+    "causal": (with_past(BAND.format("s"), heads=2), [0, 1, 2, 3, 4, 5, 6]),
+    "causal and padding": (
+        *(with_past("s1 = Where(m, s, low) " + BAND.format("s1"), "bool[B,1,1,T] m", 2), [0, 1, 2, 3, 4, 5, 6, 10]),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", ["S", "1"])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_behind_a_past(name: str, size: str) -> None:
+    """GroupQueryAttention takes the past, where there is one row: by its size, or by the user's word."""
+    kept, places = STEPS[name]
+    model = onnx.ModelProto()
+    model.CopyFrom(kept)
+    if size == "1":
+        for value in (*model.graph.input, *model.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param == "S":
+                    dim.dim_value = 1
+    word = ["decode"] if size == "S" else []
+    result, report = rewritten(model, "contrib", "ort-cpu", "no-empty-rows", "same-sizes", *word)
+    (block,) = report.blocks
+    assert (block.op, "decode" in block.assumed) == ("GroupQueryAttention", size == "S"), block
+    (node,) = (node for node in result.graph.node if node.op_type == "GroupQueryAttention")
+    assert attributes(node) == {"num_heads": 4, "kv_num_heads": 2}
+    assert [place for place, value in enumerate(node.input) if value] == places
+    assert "Concat" not in [each.op_type for each in result.graph.node if set(each.output) & {"k2", "v2"}]
+    for batch, past in ((2, 3), (1, 9), (2, 1), (1, 0)):
+        feeds = feeds_of(model, {"B": batch, "S": 1, "P": past, "T": 1 + past})
+        if "m" in feeds:
+            feeds["m"][..., 0] = True
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+
+
+def test_several_rows_behind_a_past_are_no_step() -> None:
+    """Heads are repeated then: the kernels of GroupQueryAttention take them for one batch entry only."""
+    _, report = rewritten(STEP, "contrib", "ort-cpu")
+    assert report.blocks[0].op == "MultiHeadAttention"
+    (missed,) = (missed for missed in report.blocks[0].missed if missed.code == "repeated_heads")
+    assert missed.hint == "--assume decode if every run decodes one token"
+    _, report = rewritten(STEP, "contrib", "ort-dml", "decode")
+    assert report.blocks[0].op == "MultiHeadAttention"
+
+
 REFUSED: dict[str, tuple[onnx.ModelProto, Target, str | None, Code, str]] = {
     "a runtime without the operator": (
         *(attention(PLAIN), "onnx", "ort-webgpu"),
