@@ -25,7 +25,7 @@ from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import remarks
 from fa_compiler.errors import InputError, InternalError, origin
-from fa_compiler.lowering.onnx_file import finish, mark
+from fa_compiler.lowering.onnx_file import finish_proto, to_file_operators
 from fa_compiler.model_files.flex_attention import expand_flex, may_hold_flex, with_definitions
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.inline_weights import make_inline
@@ -200,7 +200,8 @@ def make_options(
 
 
 Form = Literal["graph", "file", "file with bodies"]
-"""The form of the fused nodes in a result (lowering/onnx_file)."""
+"""The operators of fused nodes (lowering/onnx_file): those of the registry, those of files for ONNX Runtime, or the
+same with functions."""
 
 
 def file_form(options: Options, bodies: bool) -> Form:
@@ -280,10 +281,10 @@ def _result(
     fused = bool(report.count("fused"))
     if not fused and not may_hold_flex(loaded.proto):
         return None
-    functions = mark(model, info if form == "file with bodies" else None) if form != "graph" else []
+    functions = to_file_operators(model, info if form == "file with bodies" else None) if form != "graph" else []
     proto = _proto_of(loaded, model)
     if form != "graph":
-        finish(proto, functions)
+        finish_proto(proto, functions)
     put_back(proto, loaded.foreign)
     if (written := expand_flex(proto)) is not None:
         proto, note = written
@@ -325,7 +326,8 @@ def invalid_result(loaded: LoadedModel, result: onnx.ModelProto, problem: str) -
     if checker.fault(result, full=True, declared=False) is None:
         # The checker knows the type and sizes of an output in the result. In the original it could not infer them.
         return InputError(f"{loaded.name} declares other types or sizes than its nodes compute: {problem}")
-    # Beside an unknown operator, which the result need not hold any more, the checker accepts such a node.
+    # In a model with an operator that onnx does not know, the checker accepts a node that cannot take its inputs. The
+    # result may no longer hold that operator, so only its check fails.
     if (cause := checker.contradiction(loaded.proto)) is not None:
         return InputError(f"{loaded.name}: {cause}")
     # The checker does not look into the definition of an operator.

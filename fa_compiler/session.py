@@ -118,7 +118,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         if proto is None:
             return source
         external = {location(tensor) for tensor in all_tensors(proto) if is_external(tensor)}
-        files = sorted(external - loaded.left.keys())
+        files = sorted(external - loaded.kept_in_file_location.keys())
         if not files:
             return _bytes(proto, loaded)
         if not _HAS_FOLDER:
@@ -128,7 +128,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             folder = named.resolve()
         else:
             folder = self._fa_folder = Path(os.path.commonpath([Path(file).parent for file in files]))
-        relocate(proto, {file: os.path.relpath(file, folder) for file in files} | loaded.left)
+        relocate(proto, {file: os.path.relpath(file, folder) for file in files} | loaded.kept_in_file_location)
         return _bytes(proto, loaded)
 
     def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: LoadedModel) -> str:
@@ -138,7 +138,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         places = {file: f"{number}.data" for number, file in enumerate(files)}
         for file, place in places.items():
             (folder / place).symlink_to(file)
-        relocate(proto, places | loaded.left)
+        relocate(proto, places | loaded.kept_in_file_location)
         path = folder / (loaded.path.name if loaded.path else "model.onnx")
         path.write_bytes(_bytes(proto, loaded))
         return str(path)

@@ -20,7 +20,8 @@ def label(node: ir.Node | None) -> str | None:
 
 
 class Decline(Exception):
-    """Raised by any helper that cannot go on, and caught once per anchor. It is an expected answer, not an error.
+    """Raised where a match or a rewrite cannot go on. A caller may catch it to try another reading; otherwise fusion.py
+    reports it. It is an expected answer, not an error.
 
     The hint says what the user can change. By default it is the advice of the code; "" says that there is nothing.
     """

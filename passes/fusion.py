@@ -1,4 +1,4 @@
-"""The attention fusion over a whole model: every softmax gets exactly one block in the report."""
+"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class _Run:
     matcher: Matcher
     names: Names
     progress: Progress
-    calls: Mapping[ir.OperatorIdentifier, tuple[str, ...]]
+    softmaxes_of_function: Mapping[ir.OperatorIdentifier, tuple[str, ...]]
+    """The names of the softmaxes that a call of a function runs."""
     notes: list[str]
     opset: int
     refusal: Decline | None
@@ -117,60 +118,77 @@ class _Run:
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
-        listed = list(anchors(graph, self.facts.info))
-        known = bool(graph.outputs) and self.opset <= NEWEST_OPSET
-        new_builder = partial(Builder, graph, self.names, self.facts.info)
-        differences = move_products(graph, listed, self.matcher, new_builder) if known else Differences()
-        if known:
-            differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
-        if differences.moved:
-            listed = list(anchors(graph, self.facts.info))
-        found = {id(anchor.node): anchor for anchor in listed}
-        left = {id(node): decline for node, decline in self._left(graph, listed)}
-        order = [
+        listed, differences = self._change_before_matching(graph)
+        anchor_of = {id(anchor.node): anchor for anchor in listed}
+        declined_as_found = {id(node): decline for node, decline in self._left(graph, listed)}
+        reported = [
             node
             for node in graph
-            if id(node) in found or is_attention_op(node) or id(node) in left or node.op_identifier() in self.calls
+            if id(node) in anchor_of
+            or is_attention_op(node)
+            or id(node) in declined_as_found
+            or node.op_identifier() in self.softmaxes_of_function
         ]
-        if not graph.outputs:
-            reason = "the graph has no outputs, so that nothing needs what this computes"
-            return [_block_of(label(node) or "", Decline(Code.NOT_ATTENTION, reason, node)) for node in order]
-        if self.opset > NEWEST_OPSET:
-            reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
-            return [self._declined_block(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
-        if self.refusal is not None:
-            return [self._declined_block(label(node) or "", self.refusal) for node in order]
+        if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
+            return blocks
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         has_top_k = any(is_op(node, "TopK") for node in graph)
-        sharing = Sharing(list(found.values()))
-        done: dict[ir.Node, Block] = {}
-        waiting: dict[ir.Node, int] = {}
+        sharing = Sharing(list(anchor_of.values()))
+        fused_in_group: dict[ir.Node, Block] = {}
+        retried: dict[ir.Node, int] = {}  # a softmax, and its place in `groups`
         groups: list[list[Block]] = []
-        for index, node in enumerate(order):
-            self.progress("attention", index + 1, len(order))
-            anchor = found.get(id(node))
-            if node in done:
-                groups.append([done[node]])
+        for index, node in enumerate(reported):
+            self.progress("attention", index + 1, len(reported))
+            anchor = anchor_of.get(id(node))
+            if node in fused_in_group:
+                groups.append([fused_in_group[node]])
             elif anchor is not None:
                 alone = self._fuse_anchor(anchor, rewriter, has_top_k, differences)
                 if alone[0].code in SHARED:
-                    done.update(self._fuse_shared(sharing.group(anchor, self.matcher), rewriter, has_top_k))
-                    waiting |= {} if node in done else {node: len(groups)}
-                groups.append([done[node]] if node in done else alone)
+                    sharers = sharing.group(anchor, self.matcher)
+                    fused_in_group.update(self._fuse_shared(sharers, rewriter, has_top_k))
+                    if node not in fused_in_group:
+                        retried[node] = len(groups)
+                groups.append([fused_in_group[node]] if node in fused_in_group else alone)
             elif is_attention_op(node):
                 groups.append([self._convert(node, rewriter)])
-            elif id(node) in left:
-                groups.append([self._declined_block(label(node) or "", left[id(node)])])
+            elif id(node) in declined_as_found:
+                groups.append([self._declined_block(label(node) or "", declined_as_found[id(node)])])
             else:
-                groups.append([_in_function(node, inner) for inner in self.calls[node.op_identifier()]])
+                inner = self.softmaxes_of_function[node.op_identifier()]
+                groups.append([_in_function(node, name) for name in inner])
         rewriter.finish()
+        # Retry attentions whose other reader has been fused since. One pass may free the next, as in a chain of layers.
         some = any(block.status == "fused" for group in groups for block in group)
-        while waiting and some:
-            again = self._fuse_again(graph, [*waiting], has_top_k)
+        while retried and some:
+            again = self._fuse_again(graph, [*retried], has_top_k)
             for node, group in again.items():
-                groups[waiting.pop(node)] = group
+                groups[retried.pop(node)] = group
             some = bool(again)
         return [block for group in groups for block in group]
+
+    def _change_before_matching(self, graph: ir.Graph) -> tuple[list[SoftmaxAnchor], Differences]:
+        """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken back where a
+        difference of attentions is not fused."""
+        listed = list(anchors(graph, self.facts.info))
+        if not graph.outputs or self.opset > NEWEST_OPSET:
+            return listed, Differences()
+        new_builder = partial(Builder, graph, self.names, self.facts.info)
+        differences = move_products(graph, listed, self.matcher, new_builder)
+        differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
+        return (list(anchors(graph, self.facts.info)) if differences.moved else listed), differences
+
+    def _why_nothing_is_fused(self, graph: ir.Graph, reported: Sequence[ir.Node]) -> list[Block] | None:
+        """The blocks of a graph in which nothing can be fused; None for other graphs."""
+        if not graph.outputs:
+            reason = "the graph has no outputs, so that nothing needs what this computes"
+            return [_block_of(label(node) or "", Decline(Code.NOT_ATTENTION, reason, node)) for node in reported]
+        if self.opset > NEWEST_OPSET:
+            reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
+            return [self._declined_block(label(node) or "", Decline(Code.OPSET, reason, node)) for node in reported]
+        if self.refusal is not None:
+            return [self._declined_block(label(node) or "", self.refusal) for node in reported]
+        return None
 
     def _fuse_again(self, graph: ir.Graph, softmaxes: list[ir.Node], has_top_k: bool) -> dict[ir.Node, list[Block]]:
         """Fuse attentions whose scores or probabilities only a fused attention has read, such as the scores of the
@@ -227,23 +245,23 @@ class _Run:
     ) -> Block:
         """Fuse an attention and return its block. Raises Decline.
 
-        A second product in its scores becomes a part of the scores where the operator can have one. For ONNX Runtime it
-        can. On Ascend it can only with lists of keys, which come from a graph that ranks keys. Otherwise the second
-        product is a bias.
+        The scores may be the sum of two products. Where the operator may take both (query_rope, key_rope), that is
+        tried first: for ONNX Runtime, and on Ascend with lists of keys, which come from a graph that ranks keys. If it
+        fails, or the operator takes one product only, the added product becomes a bias.
         """
         if self.facts.options.target == "ort" or has_top_k:
-            with_second = replace(self.matcher, second_products=True)
-            paths = with_second.begin(anchor, route)
+            joining = replace(self.matcher, joins_added_product=True)
+            paths = joining.begin(anchor, route)
             missed: list[Missed] = []
             try:
-                match = with_second.finish(paths)
+                match = joining.finish(paths)
                 block = self._sparse(name, match, rewriter, missed)
                 if block is None and self.facts.options.target == "ort":
                     block = self._fused_block(name, match, rewriter.emit(match), missed)
                 if block is not None:
                     return block
             except Decline:
-                if paths.scores.second is None:
+                if paths.scores.added_product is None:
                     raise
         match = self.matcher.match(anchor, route)
         missed = []

@@ -56,10 +56,10 @@ class Sharing:
         group = [(each, path) for each, path in scoring if path is not None and path.product.node is own.product.node]
         found = [(each, path) for each, _ in group for path in paths(each, matcher.facts) or [()]]
         nodes = [node for each, path in group for node in (*path.nodes, *each.nodes)]
-        answered = frozenset((*nodes, *(node for _, path in found for node in path)))
+        accounted_for = frozenset((*nodes, *(node for _, path in found for node in path)))
         if not 2 <= len(found) <= MAX_SHARING:
             return []
-        shared = [Sharer(each, Route(path, answered)) for each, path in found]
+        shared = [Sharer(each, Route(path, accounted_for)) for each, path in found]
         try:
             for sharer in shared:
                 matcher.match(sharer.anchor, sharer.route)

@@ -217,7 +217,7 @@ def _add_verify(commands: _Commands) -> None:
     command.add_argument("--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)")
     command.add_argument(
         "--rtol",
-        type=_tolerance,
+        type=_non_negative,
         help="allowed difference relative to an output's largest finite value "
         "(default by the coarsest type: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
     )
@@ -246,7 +246,7 @@ def _add_bench(commands: _Commands) -> None:
     command.add_argument("--batch", metavar="N", type=int, default=1, help="size of a dynamic batch (default 1)")
     command.add_argument("--threads", metavar="N", type=int, help="threads of ONNX Runtime (default: its own)")
     command.add_argument(
-        "--seconds", metavar="S", type=_tolerance, default=4.0, help="how long both run at one length (default 4)"
+        "--seconds", metavar="S", type=_non_negative, default=4.0, help="how long both run at one length (default 4)"
     )
     _add_assume(command)
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -345,7 +345,7 @@ def _completed(action: argparse.Action, words: Iterable[str]) -> None:
     action.completer = lambda **_: words  # type: ignore[attr-defined]
 
 
-def _tolerance(text: str) -> float:
+def _non_negative(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -58,10 +58,10 @@ def optimize(args: argparse.Namespace) -> int:
         if (gain := gain_line(report, loaded.proto, proto)) is not None:
             print(gain)
         print(f"wrote {printable(str(args.output))}")
-    return _strictly(report) if args.strict else OK
+    return _strict_exit_code(report) if args.strict else OK
 
 
-def _strictly(report: Report) -> int:
+def _strict_exit_code(report: Report) -> int:
     """The exit code with --strict. It is OK if something was fused and no attention was declined.
 
     An operator that is left as it is and a softmax that is no attention do not count.
@@ -157,7 +157,7 @@ def verify(args: argparse.Namespace) -> int:
             args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches, assume=assume
         )
     except CannotRunError as error:
-        return _differs(error)
+        return _cannot_compare(error)
     if not args.quiet:
         print_comparison(comparison)
     return OK if comparison.same else DIFFERENT
@@ -171,7 +171,7 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
     try:
         comparison = compare_models(args.model, staged, name="the optimised model", shared=shared, assume=assumed(args))
     except CannotRunError as error:
-        _differs(error)
+        _cannot_compare(error)
         return False
     if not args.quiet or not comparison.same:
         print_comparison(comparison)
@@ -180,7 +180,7 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
     return comparison.same
 
 
-def _differs(error: Exception) -> int:
+def _cannot_compare(error: Exception) -> int:
     print(f"fa-compiler: error: {printable(str(error))}", file=sys.stderr)
     return DIFFERENT
 

@@ -117,11 +117,11 @@ def extent(tensor: onnx.TensorProto) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A serialised model whose large weights were left in the file, as external tensors. `left` are their positions
-    among the initializers of the main graph."""
+    """A serialised model whose large weights were left in the file, as external tensors. `kept_in_file` are their
+    positions among the initializers of the main graph."""
 
     content: bytes
-    left: frozenset[int]
+    kept_in_file: frozenset[int]
     weights: FileWeights
 
 

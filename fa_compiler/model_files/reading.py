@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, one_line, origin
-from fa_compiler.lowering.onnx_file import canonical
+from fa_compiler.lowering.onnx_file import to_graph_operators
 from fa_compiler.model_files import inline_weights, repairs
 from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
@@ -51,15 +51,15 @@ class LoadedModel:
     @property
     def absolute(self) -> dict[str, str]:
         """The absolute path of each `location` in the model."""
-        return {place: str(real) for place, real in self.files.items()} | self.left
+        return {place: str(real) for place, real in self.files.items()} | self.kept_in_file_location
 
     @property
     def relative(self) -> dict[str, str]:
         """The `location` in the model for each absolute path."""
-        return {str(real): place for place, real in self.files.items()} | self.left
+        return {str(real): place for place, real in self.files.items()} | self.kept_in_file_location
 
     @property
-    def left(self) -> dict[str, str]:
+    def kept_in_file_location(self) -> dict[str, str]:
         """The location of the tensors that were left in the model's file, mapped to itself; empty if there are none."""
         return {} if self.weights is None else {self.weights.location: self.weights.location}
 
@@ -68,7 +68,7 @@ class LoadedModel:
         onnx-ir cannot hold have no type. Fused nodes have the form of the graph
         (lowering/onnx_file)."""
         try:
-            proto = canonical(self.proto)
+            proto = to_graph_operators(self.proto)
             model = ir.from_proto(without_types(proto, self.foreign) if self.foreign else proto)
         except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
             raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}") from error
@@ -126,10 +126,11 @@ def _check_expansion(proto: onnx.ModelProto, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Read:
-    """A parsed model. `left` are the positions of the initializers of the main graph that were left in the file."""
+    """A parsed model. `kept_in_file` are the positions of the initializers of the main graph that were left in the
+    file."""
 
     proto: onnx.ModelProto
-    left: frozenset[int] = frozenset()
+    kept_in_file: frozenset[int] = frozenset()
     weights: FileWeights | None = None
 
 
@@ -141,7 +142,7 @@ def _read(path: Path) -> _Read:
         if size > PROTO_LIMIT:
             raise _too_large(path, f"{size} bytes")
         if (skeleton := inline_weights.read_skeleton(path)) is not None:
-            return _Read(_parse(skeleton.content, str(path)), skeleton.left, skeleton.weights)
+            return _Read(_parse(skeleton.content, str(path)), skeleton.kept_in_file, skeleton.weights)
         with path.open("rb") as file:
             # As many bytes as are asked for are reserved. A pipe or device does not tell its size.
             content = file.read(size + 1 if size else PROTO_LIMIT + 1)
@@ -177,21 +178,21 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
     if (problem := _not_carried(below)) is not None:
         raise InputError(f"{name} {problem}")
     _check_expansion(read.proto, name)
-    proto, repairs = as_runtime_reads(below)
+    proto, notes = as_runtime_reads(below)
     if (problem := checker.fault(proto, full=False)) is not None:
         try:
-            proto, mended = repaired(proto)
+            proto, more_notes = repaired(proto)
         except OrderError as error:
             raise InputError(f"{name} is not a valid ONNX model: {error}") from None
-        repairs += mended
-        problem = checker.fault(proto, full=False) if mended else problem
+        notes += more_notes
+        problem = checker.fault(proto, full=False) if more_notes else problem
     if problem is not None:
         raise InputError(f"{name} is not a valid ONNX model: {problem}")
     for index, tensor in enumerate(all_tensors(proto)):  # the main graph's initializers come first
-        if is_external(tensor) and index not in read.left:
+        if is_external(tensor) and index not in read.kept_in_file:
             files[location(tensor)] = check_external(tensor, folder, name)
     below = below if proto is read.proto else Subgraphs.of(proto)
-    return LoadedModel(name, path, folder, proto, files, read.weights, tuple(repairs), foreign_types(below))
+    return LoadedModel(name, path, folder, proto, files, read.weights, tuple(notes), foreign_types(below))
 
 
 def _loaded_ir(model: ir.Model) -> LoadedModel:

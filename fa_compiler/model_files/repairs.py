@@ -68,8 +68,9 @@ def as_runtime_reads(below: Subgraphs) -> tuple[onnx.ModelProto, list[str]]:
 
 
 def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of the model with all repairs, and one sentence for each kind of repair; the model itself and no sentences
-    if it needs no repair.
+    """A copy of the model with the repairs that make the checker accept it: domains, opset imports, graph names and the
+    order of nodes, and a sentence for each kind; the model itself and no sentences if it needs none. `as_runtime_reads`
+    makes the others.
 
     Raises:
         OrderError: there is no order in which the nodes can run.

@@ -170,27 +170,27 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
 
 def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool) -> list[str]:
     external: list[onnx.TensorProto] = []
-    inside: list[onnx.TensorProto] = []
+    inline: list[onnx.TensorProto] = []
     weights = loaded.weights
     for tensor in tensors.all_tensors(proto):
         own = weights is not None and weights.owns(tensor)
-        (external if tensors.is_external(tensor) and not own else inside).append(tensor)
+        (external if tensors.is_external(tensor) and not own else inline).append(tensor)
     folder = output.absolute().parent
     here = folder.resolve()
     used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
     beside = _same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
-    inline = _too_large(inside)
+    moved_out = _to_move_out(inline)
     if beside:
         _relocate(external, loaded.relative)
         used = []
     elif keep:
         _relocate(external, {str(real): _below(real, here, used, output) for real in used})
         used = []
-    if not used and not inline:
+    if not used and not moved_out:
         return []
     if is_special(output):
         raise InputError(f"{output} is not a regular file, and the model's weights need a file beside it")
-    return _join(external if used else [], used, inline, weights, output, stage)
+    return _join(external if used else [], used, moved_out, weights, output, stage)
 
 
 def _below(path: Path, folder: Path, files: Iterable[Path], output: Path) -> str:
@@ -211,12 +211,13 @@ def _below(path: Path, folder: Path, files: Iterable[Path], output: Path) -> str
 def _join(
     external: list[onnx.TensorProto],
     files: list[Path],
-    inline: list[onnx.TensorProto],
+    moved_out: list[onnx.TensorProto],
     weights: FileWeights | None,
     output: Path,
     stage: Staging,
 ) -> list[str]:
-    """Copy whole data files, and then the inline tensors, into one new file beside `output`; returns notes."""
+    """Copy whole data files, and then the inline tensors that must become external, into one new file beside `output`;
+    returns notes."""
     shifts: dict[Path, int] = {}
     end = 0
     for path in files:
@@ -224,7 +225,7 @@ def _join(
         end = shifts[path] + path.stat().st_size
     if not output.name.isprintable() or output.name != output.name.encode(errors="replace").decode():
         raise InputError(f"{output} needs a file for weights beside it, whose name must be UTF-8; choose another name")
-    data, fresh = _data_file(output, list(shifts.items()) if not inline else [], end)
+    data, fresh = _data_file(output, list(shifts.items()) if not moved_out else [], end)
     notes = [f"weights are in {data.name}"]
     if fresh:
         stage.create(data, data)
@@ -234,7 +235,7 @@ def _join(
                     for done in _copy(path, file.fileno(), shift):
                         if stage.progress is not None:
                             stage.progress("copying weights (MiB)", done >> 20, end >> 20)
-                for tensor in inline:
+                for tensor in moved_out:
                     end = _externalise(tensor, weights, file.fileno(), _aligned(end), data.name)
                 file.truncate(end)
                 os.fsync(file.fileno())
@@ -318,14 +319,14 @@ def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: 
     return end
 
 
-def _too_large(inside: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
+def _to_move_out(inline: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
     """The tensors that have to become external, so that the model stays below `INLINE_LIMIT`."""
-    if sum(tensors.message_size(tensor) + _left(tensor) for tensor in inside) <= INLINE_LIMIT:
+    if sum(tensors.message_size(tensor) + _bytes_kept_in_file(tensor) for tensor in inline) <= INLINE_LIMIT:
         return []
-    return [tensor for tensor in inside if max(len(tensor.raw_data), _left(tensor)) > INLINE_TENSOR]
+    return [tensor for tensor in inline if max(len(tensor.raw_data), _bytes_kept_in_file(tensor)) > INLINE_TENSOR]
 
 
-def _left(tensor: onnx.TensorProto) -> int:
+def _bytes_kept_in_file(tensor: onnx.TensorProto) -> int:
     """The number of bytes of a tensor that was left in the model's file, 0 for any other tensor."""
     return extent(tensor)[1] if tensors.is_external(tensor) else 0
 

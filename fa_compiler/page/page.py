@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from fa_compiler.gain import in_units, nodes_of, score_bytes
 from fa_compiler.lowering.drawing import Arrow, Box, shortened, svg
-from fa_compiler.lowering.onnx_file import canonical
+from fa_compiler.lowering.onnx_file import to_graph_operators
 from fa_compiler.model_files.foreign_types import without_types
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.op_registry import DOMAIN
@@ -52,7 +52,7 @@ def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) ->
         loaded: the model before.
         result: the model after, as `pipeline.run` returns it; None if it was not changed.
     """
-    original, result = loaded.proto, None if result is None else canonical(result)
+    original, result = loaded.proto, None if result is None else to_graph_operators(result)
     regions = Regions.of(original, result)
     kinds = _kinds(report, regions)
     shapes = shape_texts(loaded.to_ir())

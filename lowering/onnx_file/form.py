@@ -17,7 +17,7 @@ FlashAttentionBody8. The library has the same kernel for all of them. ONNX also 
 of one operator, but ONNX Runtime takes them only in new releases: 1.20 and 1.23 run one body for all nodes, with wrong
 results. A file has the bodies of all its nodes, or none if a node has no body or if there are more than eight.
 
-`canonical` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
+`to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _LIBRARY = (
 _COMPLETE = "Without it, the functions of this model compute the same, slower."
 _INCOMPLETE = "This model cannot run without it."
 
-_LEFT_OUT = get(GRAPH_OP).output_names.index("attention_out")
+_OUTPUTS_BEFORE = get(GRAPH_OP).output_names.index("attention_out")
 """The number of outputs before attention_out."""
 
 
-def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
-    """Give the nodes that become nodes of the file their domain, and return their bodies.
+def to_file_operators(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
+    """Rename the fused nodes to the operators that a file has, and return their bodies.
 
-    `info` is what is known of the model; None makes no bodies. `finish` does the rest when the model is a proto.
+    `info` is what is known of the model; None makes no bodies. `finish_proto` does the rest when the model is a proto.
     """
     chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
     if not chosen:
@@ -78,7 +78,7 @@ def mark(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
     return found
 
 
-def finish(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
+def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
     """Remove the outputs before attention_out of the marked nodes, add their functions, and say in the model's metadata
     which library has the operators, and how it is loaded."""
     domains = {opset.domain for opset in proto.opset_import}
@@ -89,11 +89,11 @@ def finish(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> N
         return
     for node in _nodes(proto.graph):
         if _is_of_file(node.domain, node.op_type) and len(node.output) > 1:
-            del node.output[:_LEFT_OUT]
+            del node.output[:_OUTPUTS_BEFORE]
     proto.functions.extend(functions)
 
 
-def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
+def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the nodes of the graph in place of those of the file; the model itself if it has none."""
     if all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
         return proto
@@ -103,7 +103,7 @@ def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
         if _is_of_file(node.domain, node.op_type) and len(node.output) == 1:
             node.domain, node.op_type = DOMAIN, GRAPH_OP
             (output,) = node.output
-            node.output[:] = [*[""] * _LEFT_OUT, output]
+            node.output[:] = [*[""] * _OUTPUTS_BEFORE, output]
     kept = [function for function in result.functions if not _is_of_file(function.domain, function.name)]
     del result.functions[:]
     result.functions.extend(kept)
@@ -122,9 +122,9 @@ def _describe(proto: onnx.ModelProto, complete: bool) -> None:
 
 
 def _gives_only_attention_out(node: ir.Node) -> bool:
-    if (node.domain, node.op_type) != (DOMAIN, GRAPH_OP) or len(node.outputs) != _LEFT_OUT + 1:
+    if (node.domain, node.op_type) != (DOMAIN, GRAPH_OP) or len(node.outputs) != _OUTPUTS_BEFORE + 1:
         return False
-    return not any(output.name or output.uses() for output in node.outputs[:_LEFT_OUT])
+    return not any(output.name or output.uses() for output in node.outputs[:_OUTPUTS_BEFORE])
 
 
 def _is_of_file(domain: str, name: str) -> bool:

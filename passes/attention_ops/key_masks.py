@@ -33,7 +33,7 @@ from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.expressible import why_not_expressible
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.masks.missed import explained, is_dense
+from fa_compiler.passes.masks.missed import is_dense, plan_with_missed
 from fa_compiler.passes.masks.packing import ContiguousLabels
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
@@ -175,7 +175,7 @@ class KeyMaskBuilder:
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         planner = MaskPlanner(values, grid)
         term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
-        return explained(planner, (term,), RowGuard.NONE)
+        return plan_with_missed(planner, (term,), RowGuard.NONE)
 
     def packed(self, mask: ir.Value, when: bool, scores: Arrangement, fallback: MaskPlan) -> MaskPlan:
         """The plan with packed sequences where the mask says nothing else (packing.py), else `fallback`.

@@ -40,11 +40,11 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, has_t
     """
     failure: Decline | None = None
     if matcher.facts.options.target == "ort" or has_top_k:
-        with_second = replace(matcher, second_products=True)
+        joining = replace(matcher, joins_added_product=True)
         try:
-            found = match_pair(anchor, with_second)
+            found = match_pair(anchor, joining)
             if found is not None and found.forward.rope is not None:
-                return _fused(found, with_second, rewriter)
+                return _fused(found, joining, rewriter)
         except Decline as decline:
             failure = decline
     try:

@@ -203,7 +203,7 @@ class _Finder:
     def _follow(self) -> list[tuple[ir.Value, ir.Node | None]]:
         """Follow every reader of the region; what is left are readers (None: model outputs) that do not belong."""
         strangers: list[tuple[ir.Value, ir.Node | None]] = []
-        late = self.derivation.paths.late_values
+        late = self.derivation.paths.values_from_softmax_on
         seen: set[ir.Value] = set()
         while True:
             inner = [value for value, tensor in self.region.reader.tensors.items() if tensor is not None]

@@ -34,11 +34,11 @@ In case 10 the terms may be carried out on 0 instead of on the scores, because a
 itself and a score. Where several addends make one bias, rounding.py proves that both orders of the additions round
 alike, or declines.
 
-In cases 8 and 9 the CPU kernel does not read the score of a masked key. With cpu_masked_bias such a key has the score
-v + bias (case 8) or the bias alone (case 9): the fill and everything that was added after it, exactly as in the
-original and however large. A factor behind the bias has to be a power of 2 where v is moderate, because the sum would
-be rounded once more. The same holds for an addend {0, v} with v at most -1e30, because score + v is v. Where the model
-adds v and the bias to each other before the scores, the bias has to be proven not to cancel v.
+In cases 8 and 9 the CPU kernel does not read the score of a masked key. With cpu_masked_bias the score is v + bias
+(case 8) or the bias alone (case 9). For a selection that is exactly what the original computes. For an addend {0, v} it
+is exact if v is at most -1e30, because score + v rounds to v. Where v is moderate, each factor after the bias has to be
+a power of 2, because it would round the sum once more. Where the model adds v and the bias to each other before the
+scores, the bias has to be proven not to cancel v.
 
 The result of a fully masked row (`empty_rows`) depends on v, as it is rounded after every later factor, and on the
 spelling:
@@ -115,7 +115,7 @@ from fa_compiler.passes.score_ops import (
 from fa_compiler.passes.values.slices import keeps_everything
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
-"""Guards that mean the same whatever scores masked keys have."""
+"""Guards that test the computed scores or probabilities, or nothing: they do not depend on how the mask is planned."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class MaskPlanner:
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention, with this guard after the softmax. Raises Decline."""
-        plan = self._exact(terms, guard)
+        plan = self._guarded_plan(terms, guard)
         if self.options.is_standard:
             return self._standard(plan, terms)
         return plan if self.options.target == "ort" or guard is RowGuard.NONE else self._unguarded(plan, terms)
@@ -265,7 +265,7 @@ class MaskPlanner:
         return not self._adds_only(step, lambda x: limit < -abs(x) or (guarded and x == -math.inf))
 
     def _guarded_behind(self, plan: MaskPlan) -> MaskPlan:
-        """The plan whose guard stands behind the operator. A guard against NaN makes its result 0 where it is NaN.
+        """The plan whose guard stands after the operator. A guard against NaN makes its result 0 where it is NaN.
         Raises Decline where the user says that scores may be NaN, for then values may be, too."""
         if plan.nan_rows != RowGuard.NAN.nan_rows:
             return plan
@@ -288,7 +288,7 @@ class MaskPlanner:
                 None,
                 f"leave out --assume {NON_FINITE_SCORES} if query, key and value are finite",
             )
-        masks = [index for index, term in enumerate(terms) if not self.values.is_harmless(terms, index)]
+        masks = [index for index, term in enumerate(terms) if not self.values.cannot_exclude(terms, index)]
         infinite = [index for index in masks if len(masks) > 1 or self.values.may_be_infinite(terms, index)]
         risky = terms[infinite[-1]] if plan.bias and infinite else None
         assumed = {*plan.assumed, FINITE_SCORES}
@@ -303,33 +303,37 @@ class MaskPlanner:
             assumed.add(NO_EMPTY_ROWS)
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
 
-    def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
+    def _guarded_plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan that keeps the guard, by the first case that applies. Raises Decline."""
-        live, shown = (self._live(terms, most) for most in (HARMLESS_SHIFT, LOST_SHIFT))
-        if shown != live and reordering_decline(shown, self.values, ()) is not None:
-            live = shown
+        # One number of up to HARMLESS_SHIFT on all scores is left out. It is kept if another addend may round the
+        # scores so coarsely that the shift shows.
+        live, with_small_shifts = (self._live(terms, most) for most in (HARMLESS_SHIFT, LOST_SHIFT))
+        if with_small_shifts != live and reordering_decline(with_small_shifts, self.values, ()) is not None:
+            live = with_small_shifts
         adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
         if not adds and not selects:  # 1
             _check_unmasked(terms, guard)
             return MaskPlan(nan_rows=guard.nan_rows)
-        apart = live
+        taken_apart = live
         if all(self.values.outweighs(live, index) for index in selects):  # 2 to 5
             # These two guards zero what one selection masks, so no addend may become a second selection.
             one_selection = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
             selected = live if one_selection else self._infinite_masks_selected(live)
-            if selected != live and (plan := self._boolean(selected, guard, added=True)) is not None:
+            if selected != live and (plan := self._with_boolean_mask(selected, guard, was_added=True)) is not None:
                 return plan
-            if (plan := self._boolean(live, guard)) is not None:
+            if (plan := self._with_boolean_mask(live, guard)) is not None:
                 return plan
-            apart = live if one_selection else self._apart(live)
-            if apart != live and (plan := self._boolean(apart, guard, added=True)) is not None:
+            taken_apart = live if one_selection else self._apart(live)
+            plan = self._with_boolean_mask(taken_apart, guard, was_added=True) if taken_apart != live else None
+            if plan is not None:
                 return plan
         # 6 to 9
         plan = self._with_masked_score(live, adds, selects, guard) or self._with_masked_bias(live, adds, selects, guard)
-        added = [index for index, term in enumerate(apart) if isinstance(term, Add)]
-        if plan is None and apart != live and not selects and all(self.values.keeps_fill(apart, x) for x in added):
-            plan = self._with_masked_bias(apart, added, [], guard)
+        added = [index for index, term in enumerate(taken_apart) if isinstance(term, Add)]
+        keep_fills = taken_apart != live and not selects and all(self.values.keeps_fill(taken_apart, x) for x in added)
+        if plan is None and keep_fills:
+            plan = self._with_masked_bias(taken_apart, added, [], guard)
         if plan is not None:
             return plan
         for index in selects:  # 10
@@ -342,7 +346,7 @@ class MaskPlanner:
 
     def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
         """The terms that change a softmax. One number up to `most` that is added to all scores does not."""
-        return tuple(term for index, term in enumerate(terms) if not self.values.is_zero(terms, index, most))
+        return tuple(term for index, term in enumerate(terms) if not self.values.changes_no_softmax(terms, index, most))
 
     def _bias(self, terms: tuple[Term, ...]) -> tuple[BiasOp, ...]:
         return bias_ops(terms, self.viewer, stepwise=self.options.target == "ort")
@@ -351,13 +355,15 @@ class MaskPlanner:
         """The assumptions under which a bias of these terms rounds like the terms one by one. Raises Decline."""
         return assumptions_for_reordering(terms, self.values, self.options.assume)
 
-    def _boolean(self, live: tuple[Term, ...], guard: RowGuard, *, added: bool = False) -> MaskPlan | None:
+    def _with_boolean_mask(
+        self, live: tuple[Term, ...], guard: RowGuard, *, was_added: bool = False
+    ) -> MaskPlan | None:
         """Cases 2 to 5: the plan with a boolean mask, and a bias beside it where there is one. None when the terms make
-        no such mask. `added` is that of `_selections`."""
+        no such mask. `was_added` is that of `_selections`."""
         adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
         if selects:
-            return self._selections(live, adds, selects, guard, added)
+            return self._selections(live, adds, selects, guard, was_added)
         return self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
 
     def _addend_alone(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
@@ -368,21 +374,21 @@ class MaskPlanner:
         return self._masked(live, (), value, guard)
 
     def _selections(
-        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard, added: bool
+        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard, was_added: bool
     ) -> MaskPlan | None:
         """Cases 4 and 5: the plan for selections of one number that outweighs the scores, after all biases; None for
         other terms.
 
-        With `added` the number was added to the scores and the biases. The biases then have to be lost in it, both
+        With `was_added` the number was added to the scores and the biases. The biases then have to be lost in it, both
         before and after later factors. A bias of +inf is not lost in -inf.
         """
         if max(adds, default=-1) >= selects[0] or not all(self.values.outweighs(live, index) for index in selects):
             return None
         fills = {value for index in selects for value in self.values.numbers_before_softmax(live, index) or ()}
-        least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if added else min(fills)
-        share = LOST_SHARE if added else SMALL_SHARE
-        harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
-        harmless = harmless and not (added and any(self.values.may_be_plus_infinity(live, index) for index in adds))
+        least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if was_added else min(fills)
+        share = LOST_SHARE if was_added else SMALL_SHARE
+        harmless = len(fills) == 1 and all(self.values.is_small_beside(live, index, least, share) for index in adds)
+        harmless = harmless and not (was_added and any(self.values.may_be_plus_infinity(live, index) for index in adds))
         if not harmless or not self._may_be_boolean(live, min(fills), guard):
             return None
         others = _not_selected(live)
@@ -397,15 +403,15 @@ class MaskPlanner:
         give them one."""
         values = [self.values.numbers_before_softmax(live, index) for index in selects]
         fills = {value for each in values for value in each or (math.nan,)}
-        behind = bool(selects) and max(adds, default=-1) < selects[0]
-        if self.as_bias or self.options.target != "ort" or not behind or len(fills) != 1:
+        selects_come_last = bool(selects) and max(adds, default=-1) < selects[0]
+        if self.as_bias or self.options.target != "ort" or not selects_come_last or len(fills) != 1:
             return None
         fill = fills.pop()
         guard = guard.beside(fill)
         if not math.isfinite(fill) or guard is RowGuard.BIAS:
             return None
         assumed = self._rounding_assumptions(_not_selected(live))
-        mask = self._excluded(live)
+        mask = self._boolean_mask(live)
         value = fill if mask.masked or mask.mode is not None else None
         plan = MaskPlan(
             mask.masked,
@@ -423,7 +429,7 @@ class MaskPlanner:
     ) -> MaskPlan | None:
         """Cases 8 and 9: the plan in which biases are added to the scores of masked keys; None for other terms.
 
-        The gradient operator computes no gradient of a masked score, as behind a selection. An addend has none of its
+        The gradient operator computes no gradient of a masked score, as after a selection. An addend has none of its
         own that could be 0, so it is no mask then.
         """
         if self.as_bias or self.options.target != "ort" or guard not in SCORE_GUARDS or (self.gradient and not selects):
@@ -436,7 +442,7 @@ class MaskPlanner:
             for index in masks
             for value in self.values.numbers_before_softmax(live, index) or (math.nan,)
         )
-        if unknown or self.values.sink_above == -math.inf or len(live) == 1 or _scales_moderate_fills(live):
+        if unknown or self.values.sink_lower_bound == -math.inf or len(live) == 1 or _scales_moderate_fills(live):
             return None
         number = self._single_number(live, adds, selects, masks)
         others = tuple(term for index, term in enumerate(live) if index not in masks)
@@ -448,7 +454,7 @@ class MaskPlanner:
         alone = number is not None and (len(others) == 1 or self._adds_alike(live))
         if bands and not alone:
             return None
-        mask = self._excluded(tuple(live[index] for index in bands[:1]) or live)
+        mask = self._boolean_mask(tuple(live[index] for index in bands[:1]) or live)
         bias = self._bias(others if alone else live)
         if not mask.masked and mask.mode is None:
             return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
@@ -471,8 +477,8 @@ class MaskPlanner:
             value for index in masks for value in self.values.numbers_before_softmax(live[: index + 1], index) or ()
         }
         values -= set() if selects else {0.0}  # an addend holds 0 where it masks nothing
-        behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
-        single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
+        addends_come_last = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
+        single = addends_come_last and len(values) == 1 and len(adds) + len(selects) == len(live)
         return values.pop() if single else None
 
     def _is_band(self, term: Term) -> bool:
@@ -557,7 +563,7 @@ class MaskPlanner:
             return None
         fill = max(value, -FLOAT32_MAX)
         share = SMALL_SHARE if infinite else LOST_SHARE
-        harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other not in found)
+        harmless = all(self.values.is_small_beside(live, other, fill, share) for other in adds if other not in found)
         added = all(isinstance(live[index], Add) for index in found)
         if not harmless or not self._may_be_boolean(live, value, guard) or not added:
             return None
@@ -569,7 +575,7 @@ class MaskPlanner:
         """The plan with the boolean mask of these terms and a bias. `value` is what the mask makes of a score."""
         guard = guard.beside(value)
         assumed: list[str] = []
-        mask = self._excluded(live)
+        mask = self._boolean_mask(live)
         masked, mode = mask.masked, mask.mode
         assumed.extend(mask.assumed)
         assumed.extend((MASKS_DOMINATE,) if value > DOMINATING else ())
@@ -585,7 +591,7 @@ class MaskPlanner:
         never_empty = self._never_empty(live)
         if guard is RowGuard.SELECTION:
             empty = "zero"
-        elif self.values.sink_above is not None:
+        elif self.values.sink_lower_bound is not None:
             empty = ""
         elif value == -math.inf:
             empty = "nan" if guard is RowGuard.NONE else "zero"
@@ -627,7 +633,7 @@ class MaskPlanner:
         view = aligned(AlignedTensor(packing.labels, packing.dims, packing.never_enlarges), self.viewer, node)
         return replace(fallback, masked=(), mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
 
-    def _excluded(self, terms: tuple[Term, ...]) -> _BooleanMask:
+    def _boolean_mask(self, terms: tuple[Term, ...]) -> _BooleanMask:
         """The boolean mask that these terms make: as a band and padding where it has that structure, else as it is.
 
         On Ascend padding beside a band becomes a bias, which cannot express the result of a row without a key. The
@@ -708,9 +714,9 @@ class MaskPlanner:
             return False
         if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:
             return True
-        if self.values.sink_above is not None:
+        if self.values.sink_lower_bound is not None:
             # A fully masked row then attends to the sink alone, unless the sink is as low as the mask.
-            return self.values.sink_above > value / 10
+            return self.values.sink_lower_bound > value / 10
         if self.options.target == "ascend":
             # On Ascend a fully masked row gives 0.
             return value == -math.inf and guard is not RowGuard.NONE
@@ -721,7 +727,7 @@ class MaskPlanner:
     def _is_standard_row(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can an operator of ONNX or ONNX Runtime keep what a fully masked row gives?
 
-        ONNX's Attention gives 0 for it. The operators of ONNX Runtime give NaN where -inf masks, which a node behind
+        ONNX's Attention gives 0 for it. The operators of ONNX Runtime give NaN where -inf masks, which a node after
         them can make 0. Both give the mean where a number is added in which every score is lost, which needs the range
         of float32.
         """

@@ -27,8 +27,8 @@ class TermValues:
     """Answers questions about the terms of one attention. A term is given by its index among them."""
 
     viewer: Viewer
-    sink_above: float | None = None
-    """No sink is below this number; None when there is no sink."""
+    sink_lower_bound: float | None = None
+    """A lower bound of all sinks; -inf if none is known. None without a sink."""
 
     def numbers_before_softmax(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
         """The numbers that an addend or a fill can be before the softmax, after later factors and floors; None when
@@ -77,8 +77,8 @@ class TermValues:
         values = self.numbers_before_softmax(terms, index)
         return values is not None and all(self.dominates(value, dtype) for value in (term.fill, *values))
 
-    def is_zero(self, terms: tuple[Term, ...], index: int, most: float = HARMLESS_SHIFT) -> bool:
-        """Does an addend leave every softmax unchanged?
+    def changes_no_softmax(self, terms: tuple[Term, ...], index: int, most: float = HARMLESS_SHIFT) -> bool:
+        """Is an addend one number that leaves every softmax unchanged?
 
         One number up to `most` that is added to all scores does, because it shifts whole rows. Beside a sink, or before
         a selection with a moderate fill, only 0 does: another number shifts the scores, but neither the sink nor the
@@ -91,9 +91,9 @@ class TermValues:
         if number is None:
             return False
         replaced = any(isinstance(later, Select) and later.fill > DOMINATING for later in terms[index + 1 :])
-        return abs(number) <= (most if self.sink_above is None and not replaced else 0.0)
+        return abs(number) <= (most if self.sink_lower_bound is None and not replaced else 0.0)
 
-    def stays_apart(
+    def is_small_beside(
         self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING, share: float = SMALL_SHARE
     ) -> bool:
         """Is the absolute value of an addend proven to be less than this share of a mask's fill, whatever factors
@@ -135,12 +135,12 @@ class TermValues:
             return holds_large(term.operand.value, self.viewer.facts.bounds)
         return not _largest(max(interval[1] * term.sign, interval[0] * term.sign), terms[index + 1 :]) < FLOAT32_MAX
 
-    def is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Is it impossible that this term makes a score -inf, alone or together with others? Two finite numbers of
-        masks may overflow when they are added."""
+    def cannot_exclude(self, terms: tuple[Term, ...], index: int) -> bool:
+        """Is this term proven to make no score -inf, alone or together with others? Two finite numbers of masks may
+        overflow when they are added."""
         term = terms[index]
         if isinstance(term, Add):
-            return self.is_zero(terms, index) or self.stays_apart(terms, index)
+            return self.changes_no_softmax(terms, index) or self.is_small_beside(terms, index)
         return not isinstance(term, Select)
 
     def may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a plan misses that reads a mask of all rows and keys.
+"""Why a plan reads a mask of all rows and keys where a cheaper form would do: the `missed` of the report.
 
 A band, packed sequences or one row of padding would cost next to nothing. The plan would have one of these
 
@@ -40,7 +40,7 @@ WORDS = [
 ]
 
 
-def explained(
+def plan_with_missed(
     planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard, stays_bias: Missed | None = None
 ) -> MaskPlan:
     """The plan for these terms, with what it misses. Raises Decline.

@@ -14,13 +14,12 @@ A match goes through these stages; each is a record of its own, and what a later
     6. Roles            roles.py             batch, heads, q_seq and kv_seq
     7. AttentionMatch   match.py             the record; the `_check_*` functions here stand between the stages
 
-What the steps on the way do to the scores is in score_walk.py, what a guard after the softmax means in guards.py,
-who else may read the inner values in interior.py.
+score_walk.py says what each step does to the scores. guards.py says what a guard after the softmax means. interior.py
+says who else may read the inner values. rewrite/rewriter.py emits nodes from the record.
 
-What is emitted from the record is in rewrite/rewriter.py. Query, key and value are the operands of the two products,
-whatever made them, so the record is right by construction: which operand is the key follows from the axis the
-softmax runs over, which is the value from the axis the second product sums over. Head and batch
-dimensions are the ones both products walk together.
+Query, key and value are the operands of the two products, whatever made them. The key is the operand of the first
+product that alone has the axes that the softmax runs over. The value is the operand of the product with the values that
+is not the probabilities; that product has to sum over the keys. Batch and head axes are those that both products share.
 
 Refused, because it could change the result: an inner value that something else reads or that is a model output; an
 axis that cannot be proven to be the one it must be; scores that are rounded on the way; operands that are not
@@ -63,11 +62,11 @@ LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add
 
 @dataclass(frozen=True)
 class Matcher:
-    """Matches anchors of one model. With `second_products` a product that is added to the scores is a part of them, no
-    bias."""
+    """Matches anchors of one model. With `joins_added_product` a product that is added to the scores is a part of them,
+    no bias."""
 
     facts: Facts
-    second_products: bool = False
+    joins_added_product: bool = False
 
     def match(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionMatch:
         """The record of the attention around an anchor; raises Decline."""
@@ -76,7 +75,7 @@ class Matcher:
     def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionPaths:
         """The first stage of a match; raises Decline."""
         try:
-            return AttentionPaths.of(anchor, route, self.facts, self.second_products)
+            return AttentionPaths.of(anchor, route, self.facts, self.joins_added_product)
         except Decline as decline:
             raise with_lost_scores(decline, anchor.scores, self.facts) from decline
 
@@ -91,7 +90,7 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
     anchor, after, scores, space = paths.anchor, paths.after, paths.scores, paths.viewer.space
     _check_rows(paths)
     key = KeySide.of(paths)
-    rope = None if scores.second is None else scores.second.rope(key.kv_seq, paths.viewer)
+    rope = None if scores.added_product is None else scores.added_product.rope(key.kv_seq, paths.viewer)
     _check_shifts(paths, key.kv_seq)
     probabilities = Probabilities.of(paths)
     found_sink = _found_sink(paths, key.kv_seq, probabilities)
@@ -192,7 +191,8 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
 
 
 def _check_unbounded(paths: AttentionPaths, found_sink: FoundSink | None) -> None:
-    """Decline a factor of unknown size beside what tells infinite scores from NaN (factors.py, case 2)."""
+    """Decline a factor of unknown size beside an operation for which an infinite score and NaN differ (factors.py, case
+    2)."""
     scores, guard = paths.scores, paths.after.guard
     factor = next((each for each in scores.factors if each.unbounded), None)
     if factor is None:
@@ -214,7 +214,7 @@ def _check_unbounded(paths: AttentionPaths, found_sink: FoundSink | None) -> Non
 
 
 def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:
-    """Decline a second product that sums over something else than the keys."""
+    """Decline a product with the values that sums over something else than the keys."""
     after, resolve = paths.after, paths.viewer.space.resolve
     sums = [axis for label in after.product.summed for axis in resolve(pv.dims[after.side][label])]
     wanted = resolve(kv_seq)

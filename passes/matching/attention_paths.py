@@ -43,10 +43,10 @@ class AttentionPaths:
     """What is known of an attention after the first stage: the paths from the softmax to both products, and the scores
     carried out term by term.
 
-    `before` leads from the first product to the softmax, `after` from the softmax to the second product, and `gate` is
-    a sink's gate behind it. `qk` is the first product, and `scores` is what `before` makes of it. `shape_readers` are
-    readers of a mere shape or type, each with what it reads. `dims` has the arrangement of the scores and of every
-    value that is made of them before the softmax, and of the probabilities.
+    `before` leads from the first product to the softmax, `after` from the softmax to the product with the values, and
+    `gate` is a sink's gate behind it. `qk` is the first product, and `scores` is what `before` makes of it.
+    `shape_readers` are readers of a mere shape or type, each with what it reads. `dims` has the arrangement of the
+    scores and of every value that is made of them before the softmax, and of the probabilities.
     """
 
     anchor: SoftmaxAnchor
@@ -71,13 +71,13 @@ class AttentionPaths:
         return _cap(self.before)
 
     @property
-    def late_values(self) -> tuple[ir.Value, ...]:
+    def values_from_softmax_on(self) -> tuple[ir.Value, ...]:
         """What the softmax and the nodes after it make."""
-        return _late_values(self.anchor, self.after)
+        return _values_from_softmax_on(self.anchor, self.after)
 
     @staticmethod
-    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, second_products: bool) -> AttentionPaths:
-        """The paths around an anchor on a route; with `second_products` an added product is a part of the scores.
+    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, joins_added_product: bool) -> AttentionPaths:
+        """The paths around an anchor on a route; with `joins_added_product` an added product is a part of the scores.
         Raises Decline."""
         viewer = Viewer(facts, AxisSpace())
         after = find_values(anchor.output, viewer, route.path) if route.path else _after(anchor, viewer)
@@ -89,11 +89,11 @@ class AttentionPaths:
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
         with layers_apart(before, after, viewer):
-            shape_readers = check_private(anchor, before, after, _answers(anchor, before, after, route))
+            shape_readers = check_private(anchor, before, after, _accounting(anchor, before, after, route))
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
-            scores = FinalScores.of(before, qk, viewer, dims, second_products, _exponent(anchor))
+            scores = FinalScores.of(before, qk, viewer, dims, joins_added_product, _exponent(anchor))
             dims[anchor.output] = scores.dims
         return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
 
@@ -122,7 +122,7 @@ def _leaves_scores(term: Term, facts: Facts) -> bool:
     return isinstance(term, Scale) or (isinstance(term, Select) and term.fill == -math.inf)
 
 
-def _late_values(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Value, ...]:
+def _values_from_softmax_on(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Value, ...]:
     return tuple(output for node in (*anchor.nodes, *after.nodes) for output in node.outputs)
 
 
@@ -130,18 +130,18 @@ def _cap(before: ScorePath) -> ir.Value | None:
     return next((step.node.outputs[0] for step in before.steps if isinstance(step, Cap)), None)
 
 
-def _answers(
+def _accounting(
     anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath, route: Route
 ) -> Callable[[ir.Value, ir.Node], bool]:
     """The predicate for `check_private`: is this reader of an inner value accounted for by the attention's
     gradient, or by another attention that is fused as well?"""
-    late = (*_late_values(anchor, after), _cap(before)) if route.gradient else ()
+    read_by_gradient = (*_values_from_softmax_on(anchor, after), _cap(before)) if route.gradient else ()
 
-    def answered(output: ir.Value, reader: ir.Node) -> bool:
-        by_gradient = output in late and not reads_shape(reader)
-        return by_gradient or reader in route.answered
+    def accounted_for(output: ir.Value, reader: ir.Node) -> bool:
+        by_gradient = output in read_by_gradient and not reads_shape(reader)
+        return by_gradient or reader in route.accounted_for
 
-    return answered
+    return accounted_for
 
 
 def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:

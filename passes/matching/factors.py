@@ -22,7 +22,7 @@ softmax.
 16-bit operands are then computed in float32.
 
 Refused: a factor after a term on the scores, which would have to scale the term, too; in case 2 another factor after it
-that may make a product smaller, because t times the scores may have overflowed before, or that is behind the
+that may make a product smaller, because t times the scores may have overflowed before, or that is after the
 subtraction of the maximum, because t times both factors may overflow; and in case 2 everything that tells infinite
 scores from NaN: soft caps, sinks, floors, selections that put another number than -inf into the scores, and
 guards that test the scores.

@@ -18,10 +18,10 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
+from fa_compiler.passes.matching.added_product import AddedProduct, added_product
 from fa_compiler.passes.matching.factors import RESERVE, Factor
 from fa_compiler.passes.matching.score_walk import ScoreWalk
 from fa_compiler.passes.matching.scores import Multiply, ScorePath
-from fa_compiler.passes.matching.second_product import SecondProduct, second_product
 from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Scale, Term
@@ -42,7 +42,7 @@ class FinalScores:
     factors: tuple[Factor, ...]
     shifted: tuple[tuple[ir.Node, Axes], ...]
     found_sink: FoundSink | None
-    second: SecondProduct | None = None
+    added_product: AddedProduct | None = None
     softcap: float = 0.0
     rounded: tuple[ir.Node, ...] = ()
 
@@ -52,25 +52,25 @@ class FinalScores:
         qk: Operands,
         viewer: Viewer,
         seen: dict[ir.Value, Arrangement],
-        second_products: bool,
+        joins_added_product: bool,
         exponent: Scale | None = None,
     ) -> FinalScores:
         """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the way. With
-        `second_products` a product that is added to the scores is a part of them, no bias. `exponent` is what powers
-        multiply the scores by. Raises Decline."""
-        may_join = second_products and not any(isinstance(step, Multiply) for step in path.steps)
-        second: list[SecondProduct] = []
+        `joins_added_product` a product that is added to the scores is a part of them, no bias. `exponent` is what
+        powers multiply the scores by. Raises Decline."""
+        may_join = joins_added_product and not any(isinstance(step, Multiply) for step in path.steps)
+        added: list[AddedProduct] = []
 
-        def joins(step: Add[ir.Value], walk: ScoreWalk) -> bool:
-            if not may_join or second or walk.terms or walk.scale == 0.0 or walk.softcap != 0.0:
+        def take_product(step: Add[ir.Value], walk: ScoreWalk) -> bool:
+            if not may_join or added or walk.terms or walk.scale == 0.0 or walk.softcap != 0.0:
                 return False
-            found = second_product(step.operand, step.sign / walk.scale, walk.dims, step.node, viewer)
+            found = added_product(step.operand, step.sign / walk.scale, walk.dims, step.node, viewer)
             if found is None or not 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO:
                 return False
-            second.append(found)
+            added.append(found)
             return True
 
-        walk = ScoreWalk(viewer, seen, path.product.output, qk.out, path.product.factor * qk.scale, joins)
+        walk = ScoreWalk(viewer, seen, path.product.output, qk.out, path.product.factor * qk.scale, take_product)
         for step in path.steps:
             walk.take(step)
         if exponent is not None:
@@ -87,7 +87,7 @@ class FinalScores:
             tuple(walk.factors),
             tuple(walk.shifted),
             walk.found_sink,
-            second[0] if second else None,
+            added[0] if added else None,
             walk.softcap,
             tuple(walk.rounded),
         )

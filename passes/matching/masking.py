@@ -23,7 +23,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.masks.missed import explained
+from fa_compiler.passes.masks.missed import plan_with_missed
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid
 from fa_compiler.passes.matching.activation_rounding import rounding_starts
@@ -33,7 +33,7 @@ from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_guard
 from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
-from fa_compiler.passes.matching.sinks import FoundSink, sink_above
+from fa_compiler.passes.matching.sinks import FoundSink, sink_lower_bound
 from fa_compiler.passes.nodes import producer
 from fa_compiler.passes.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code, Missed, MissedCode
@@ -46,7 +46,7 @@ class Masking:
 
     `row` is the label of the query dimension that counts its rows, None if it has none. `tested` is the meaning of the
     guard's nodes alone, and `factors` are the factors on the probabilities that are no mask. The plan is that of
-    `terms` with `guard` behind the softmax.
+    `terms` with `guard` after the softmax.
     """
 
     plan: MaskPlan
@@ -75,7 +75,7 @@ class Masking:
         if found_sink is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
-        values = TermValues(viewer, None if found_sink is None else sink_above(found_sink, viewer.facts, guarded))
+        values = TermValues(viewer, None if found_sink is None else sink_lower_bound(found_sink, viewer.facts, guarded))
         planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
         factor = next((each for each in paths.scores.factors if each.unbounded), None)
         if factor is not None:
@@ -85,7 +85,8 @@ class Masking:
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
         if paths.route.gradient:
             planner = replace(planner, packing=probabilities.dropout is None, gradient=True)
-        plan = explained(planner, terms, guard, _stays_bias(factor) if factor is not None and planner.as_bias else None)
+        stays_bias = _stays_bias(factor) if factor is not None and planner.as_bias else None
+        plan = plan_with_missed(planner, terms, guard, stays_bias)
         if paths.gate is not None and plan.nan_rows:
             _check_below_infinity(values, terms)
             plan = replace(plan, nan_rows="")
@@ -114,7 +115,8 @@ def _stays_bias(factor: Factor) -> Missed:
 
 def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:
     """Decline terms that may make a whole row -inf; where `zeroed` alone does so, a guard makes it 0."""
-    masks = [index for index, term in enumerate(terms) if term is not zeroed and not values.is_harmless(terms, index)]
+    others = [index for index, term in enumerate(terms) if term is not zeroed]
+    masks = [index for index in others if not values.cannot_exclude(terms, index)]
     for index in masks:
         if len(masks) > 1 or values.may_be_infinite(terms, index):
             reason = "a row whose scores are all -inf gives NaN, and 0 beside a sink"

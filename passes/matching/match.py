@@ -11,20 +11,21 @@ from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.activation_rounding import lost_scores, rounding_starts
+from fa_compiler.passes.matching.added_product import Rope
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.dropout import Dropout
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import Roles, batch_and_heads, owned_heads, shared_heads
-from fa_compiler.passes.matching.second_product import Rope
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """How a match was found: the paths around its softmax, the probabilities at the second product, and the mask."""
+    """How a match was found: the paths around its softmax, the probabilities at the product with the values, and the
+    mask."""
 
     paths: AttentionPaths
     probabilities: Probabilities
@@ -35,9 +36,9 @@ class Derivation:
 class AttentionMatch:
     """All that is needed to replace one attention; nothing in the graph has been changed.
 
-    All axes are in the finest parts that `space` knows, and it learns no more of them. Where matching goes on from
-    here, for a gradient, a list of keys or a place for the result, it has a branch of the space for itself, and takes
-    the match along (`within`).
+    All axes are resolved to the finest parts that are known. `space` does not change after this. A later step that has
+    to split axes further (a gradient, a list of keys, a place for the result) works in a branch of the space and
+    converts the match with `within`.
 
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
     `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
@@ -78,10 +79,12 @@ class AttentionMatch:
         )
 
     def with_larger_product_first(self) -> AttentionMatch:
-        """The same match, its two products exchanged if the second is the better first one.
+        """The same match. The operands of its two score products are exchanged if the added product should be that of
+        query and key, and the other one that of query_rope and key_rope.
 
-        The first product is the one that sums over more elements. In float16 it is the one with the larger scale: the
-        query of the other product is multiplied by the ratio of the scales, and a ratio above 1 may overflow at 65504.
+        The product of query and key is the one that sums over more elements. In float16 it is the one with the larger
+        scale: the query of the other product is multiplied by the ratio of the scales, and a ratio above 1 may overflow
+        at 65504.
         """
         rope = self.rope
         if rope is None:
@@ -102,7 +105,7 @@ class AttentionMatch:
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Query, key and value, and the parts of the second product."""
+        """Query, key and value, and the query and key of the added product."""
         rope = () if self.rope is None else (self.rope.query, self.rope.key)
         return (self.query, self.key, self.value, *rope)
 

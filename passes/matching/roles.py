@@ -1,8 +1,8 @@
 """Which axis plays which role: what tells query from key, and heads from batch.
 
 The key is the operand of the first product that alone has the axes the softmax runs over. The value is the operand of
-the second product that is not the probabilities. Heads and batch are the axes that both products walk together; which
-of them count heads is free to choose.
+the product with the values that is not the probabilities. Heads and batch are the axes that both products walk
+together; which of them count heads is free to choose.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Roles:
 
     @staticmethod
     def of(paths: AttentionPaths, key: KeySide, row: str | None, pv: Operands, found_sink: FoundSink | None) -> Roles:
-        """The roles in an attention whose second product is `pv`. Raises Decline."""
+        """The roles in an attention whose product with the values is `pv`. Raises Decline."""
         space, qk, after = paths.viewer.space, paths.qk, paths.after
         resolve, product = space.resolve, qk.product
         own = {row, *qk.own_labels(key.side, key.kv_seq, space)}

@@ -29,15 +29,15 @@ PASSING = (*LAYOUT_OPS, "Cast", "Dropout", "Where", "IsNaN")
 
 @dataclass(frozen=True)
 class Route:
-    """Which of several products with values is meant, and who answers for other readers of what lies before it.
+    """Which of several products with values is meant, and which other readers of inner values are fused as well.
 
-    `path` are the nodes from the softmax to the product; none where there is but one product. `answered` are
-    nodes of other attentions that are fused as well (shared.py). With `gradient` the attention's gradient is fused with
-    it, which answers for all that read the probabilities (backward).
+    `path` are the nodes from the softmax to the product; none where there is but one product. `accounted_for` are nodes
+    of other attentions that are fused as well (shared.py). With `gradient` the attention's gradient is fused with it,
+    which accounts for all that read the probabilities (backward).
     """
 
     path: tuple[ir.Node, ...] = ()
-    answered: frozenset[ir.Node] = frozenset()
+    accounted_for: frozenset[ir.Node] = frozenset()
     gradient: bool = False
 
 

@@ -32,8 +32,11 @@ class Rearrange:
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step that only scores have; `walk` says what it does. With `sets_shape` the next step's result is compared in
-    size with this step's result; without, with the scores before this step."""
+    """A step that only scores have; `walk` says what it does.
+
+    `ScoreWalk.scores` is the value that the next operand may not enlarge. After this step it is the step's output if
+    `sets_shape`; otherwise it stays the value before.
+    """
 
     node: ir.Node
     sets_shape: ClassVar[bool] = True
@@ -56,10 +59,10 @@ class ScoreWalk:
     """Scores on their way to the softmax: `scores` is the value that was reached, of the arrangement `dims`.
 
     `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `softcap`
-    is the number c of a soft cap, c * tanh(scores / c), with the factors behind it; 0 if there is none. `shifted`
+    is the number c of a soft cap, c * tanh(scores / c), with the factors after it; 0 if there is none. `shifted`
     are the nodes that subtract a maximum, each with the axis it runs along; `found_sink` is a sink beside the scores.
     `rounded` are casts that round the scores, which the kernels do not do.
-    `joins` says whether what a step adds becomes a part of the scores, and no term.
+    `take_product` takes an addend as a part of the scores and returns whether it did.
     """
 
     viewer: Viewer
@@ -67,7 +70,7 @@ class ScoreWalk:
     scores: ir.Value
     dims: Arrangement
     scale: float
-    joins: Callable[[Add[ir.Value], ScoreWalk], bool]
+    take_product: Callable[[Add[ir.Value], ScoreWalk], bool]
     terms: list[Term] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
@@ -124,7 +127,7 @@ class ScoreWalk:
 
     def add(self, step: Add[ir.Value]) -> None:
         """Add a tensor. Raises Decline."""
-        if not self.joins(step, self):
+        if not self.take_product(step, self):
             self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
 
     def _placed(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
@@ -151,8 +154,12 @@ class ScoreWalk:
         return any(each.unbounded for each in self.factors)
 
     def _check_overflow(self, node: ir.Node) -> None:
-        """Decline what may make scores smaller again that a factor of unknown size may have made infinite, and what is
-        multiplied behind the maximum there: it is 0 for the largest score, which the kernels multiply itself."""
+        """Decline a further factor if one of unknown size may have made scores infinite.
+
+        The kernels apply all factors together: after a factor below 1 they may have a finite score where the graph has
+        an infinite one. After the subtraction of the maximum, the graph multiplies 0 for the largest score, but the
+        kernels multiply the score itself.
+        """
         if self.is_unbounded:
             reason = "scores times a factor of unknown size, which may be infinite, are multiplied once more"
             raise Decline(Code.SCALE, reason, node)

@@ -17,10 +17,11 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
       9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
             | Sub(scores, t) | Sub(t, scores)
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
-     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection; 1 - b
-            | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where;
-                                                           b and t constants, b of 0 and c, which is a scale, too; or
-                                                           moved in the same way by layout or Expand, as by jax2onnx
+     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. 1 - b
+            | Sub(Mul(scores, b), t)                       may be the opposite of a boolean (tf2onnx).
+                                                           Or b and t are constants; b of 0 and c: c is also a scale.
+                                                           Or b and t went through the same layout operators or
+                                                           Expand (jax2onnx)
      12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
      13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
@@ -59,7 +60,7 @@ from fa_compiler.passes.matching.activation_rounding import rounding_ends, round
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
-from fa_compiler.passes.matching.sinks import AddSink, append_sink, sinks
+from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
 from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.nodes import (
     constant,
@@ -83,17 +84,17 @@ QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 QUANTISED_PRODUCTS = ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul")
 QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 """Operators on integers that stand for numbers, of ONNX and of com.microsoft."""
-LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
+ONE_MINUS_KEEP = Op("Sub", Number(1.0), Bind("keep"))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
 PARTS_ADVICE = "join the keys, and the values, before their products, and not the scores and the results"
 QUANTISED_ADVICE = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
 @dataclass(frozen=True)
-class PutBeside(OwnStep):
+class AppendSink(OwnStep):
     """Case 1: a sink beside the scores."""
 
-    sink: AddSink
+    sink: SinkSource
 
     def walk(self, walk: ScoreWalk) -> None:
         number = self.sink.number if self.sink.value is None else walk.viewer.facts.sets.only(self.sink.value)
@@ -174,7 +175,7 @@ def _first_live(walk: ScoreWalk) -> Term | None:
     live = (
         term
         for index, term in enumerate(terms)
-        if not isinstance(term, Scale | Floor) and not values.is_zero(terms, index, 0.0)
+        if not isinstance(term, Scale | Floor) and not values.changes_no_softmax(terms, index, 0.0)
     )
     return next(live, None)
 
@@ -247,18 +248,19 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
             return ScorePath(found, tuple(reversed(steps)))
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
-        step, current = _peel_by_what_follows(current, node, steps, inner, viewer) or _peel(node, viewer)
+        step, current = _peel_by_later_steps(current, node, steps, inner, viewer) or _peel(node, viewer)
         steps.append(step)
 
 
-def _peel_by_what_follows(
-    value: ir.Value, node: ir.Node, behind: list[Step], inner: bool, viewer: Viewer
+def _peel_by_later_steps(
+    value: ir.Value, node: ir.Node, later: list[Step], inner: bool, viewer: Viewer
 ) -> tuple[Step, ir.Value] | None:
-    """The steps that depend on those between them and the softmax, which are `behind`, the last one first."""
-    zeroed = _peel_zeros(node, behind[-1]) if behind else None
+    """The step, if this node is one that depends on the steps after it. `later` holds those, from the softmax
+    upwards."""
+    zeroed = _peel_zeros(node, later[-1]) if later else None
     if zeroed is not None or inner:
         return zeroed
-    only = {type(step) for step in behind}
+    only = {type(step) for step in later}
     return (_peel_maximum(value, viewer) if only <= {Rearrange, Scale} else None) or (
         _peel_sink(node, viewer) if only <= {Rearrange} else None
     )
@@ -272,6 +274,8 @@ def _added(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
+    """Does a value come from a product? A soft cap that the target lacks counts: the product lies beyond it, and the
+    decline then names the cap."""
     failure = _failure(value, viewer)
     return failure is None or failure.code == Code.SOFTCAP
 
@@ -445,7 +449,7 @@ def _folded_fill(rest: np.ndarray, keep: np.ndarray) -> float | None:
 
 def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
     """Is `rest` equal to 1 - keep?"""
-    if match(LEFT_OF_ONE, rest, info, {"keep": keep}) is not None:
+    if match(ONE_MINUS_KEEP, rest, info, {"keep": keep}) is not None:
         return True
     one, other = _flag(rest, info), _flag(keep, info) or (keep, False)
     return one is not None and one[1] != other[1] and equal_numbers(one[0], other[0])
@@ -463,14 +467,14 @@ def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
     return flag, negated
 
 
-def _peel_zeros(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
+def _peel_zeros(node: ir.Node, next_step: Step) -> tuple[Step, ir.Value] | None:
     """Case 11: the product with b."""
-    if not isinstance(behind, Select) or not is_op(node, "Mul") or node.outputs[0] not in behind.node.inputs:
+    if not isinstance(next_step, Select) or not is_op(node, "Mul") or node.outputs[0] not in next_step.node.inputs:
         return None
-    if not is_op(behind.node, "Add", "Sub"):
+    if not is_op(next_step.node, "Add", "Sub"):
         return None
-    scores = next((each for each in node.inputs if each is not None and each is not behind.operand), None)
-    return None if scores is None else (ZeroSelected(node, behind.operand), scores)
+    scores = next((each for each in node.inputs if each is not None and each is not next_step.operand), None)
+    return None if scores is None else (ZeroSelected(node, next_step.operand), scores)
 
 
 def _peel_maximum(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -485,7 +489,7 @@ def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """Case 1: a sink beside the scores."""
     for step, scores in sinks(node, viewer.info):
         if _leads_to_product(scores, viewer):
-            return PutBeside(node, step), scores
+            return AppendSink(node, step), scores
     return None
 
 

@@ -41,7 +41,7 @@ from fa_compiler.passes.values.symbolic import Dim
 
 
 @dataclass(frozen=True)
-class AddSink:
+class SinkSource:
     """One more score along `axis`, in front of the others or after them: `value`, or `number` where there is none."""
 
     node: ir.Node
@@ -72,14 +72,14 @@ class FoundSink:
     """Scores with a sink: `kv_seq` are the axes of the keys, `length` their size, `axes_with_sink` the axis of keys and
     sink together."""
 
-    step: AddSink
+    step: SinkSource
     sink: Sink
     kv_seq: Axes
     axes_with_sink: Axes
     length: Dim
 
 
-def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[AddSink, ir.Value]]:
+def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[SinkSource, ir.Value]]:
     """How a node may be read as scores with a sink."""
     shape = info.shape(node.outputs[0])
     if shape is None:
@@ -91,11 +91,11 @@ def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[AddSink, ir.Value]]:
             scores = node.inputs[1 - index]
             own = None if value is None else info.shape(value)
             if value is not None and scores is not None and own is not None and own[axis].const == 1:
-                yield AddSink(node, axis, index == 0, value), scores
+                yield SinkSource(node, axis, index == 0, value), scores
     elif is_op(node, "Pad") and node.inputs[0] is not None:  # 2
         place, number = _padded(node, rank), _padding(node, info)
         if place is not None and number is not None:
-            yield AddSink(node, place % rank, place < rank, None, number), node.inputs[0]
+            yield SinkSource(node, place % rank, place < rank, None, number), node.inputs[0]
 
 
 def _padded(node: ir.Node, rank: int) -> int | None:
@@ -119,7 +119,7 @@ def _padding(node: ir.Node, info: ShapeInfo) -> float | None:
 
 
 def append_sink(
-    step: AddSink, number: float | None, dims: Arrangement, viewer: Viewer
+    step: SinkSource, number: float | None, dims: Arrangement, viewer: Viewer
 ) -> tuple[Arrangement, FoundSink]:
     """What a sink makes of the scores' arrangement; `number` is its value where that is known to be the same in every
     row."""
@@ -136,7 +136,7 @@ def append_sink(
     )
 
 
-def _view(step: AddSink, dims: Arrangement, viewer: Viewer) -> Sink:
+def _view(step: SinkSource, dims: Arrangement, viewer: Viewer) -> Sink:
     assert step.value is not None
     view = viewer.view(step.value, factors=False)
     if view is None or len(view.dims) != len(dims):
@@ -173,7 +173,7 @@ def without_sink(node: ir.Node, dims: Arrangement, found: FoundSink | None, view
     return (*dims[:axis], found.kv_seq, *dims[axis + 1 :])
 
 
-def sink_above(found_sink: FoundSink, facts: Facts, guarded: bool) -> float:
+def sink_lower_bound(found_sink: FoundSink, facts: Facts, guarded: bool) -> float:
     """A number that no sink is below. Raises Decline where a sink may be +inf.
 
     An unknown sink is declined only beside a guard by the mask: with a sink of +inf a row without a key would be NaN,
@@ -201,7 +201,7 @@ def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -
     return Sink(number=number)
 
 
-def apart(step: AddSink, sink: Sink, kv_seq: Axes, viewer: Viewer) -> FoundSink:
+def apart(step: SinkSource, sink: Sink, kv_seq: Axes, viewer: Viewer) -> FoundSink:
     """A sink that never was a column of the scores. The axis of keys and sink together is one of its own, which nothing
     in the graph has."""
     length = viewer.space.size(kv_seq)
@@ -217,8 +217,8 @@ def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, kv_seq: A
     if viewer.info.dtype(add.outputs[0]) != ir.DataType.FLOAT:
         raise Decline(Code.DTYPE, "a sink in a total that is not float32 may overflow", add)
     if total.value is None:
-        step = AddSink(difference, axis, False, None, total.number)
+        step = SinkSource(difference, axis, False, None, total.number)
         return apart(step, Sink(number=total.number), kv_seq, viewer)
     across = (*dims[:axis], (), *dims[axis + 1 :])
     sink = sink_of(total.value, across, difference, viewer)
-    return apart(AddSink(difference, axis, False, total.value), sink, kv_seq, viewer)
+    return apart(SinkSource(difference, axis, False, total.value), sink, kv_seq, viewer)

@@ -218,21 +218,21 @@ def _decomposed(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
     """The softmax that a quotient is, if these are exponentials and their total."""
     total, dividing = quotient["total"], quotient.nodes
-    guarded, floors = _unguarded(total, quotient["e"], info)
-    for plain, more in ((guarded, None), *summands(guarded)):
-        given, path = _exponentials_of(quotient["e"], plain, info)
-        found = match(EXPONENTIALS, given, info)
-        sums = None if found is None else reduced(plain, SUMS, given, info)
+    unfloored, floors = _without_floors(total, quotient["e"], info)
+    for own_total, sink_part in ((unfloored, None), *summands(unfloored)):
+        exponentials_value, path = _exponentials_of(quotient["e"], own_total, info)
+        found = match(EXPONENTIALS, exponentials_value, info)
+        sums = None if found is None else reduced(own_total, SUMS, exponentials_value, info)
         log_base = None if found is None else log_base_of(found, info)
         if found is None or sums is None or log_base is None or _is_number(found.get("factor"), info):
             continue
         scores, masked = found["x"], len(found.nodes) > 1
         subtracted = _subtracted(scores, info) if log_base == 1.0 else None
-        sink = None if more is None else sink_total(guarded, more, subtracted, info)
+        sink = None if sink_part is None else sink_total(unfloored, sink_part, subtracted, info)
         summing = (*sums[1], *(() if sink is None else sink.nodes), *floors)
         late = LateDivision(total, summing, dividing, path) if path else None
         nodes = found.nodes if late is not None else (*found.nodes, *summing, *dividing)
-        output = given if late is not None else dividing[-1].outputs[0]
+        output = exponentials_value if late is not None else dividing[-1].outputs[0]
         shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
         if shift is None and (scaled := times(scores, info)) is not None:
             shift = shifted_by(scaled[0], "ReduceMax", info)
@@ -285,7 +285,7 @@ def _exponentials_of(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple
     return value, ()
 
 
-def _unguarded(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+def _without_floors(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """The total without its floors, and the nodes that keep it from being 0, in order. If there are any, an Expand that
     repeats the total to the exponentials' shape is one of them."""
     expand = total.producer()

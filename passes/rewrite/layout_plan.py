@@ -1,9 +1,9 @@
 """The cost of a layout: where its operands are read from, which value the result replaces, and the copies between.
 
 Every layout gives the same result, because the arrangements of operands and result are known. The cheapest is taken.
-The result may replace a value further down than the output of the second product: Transposes and Reshapes after it are
-absorbed as long as nothing else reads the elements of the values between. Exporters that reshape to computed sizes read
-the shapes of these values, too; the shapes are then computed from the operands.
+The result may replace a value further down than the output of the product with the values: Transposes and Reshapes
+after it are absorbed as long as nothing else reads the elements of the values between. Exporters that reshape to
+computed sizes read the shapes of these values, too; the shapes are then computed from the operands.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class LayoutPlan:
 
 
 def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[OutputCandidate, ...]]:
-    """The match, and the places where its result can go: the output of the second product, and the values after it
-    that only rearrange it. The axes of the returned match are split as far as these values need it.
+    """The match, and the places where its result can go: the output of the product with the values, and the values
+    after it that only rearrange it. The axes of the returned match are split as far as these values need it.
     """
     viewer = Viewer(facts, match.space.branch())
     last = OutputCandidate(match.output, match.output_dims, 0)

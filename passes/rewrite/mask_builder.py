@@ -252,7 +252,8 @@ class MaskBuilder:
         return self._arranged(value, view, full)
 
     def _unshortened(self, view: View) -> View:
-        """The view, read from the first of its stops that has all its axes in every run, if there is one."""
+        """The view, read from the first of its equivalent values that has all its axes in every run, if there is
+        one."""
         space, info = self.match.space, self.builder.info
         for value, dims in view.equivalent_values:
             if not space.short_dims(dims, info.shape(value)):

@@ -20,7 +20,7 @@ from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-NAMES = ("query", "key", "value", "query of the second product", "key of the second product")
+NAMES = ("query", "key", "value", "query of the added product", "key of the added product")
 
 
 def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo) -> Iterator[Missed]:

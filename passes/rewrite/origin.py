@@ -4,10 +4,10 @@
     metadata_props  fa_compiler.replaces: the names of the nodes that are not needed any more, separated by ", ",
                     without Constants; the first one is the last that was computed
 
-The path is what the names of softmax and second product have in common, up to a slash, as TorchScript and TensorFlow
-write them: /encoder/layer.0/attention/self/Softmax. Names without a slash do not count beside others. Torch's newer
-exporter gives nodes plain names and writes the modules into their metadata (`NAME_SCOPES`), a Python list that begins
-with the model and ends with the node: ['', 'encoder', 'encoder.layer.0', 'softmax'].
+The path is what the names of softmax and product with the values have in common, up to a slash, as TorchScript and
+TensorFlow write them: /encoder/layer.0/attention/self/Softmax. Names without a slash do not count beside others.
+Torch's newer exporter gives nodes plain names and writes the modules into their metadata (`NAME_SCOPES`), a Python list
+that begins with the model and ends with the node: ['', 'encoder', 'encoder.layer.0', 'softmax'].
 """
 
 from __future__ import annotations

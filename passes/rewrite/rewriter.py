@@ -141,23 +141,23 @@ class Rewriter:
             try:
                 if (found := find_pages(match, self.facts)) is not None:
                     paged, pages = found
-                    return self._emit_at(paged, paged.space.settle(candidates), None, missed, pages)
+                    return self._emit_with_candidates(paged, paged.space.settle(candidates), None, missed, pages)
             except Decline as decline:
                 missed.append(decline.as_missed(MissedCode.GATHERED_PAGES, match.node))
-        return self._emit_somewhere(match, candidates, companion, missed)
+        return self._emit_with_fallback(match, candidates, companion, missed)
 
     def _emit_standard(self, match: AttentionMatch, candidates: Sequence[OutputCandidate]) -> Fused:
         """Emit as the first operator of ONNX or ONNX Runtime that takes the attention. Raises Decline."""
         refusal: Decline | None = None
         for each in standard_attentions(match, self.builder, self.options):
             try:
-                return self._emit_somewhere(each.match, candidates, None, [], each)
+                return self._emit_with_fallback(each.match, candidates, None, [], each)
             except Decline as decline:
                 refusal = refusal or decline
         assert refusal is not None  # there is at least one
         raise refusal
 
-    def _emit_somewhere(
+    def _emit_with_fallback(
         self,
         match: AttentionMatch,
         candidates: Sequence[OutputCandidate],
@@ -171,12 +171,12 @@ class Rewriter:
         """
         for some in (candidates, [each for each in candidates if not each.shapes]):
             try:
-                return self._emit_at(match, some, companion, missed, standard=standard)
+                return self._emit_with_candidates(match, some, companion, missed, standard=standard)
             except Decline:
                 continue
-        return self._emit_at(match, candidates[:1], companion, missed, standard=standard)
+        return self._emit_with_candidates(match, candidates[:1], companion, missed, standard=standard)
 
-    def _emit_at(
+    def _emit_with_candidates(
         self,
         match: AttentionMatch,
         candidates: Sequence[OutputCandidate],
@@ -198,8 +198,8 @@ class Rewriter:
             inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         missed = [*known, *missed_by_operands(match, plan, builder.info)]
         if standard is not None:
-            known_better = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)
-            missed = [*(each for each in missed if each.code not in known_better), *standard.missed]
+            told_by_standard = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)
+            missed = [*(each for each in missed if each.code not in told_by_standard), *standard.missed]
         substitutes = self.substitutes(match, plan.destination, emitter)
         node: ir.Node | None = None
         made: StandardBuilder | None = None
@@ -211,7 +211,7 @@ class Rewriter:
             self._add(node)
         else:
             missed.extend(match.mask.missed)
-            inputs |= self._terms(match, MaskBuilder(match, builder, emitter, self.options, missed), emitter)
+            inputs |= self._other_inputs(match, MaskBuilder(match, builder, emitter, self.options, missed), emitter)
             if standard is not None:
                 made = StandardBuilder(standard, plan, inputs, emitter, self.facts, missed)
                 node, vouched = made.node()
@@ -265,7 +265,7 @@ class Rewriter:
             raise Decline(Code.SHAPE, reason, match.node)
 
     def begin(self, match: AttentionMatch) -> None:
-        """The fused nodes that are made from now on compute this attention."""
+        """Start an attention: new nodes get its path in their names, and `trace` counts from here."""
         ends = (match.node, match.output.producer())
         self.builder.path = path_of([node for node in ends if node is not None])
         self._starts.setdefault(match.node, (len(self.replaced), len(self.made), len(self.builder.nodes)))
@@ -384,7 +384,9 @@ class Rewriter:
         self.made.append(made)
         return made
 
-    def _terms(self, match: AttentionMatch, masks: MaskBuilder, emitter: LayoutEmitter) -> dict[str, ir.Value | None]:
+    def _other_inputs(
+        self, match: AttentionMatch, masks: MaskBuilder, emitter: LayoutEmitter
+    ) -> dict[str, ir.Value | None]:
         """The inputs of a FlashAttentionScore beside query, key and value."""
         inputs: dict[str, ir.Value | None] = {"real_shift": masks.real_shift(), "atten_mask": masks.atten_mask()}
         inputs["prefix"] = masks.prefix()

@@ -74,7 +74,7 @@ def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Calla
 class SparseFlashBuilder:
     """One SparseFlashAttention that is being built. The match has the roles of the operator.
 
-    `sources` are key, value and, if there is a second product, its key, each with all keys on the axes `tokens`.
+    `sources` are key, value and, if there is an added product, its key, each with all keys on the axes `tokens`.
     """
 
     match: AttentionMatch

@@ -65,7 +65,7 @@ EMPTY_ROWS = ("", "zero", "nan")
 class GatheredMatch:
     """A match with the roles of the sparse operator, whose columns are the slots.
 
-    `read` says how key, value and, if there is a second product, its key are gathered. `tokens` are the axes of the
+    `read` says how key, value and, if there is an added product, its key are gathered. `tokens` are the axes of the
     tokens they are gathered from.
     """
 

@@ -412,11 +412,11 @@ def test_forms(form: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(make())
     found = inline_weights.read_skeleton(path)
-    assert (0 if found is None else len(found.left)) == left
+    assert (0 if found is None else len(found.kept_in_file)) == left
     if found is None:
         return
     proto = onnx.ModelProto.FromString(found.content)
-    assert {i for i, tensor in enumerate(proto.graph.initializer) if found.weights.owns(tensor)} == found.left
+    assert {i for i, tensor in enumerate(proto.graph.initializer) if found.weights.owns(tensor)} == found.kept_in_file
     written = b"".join(inline_weights.serialised(proto, found.weights, "model"))
     expected = as_parsed(path)
     for tensor in expected.graph.initializer:

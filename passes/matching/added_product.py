@@ -1,6 +1,6 @@
 """A product that is added to the scores and counts as a part of them: query and key may have a part for positions.
 
-    second := product | layout(second) | second times or over one number known before the run
+    added := product | layout(added) | added times or over one number known before the run
 
 Accepted where it runs along the same axes as the scores, in sizes that are proven to be theirs, and is made of what
 scores are made of (score_like.py): a mask outweighs the sum as it does the scores. The scales of the two are at most
@@ -26,8 +26,8 @@ from fa_compiler.passes.score_ops import Scale
 
 @dataclass(frozen=True)
 class Rope:
-    """The second of two products whose sum is the scores: `query` and `key` contracted over `head_dim`, with a scale
-    `ratio` times that of the first.
+    """The product that is added to that of query and key: `query` and `key` contracted over `head_dim`, with a scale
+    `ratio` times that of the other product.
 
     Exporters write attention like this if rotary positions have a part of the head for themselves.
     """
@@ -39,7 +39,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class SecondProduct:
+class AddedProduct:
     """A product that was added to the scores, and its scale as a part of theirs."""
 
     product: Operands
@@ -56,13 +56,13 @@ class SecondProduct:
         raise Decline(Code.AXIS, "a product is added to the scores that has no keys of its own", found.product.node)
 
 
-def second_product(
+def added_product(
     value: ir.Value,
     share: float,
     dims: Arrangement,
     node: ir.Node,
     viewer: Viewer,
-) -> SecondProduct | None:
+) -> AddedProduct | None:
     """What `node` adds to scores of this arrangement as a product; None where it is none. `share` is what its scale is
     multiplied by."""
     if not is_score_like(value, viewer):
@@ -84,4 +84,4 @@ def second_product(
         viewer.space.size(a) == viewer.space.size(b) and viewer.space.unify(a, b)
         for a, b in zip(own, aligned, strict=True)
     )
-    return SecondProduct(found, scale * share) if fits else None
+    return AddedProduct(found, scale * share) if fits else None
