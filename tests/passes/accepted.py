@@ -37,7 +37,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "Split, Slice or Gather": {"packed": ("none", "split", "slice", "gather", "gather_first")},
         "Concat of cached": {"cache": (True, False)},
     },
-    "two products": {"a second product added to the scores": "test_added_product.py"},
+    "two products": {"a second product added to the scores": "test_second_product.py"},
     "scale": {
         "query, key, both, or the scores": {
             "scale": ("none", "query", "key", "both", "transposed_key"),
