@@ -65,7 +65,7 @@ EXTENSIONS = (
     Extension(
         "EXT-BAND-MASK",
         "in sparse_mode 2, 3 and 4 atten_mask may have the shape [B|1,N1|1,1,S2|1] instead of [2048,2048]: it excludes "
-        "keys besides the band, which is computed from the sizes",
+        "keys in addition to those that the band excludes; the band is computed from the sizes",
     ),
     Extension(
         "EXT-SHIFT-BROADCAST",

@@ -102,12 +102,12 @@ class REG_OP:
         type: str,
         default: AttrValue,
         *,
-        meaning: AttrValue | None = None,
+        definition_default: AttrValue | None = None,
         note: str | None = None,
     ) -> REG_OP:
-        """An attribute with its default. AttrSpec explains `meaning`."""
+        """An attribute with its default. AttrSpec explains `definition_default`."""
         written = format_default(type, default)
-        return self._attr(AttrSpec(name, type, False, default, written, meaning, self.spec.variant, note))
+        return self._attr(AttrSpec(name, type, False, default, written, definition_default, self.spec.variant, note))
 
     def DROP(self, *names: str) -> REG_OP:
         """Removes the inputs, outputs and attributes of these names. Raises ValueError if a name does not exist."""

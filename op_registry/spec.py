@@ -79,7 +79,7 @@ class AttrSpec:
     """An attribute. `default` is the default value in REG_OP, `written` its text there. Both are None if the attribute
     is required.
 
-    `meaning` is the value of an absent attribute if the operator's own definition disagrees with the header
+    `definition_default` is the value of an absent attribute if the operator's own definition disagrees with the header
     (IncreFlashAttention's num_key_value_heads: 1 in REG_OP, 0 in the operator definition), otherwise None. `note` says
     what is special.
     """
@@ -89,14 +89,14 @@ class AttrSpec:
     required: bool
     default: AttrValue | None = None
     written: str | None = None
-    meaning: AttrValue | None = None
+    definition_default: AttrValue | None = None
     since: str | None = None
     note: str | None = None
 
     @property
     def value_if_absent(self) -> AttrValue | None:
         """The value to write when the user gives none; None if the attribute is required."""
-        return self.default if self.meaning is None else self.meaning
+        return self.default if self.definition_default is None else self.definition_default
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class OpSpec:
             self.name,
             tuple(replace(entry, value_depend=None, since=None) for entry in self.inputs),
             tuple(replace(entry, value_depend=None, since=None) for entry in self.outputs),
-            tuple(replace(entry, meaning=None, since=None, note=None) for entry in self.attrs),
+            tuple(replace(entry, definition_default=None, since=None, note=None) for entry in self.attrs),
             self.datatypes,
             self.graphs,
         )

@@ -34,10 +34,10 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     lists = {name: _listed(node.inputs[name]) for name in dynamic if node.inputs.get(name)}
     tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo) and name not in dynamic}
     rules = operator(node.op_type).rules
-    attrs, bad = _attributes(spec, node.attrs)
-    found = [*_names_and_counts(spec, node, chip), *bad, *_types(spec, node, rules.typed)]
+    attrs, attr_diagnostics = _attributes(spec, node.attrs)
+    found = [*_names_and_counts(spec, node, chip), *attr_diagnostics, *_types(spec, node, rules.typed)]
     # The numbered rules read attributes, so they do not run if an attribute is missing or invalid.
-    if all(diagnostic.extension for diagnostic in bad):
+    if all(diagnostic.extension for diagnostic in attr_diagnostics):
         extensions = tuple(entry.id for entry in extensions_of(node.op_type))
         call = CheckedNode(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists, extensions)
         if rules.drops_empty:

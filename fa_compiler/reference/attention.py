@@ -62,7 +62,7 @@ class Attention:
                     yield batch, head, head // group
 
     def scores(self, batch: int, head: int, kv_head: int) -> Floats:
-        """S [S1,S2] before masking, in natural units.
+        """S [S1,S2] before masking.
 
         Unless the call is exact, a sum with a mask-like bias is rounded to float32, as on every target, and its product
         with the scale, too.
@@ -87,7 +87,7 @@ class Attention:
             return slopes
 
     def masked_scores(self, batch: int, head: int) -> Floats:
-        """`mask_value` plus the bias [S1,S2] in natural units: the scores of masked keys with cpu_masked_bias.
+        """`mask_value` plus the bias [S1,S2]: the scores of masked keys with cpu_masked_bias.
 
         Unless the call is exact, the sum is rounded to float32.
         """

@@ -4,8 +4,8 @@ With d = j - i and off = S2 - S1 of the batch entry, a key is allowed by
 
     0 default        mask == 0 and -pre <= d <= next
     1 all            mask == 0
-    2 left-up causal d <= 0
-    3 right-down     d <= off
+    2 causal, top left       d <= 0
+    3 causal, bottom right   d <= off
     4 band           -pre + off <= d <= next + off
     5 prefix         mask == 0 (the mask is expected to say: d <= off or j < prefix)
     6 prefix         d <= off or j < prefix
@@ -41,7 +41,8 @@ class AllowedSet:
         self.pre = int(call.attrs["pre_tockens"])
         self.next = int(call.attrs["next_tockens"])
         self.given = call.optional("atten_mask") is not None
-        # All code reads the mode here, because without a mask the mode has no effect.
+        # Other code must read this mode, not the call's attribute: without a mask it is 0, because the operator then
+        # ignores the mode.
         self.mode = int(call.attrs["sparse_mode"]) if self.given else 0
         if self.given:
             self._check_mode()
@@ -78,7 +79,8 @@ class AllowedSet:
         return (distance <= offset) | (np.arange(s2) < self.prefix[batch])
 
     def _band_batch(self) -> int:
-        """The batch entry in mode 4 in modes 7 and 8: the last or the first one that has queries.
+        """The batch entry to which modes 7 and 8 apply the band of mode 4: in mode 7 the last entry that has queries,
+        in mode 8 the first.
 
         Mode 7 is for a sequence that is cut at its end, mode 8 for one that is cut at its start.
         """

@@ -459,6 +459,7 @@ def _band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
         return
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     shift = g.s2 - g.s1 if mode == 4 else 0
+    # The scores that the band allows have -left <= j - i <= right.
     left, right = pre - shift, nxt + shift
     where = f"pre_tockens {pre} and next_tockens {nxt} in sparse_mode {mode}"
     if left < 0 and right < 0:
@@ -478,6 +479,14 @@ def packed_band(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _packed_band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
+    """The faults by mode; q and k are the queries and keys of a sequence that has queries.
+
+    mode 0      next_tockens >= 0; k + pre_tockens >= q, unless the band reaches beyond every length
+    modes 3, 7  q <= k
+    mode 4      pre_tockens >= 0 and pre_tockens + next_tockens >= 0; next_tockens >= q - k
+    mode 7      the last sequence: pre_tockens >= k and q - k <= next_tockens <= 0
+    mode 8      the first sequence: pre_tockens >= k and next_tockens >= q - k
+    """
     g, mode = call.geometry, call.attr("sparse_mode")
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if call["atten_mask"] is None or not g.q_lens or not g.kv_lens:

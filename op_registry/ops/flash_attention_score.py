@@ -234,7 +234,8 @@ rules.shared(12, "sparse_mode", training.sparse_mode_known)
 
 @rules(13)
 def band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The band leaves keys to attend to."""
+    """Outside TND, the band overlaps the scores. In TND, the sparse modes limit the lengths, pre_tockens and
+    next_tockens."""
     yield from training.packed_band(call) if call.geometry.tnd else training.band(call)
 
 

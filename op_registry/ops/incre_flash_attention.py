@@ -97,7 +97,7 @@ CURRENT = (
         "num_key_value_heads",
         "Int",
         1,
-        meaning=0,
+        definition_default=0,
         note="the header says 1, the operator definition and the aclnn document 0 (as many as num_heads)",
     )
     .PRODUCT(

@@ -25,7 +25,7 @@ inline constexpr int64_t kNoLimit = int64_t{1} << 62;
 inline constexpr int64_t kStatisticsWidth = 8;       // equal copies of each softmax_max and softmax_sum
 inline constexpr int64_t kCompressedPseRows = 1024;  // stored rows of a compressed ALiBi bias
 
-// A tensor with heads and rows.
+// A tensor with heads and rows. `head` and `row` are strides: element d of row i of head n is data[n * head + i * row + d].
 struct Strided {
   void* data = nullptr;
   int64_t head = 0;
@@ -70,7 +70,7 @@ struct Problem {
   const Sequence* sequences = nullptr;
   int64_t sequence_count = 0;
 
-  const uint8_t* mask = nullptr;  // not 0: not attended
+  const uint8_t* mask = nullptr;  // a byte that is not 0 hides the key from the row; the next three are strides
   int64_t mask_head = 0;
   int64_t mask_row = 0;
   int64_t mask_column = 0;  // 0 or 1

@@ -80,7 +80,7 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, 
     refuse(node_, rule::out_dtype, "out_dtype is " + std::to_string(type) + ", expected 0 (float16) or 1 (bfloat16)");
   }
   const Tensor mask = node.constant_input(input_atten_mask);
-  if (mask.present() && is_compressed_mask(attributes_, mask.dims)) {
+  if (mask.present() && needs_compressed_mask(attributes_, mask.dims)) {
     check_compressed_mask(diagnostics, attributes_, mask, false);
     compressed_mask_checked_ = true;
   }

@@ -81,7 +81,7 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     refuse(node_, rule::masking, "cpu_empty_rows is \"unmasked\", expected one of \"\", \"zero\", \"mean\", \"nan\"");
   }
   const Tensor mask = node.constant_input(input_atten_mask);
-  if (mask.present() && is_compressed_mask(attributes_, mask.dims)) {
+  if (mask.present() && needs_compressed_mask(attributes_, mask.dims)) {
     check_compressed_mask(diagnostics, attributes_, mask, false);
     compressed_mask_checked_ = true;
   }

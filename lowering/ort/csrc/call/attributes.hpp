@@ -10,11 +10,12 @@ struct Attributes {
   float scale = 1.0f;
   float softcap = 0;
   float keep_prob = 1.0f;
-  int64_t pre_tokens = 0;
-  int64_t next_tokens = 0;
+  int64_t pre_tokens = 0;   // pre_tockens, in CANN's spelling
+  int64_t next_tokens = 0;  // next_tockens, in CANN's spelling
   int64_t head_num = 0;
   Layout layout = Layout::BSH;
-  int64_t sparse_mode = 0;  // 0 without atten_mask: the operator then ignores the mode
+  // 0 if there is no atten_mask. The operator then ignores the mode, pre_tockens and next_tockens.
+  int64_t sparse_mode = 0;
   int64_t pse_type = 1;
   bool statistics_like_input = false;  // "same_as_input"
   EmptyRows empty_rows = EmptyRows::zero;

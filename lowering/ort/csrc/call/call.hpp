@@ -20,8 +20,8 @@ namespace fa {
 void check_compressed_mask(const Diagnostics& diagnostics, const Attributes& attributes, const Tensor& mask,
                            bool content_checked);
 
-// Whether atten_mask must be the compressed mask of its mode. Otherwise it is a mask of the scores or of the keys.
-bool is_compressed_mask(const Attributes& attributes, const Dims& mask);
+// Whether the mode requires atten_mask to be its compressed mask. Otherwise atten_mask is a full mask or a mask of the keys.
+bool needs_compressed_mask(const Attributes& attributes, const Dims& mask);
 
 // Whether a dimension has the full size, or is 1 and stands for the full size.
 inline bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
@@ -41,8 +41,8 @@ class Call {
   Problem problem(void* out, float* softmax_max, float* softmax_sum);
 
  private:
-  // First row and number of the queries and keys of a batch. `sequences_` leaves out batches without queries or keys,
-  // `lengths_` does not.
+  // First row and number of the queries and keys of one batch entry. Every entry has Lengths; only an entry with queries and
+  // keys has a Sequence.
   struct Lengths {
     int64_t query_begin, query, key_begin, key;
   };

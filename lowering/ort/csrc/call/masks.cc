@@ -14,9 +14,9 @@
 //     8      as mode 2, but the first sequence with queries as mode 4    compressed (TND)
 //
 // A mask of the scores is [B,N1,S1,S2] or [S1,S2], and any dimension may be 1 (EXT-MASK-BROADCAST). In TND it is
-// [maxS1,maxS2] or [T1,T2]. A mask of the keys is [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). Row i then
-// attends key j if the band allows it and the mask is 0. A band may contain no key of a row (EXT-BAND-OUTSIDE); the row
-// then attends nothing.
+// [maxS1,maxS2] or [sum of S1, sum of S2]; query and key may have more rows than these sums. A mask of the keys is
+// [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). Row i then attends key j if the band allows it and the mask is
+// 0. A band may contain no key of a row (EXT-BAND-OUTSIDE); the row then attends nothing.
 #include <algorithm>
 #include <cstring>
 
@@ -45,7 +45,7 @@ bool all_bytes(const uint8_t* p, int64_t count, bool zero) {
 
 }  // namespace
 
-bool is_compressed_mask(const Attributes& a, const Dims& mask) {
+bool needs_compressed_mask(const Attributes& a, const Dims& mask) {
   const bool of_keys = mask.size() == 4 && mask[2] == 1 && a.sparse_mode >= 2 && a.sparse_mode <= 4;
   return a.compressed_mask_rows() != 0 && !of_keys;
 }
@@ -77,7 +77,7 @@ void check_compressed_mask(const Diagnostics& diagnostics, const Attributes& a, 
 void Call::read_mask() {
   read_band();
   const Tensor& mask = in(Role::atten_mask);
-  if (is_compressed_mask(a_, mask.dims)) {
+  if (needs_compressed_mask(a_, mask.dims)) {
     if (mask.rank() != 2 && mask.rank() != 4) {
       wrong_shape(&Rules::mask, Role::atten_mask, fa::text_of({a_.compressed_mask_rows(), kCompressedMaskColumns}));
     }
@@ -97,20 +97,23 @@ void Call::read_mask() {
 // Reads sparse_mode, pre_tockens, next_tockens and prefix into the bands of the sequences.
 void Call::read_band() {
   const int64_t mode = a_.sparse_mode;
+  // Clamped so that sums with positions and lengths cannot overflow.
   const int64_t pre = std::clamp(a_.pre_tokens, -kNoLimit / 2, kNoLimit / 2);
   const int64_t next = std::clamp(a_.next_tokens, -kNoLimit / 2, kNoLimit / 2);
   // The band of mode 7 is that of the last batch entry with queries, the band of mode 8 that of the first one. This entry
   // may have no keys and therefore no sequence. Modes 1 and 5 have no band: the defaults of Sequence set no limit.
-  size_t band_batch = lengths_.size();
+  // Mode 7 keeps the last such entry, the other modes keep the first one; only modes 7 and 8 use it.
+  size_t band_entry = lengths_.size();
   for (size_t b = 0; b < lengths_.size(); ++b) {
-    if (lengths_[b].query > 0 && (mode == 7 || band_batch == lengths_.size())) band_batch = b;
+    if (lengths_[b].query > 0 && (mode == 7 || band_entry == lengths_.size())) band_entry = b;
   }
   for (size_t n = 0; n < sequences_.size(); ++n) {
     Sequence& s = sequences_[n];
     const int64_t offset = s.key_length - s.query_length;
-    const bool band = mode == 4 || (mode >= 7 && batch_of_[n] == band_batch);
-    if (mode == 0 || band) {
-      const int64_t origin = band ? offset : 0;
+    // The band of mode 4: j - i is counted from the bottom-right diagonal, S2 - S1.
+    const bool bottom_right = mode == 4 || (mode >= 7 && batch_of_[n] == band_entry);
+    if (mode == 0 || bottom_right) {
+      const int64_t origin = bottom_right ? offset : 0;
       s.band_first = origin - pre;
       s.band_last = origin + next;
     } else if (mode == 2 || mode == 8) {

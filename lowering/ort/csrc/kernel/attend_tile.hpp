@@ -103,8 +103,8 @@ static void clear_uninitialised(const QueryTile& tile) {
   }
 }
 
-// Fills views and windows for keys [first, first + keys). Returns whether some row sees one of them. `restricted` is
-// false if neither the mask nor the band counts.
+// Fills views and windows for keys [first, first + keys). Returns whether some row sees one of them. If `restricted`, the
+// mask and the band apply; otherwise every row sees every key (cpu_empty_rows "unmasked").
 static bool find_views(const QueryTile& tile, int64_t first, int64_t keys, bool restricted) {
   const Scratch& s = tile.s;
   const Problem& problem = tile.problem;
@@ -139,7 +139,7 @@ static bool find_views(const QueryTile& tile, int64_t first, int64_t keys, bool 
   return seen;
 }
 
-// Queues the keys and values of one block, as far as they are read in place.
+// Queues the keys and values of one block, whether they will be read in place or copied. Rope parts are not queued.
 static void prefetch_block(const QueryTile& tile, const HeadPlan& plan, int64_t block) {
   const Problem& problem = tile.problem;
   const Sequence& sequence = *plan.sequence;
@@ -161,7 +161,8 @@ static void prefetch_bias(const QueryTile& tile, const HeadPlan& plan, const Row
   tile.prefetches.enqueue(bias, problem.pse_type, sequence.pse + first, rows, keys);
 }
 
-// The rows of a tile without its first panel, and those of the first panel. Of several heads, those of the first one.
+// The rows of a tile after its first panel, and the rows of the first panel. If the tile has several heads, only those of its
+// first head.
 static RowRange rows_after_first_panel(const RowRange& rows) { return {rows.first_head, 1, rows.begin + kPanel, rows.end}; }
 static RowRange first_panel_rows(const RowRange& rows) {
   return {rows.first_head, 1, rows.begin, smaller(rows.end, rows.begin + kPanel)};
@@ -198,8 +199,8 @@ static void plan_prefetches(const QueryTile& tile, int64_t block, int64_t end) {
   prefetches.pace(steps);
 }
 
-// Called for the first panel of a tile that nobody has prefetched for: prefetches later keys, and the values of its own
-// keys.
+// Called while the first panel of a block runs that nobody has prefetched. For `count` keys from `first` on, it prefetches
+// the keys that follow at kPrefetchDistance, and these keys' values.
 FA_INLINE void prefetch_panel(const QueryTile& tile, const KvBlock& data, int64_t first, int64_t count) {
   const Problem& problem = tile.problem;
   const int64_t keys = key_start(problem, tile.sequence, tile.plan.head);
@@ -220,7 +221,9 @@ struct PanelBlock {
   const KvBlock& data;
 };
 
-// scores [keys][kPanel] = K Q^T, capped, plus the bias. Micro-tiles take kMicroRows keys. `cold`: nobody has prefetched the block.
+// Computes scores [keys][kPanel] from K Q^T. Without cap and bias these are products that are not scaled yet. With a soft
+// cap they are capped scores. With a bias they are final scores. softmax_panel applies what is left of the scale.
+// Micro-tiles take kMicroRows keys. `cold`: nobody has prefetched the block.
 template <int kVectors, bool kPairs, bool kCapped = false>
 FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   const QueryTile& tile = b.tile;
@@ -237,7 +240,7 @@ FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
     if (cold) prefetch_panel(tile, b.data, b.first + c, smaller(kMicroRows, window.end - c));
     tile.prefetches.refill();
     const RowMajor keys{b.data.keys + (c - b.data_begin) * b.data.key_stride, b.data.key_stride};
-    multiply<kVectors, Beta::zero, kPairs>(smaller(kMicroRows, window.end - c), keys, Lines{queries}, depth,
+    multiply<kVectors, Beta::zero, kPairs>(smaller(kMicroRows, window.end - c), keys, PanelB{queries}, depth,
                                            Output{s.scores + c * kPanel, kPanel, nullptr, column_max}, tile.prefetches);
     if constexpr (kCapped) {
       cap_products<Width<kVectors>::kParts>(tile, {c, smaller(c + kMicroRows, window.end)}, biased);
@@ -266,7 +269,7 @@ FA_INLINE void multiply_values(const PanelBlock& b, float* acc_panels, const flo
   const Window window = b.view.window;
   const int64_t value_size = tile.problem.value_size;
   const float* values = b.data.values + (window.begin - b.data_begin) / kUnit * b.data.value_stride;
-  const Lines weights{tile.s.scores + window.begin / kUnit * kPanel};
+  const PanelB weights{tile.s.scores + window.begin / kUnit * kPanel};
   const int64_t count = ceil_div(window.end - window.begin, kUnit);
   for (int64_t d = 0; d < value_size; d += kMicroRows) {
     tile.prefetches.refill();

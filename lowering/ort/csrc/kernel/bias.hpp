@@ -23,7 +23,7 @@ FA_INLINE bool has_bias(const Problem& problem) { return problem.pse != nullptr 
 // the processor has fused multiply-add, and one for a scale that follows. The gradient has to round as the forward pass
 // does.
 FA_INLINE Vec biased_score(const Problem& problem, Vec product, Vec bias) {
-  const float before = problem.pse_inside_scale ? 1.0f : scale_left(problem.softcap, problem.scale);
+  const float before = problem.pse_inside_scale ? 1.0f : remaining_scale(problem.softcap, problem.scale);
   const float after = problem.pse_inside_scale ? problem.scale : 1.0f;
   return (product * before + bias) * after;
 }

@@ -163,7 +163,7 @@ class Driver {
     if (plan.splits > 1) {
       const QueryTile tile = tile_of(plan, 0, scratch, prefetches);
       run_split(tile, task);
-      if (__atomic_sub_fetch(&plan.left, 1, __ATOMIC_ACQ_REL) == 0) run_merge(tile);
+      if (__atomic_sub_fetch(&plan.splits_left, 1, __ATOMIC_ACQ_REL) == 0) run_merge(tile);
       return;
     }
     if (next != kNone) {

@@ -48,7 +48,7 @@ static void merge_partials(const QueryTile& tile) {
       for (int64_t d = 0; d < columns; ++d) sums[d] = 0;
       for (int64_t n = 0; n < splits; ++n) {
         const float* from = partial_at(tile, n);
-        // If only one split has scores, it keeps its sums, also beside a largest score of +inf.
+        // If only one split has scores, its sums are taken as they are: if its largest score is +inf, inf - inf would be NaN.
         const bool alone = seen == 1 && from[r] != -kInfinity;
         const float factor = alone ? 1.0f : exp_nonpositive(splat(from[r] - softmax_origin(max)))[0];
         const float change = overflow_scale / from[2 * rows + r];

@@ -6,8 +6,8 @@
 //
 // In the forward pass B and C are panels of query rows: a line holds one number of kPanel query rows. A is K or V as it lies
 // in memory, so neither is packed: a micro-tile takes rows of K, or columns of V. B takes 8 KB at a head size of 64 and
-// stays in the first-level cache while K goes by. The probabilities (32 KB) come from the first or second level, two lines
-// for 2 kMicroRows products.
+// stays in the first-level cache while K goes by. The probabilities (32 KB) come from the first or second level, each step
+// along the depth loads two vectors of them for 2 kMicroRows vector multiply-adds.
 //
 // With kPairs each 32-bit number of A or B is two bfloat16 that follow each other along the depth. The depth is then half as
 // long, and the products are added as floats.
@@ -60,7 +60,8 @@ struct Reader<ColumnMajor, kRows> {
   void next() { data += stride; }
 };
 
-// In place of a number of vectors: the lower half of one. The upper lanes of C become 0. There are no pairs then.
+// A value of kVectors that means half a vector: only the lower half is computed, and the upper lanes of C become 0. Not with
+// kPairs.
 inline constexpr int kHalf = 0;
 
 template <int kVectors>
@@ -77,8 +78,8 @@ struct Width<kHalf> {
 // Steps along the depth between two prefetches.
 inline constexpr int64_t kPrefetchDepth = 16;
 
-// The lines of B, `stride` floats from one to the next.
-struct Lines {
+// A packed panel of B (BLIS), whose lines are `stride` floats apart.
+struct PanelB {
   const float* data;
   int64_t stride = kPanel;
 };
@@ -96,7 +97,7 @@ struct Output {
 
 // One micro-tile: kRows x kVectors vectors of C stay in registers while `depth` runs.
 template <int kRows, int kVectors, Beta kBeta, bool kPairs, class A>
-FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Output c, PrefetchQueue& prefetches) {
+FA_INLINE void multiply_rows(A a, PanelB b, int64_t depth, Output c, PrefetchQueue& prefetches) {
   using Part = typename Width<kVectors>::Part;
   constexpr int kParts = Width<kVectors>::kParts;
   Part sum[kRows][kParts];
@@ -150,10 +151,10 @@ FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Output c, PrefetchQueu
   }
 }
 
-// C [rows][kVectors * kLanes] by A [rows][depth] and B [depth][kVectors * kLanes]. `rows` is 1 to kMicroRows: each count is
-// a loop of its own, so that a short last micro-tile does not pay for the missing rows.
+// Computes C [rows][kVectors * kLanes] from A [rows][depth] and B [depth][kVectors * kLanes]. `rows` is 1 to kMicroRows:
+// each count is a loop of its own, so that a short last micro-tile does not pay for the missing rows.
 template <int kVectors, Beta kBeta, bool kPairs, class A, int kRows = kMicroRows>
-static void multiply(int64_t rows, A a, Lines b, int64_t depth, Output c, PrefetchQueue& prefetches) {
+static void multiply(int64_t rows, A a, PanelB b, int64_t depth, Output c, PrefetchQueue& prefetches) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
       multiply<kVectors, kBeta, kPairs, A, kRows - 1>(rows, a, b, depth, c, prefetches);

@@ -5,12 +5,12 @@
 
 namespace fa::FA_ISA {
 
-// What is subtracted from the scores. While all scores of a row are -inf it has no maximum; with any finite number exp(-inf)
-// is 0.
+// The number that is subtracted from the scores of a row: their maximum, or 0 while all of them are -inf, because -inf - -inf
+// would be NaN.
 FA_INLINE float softmax_origin(float max) { return max == -kInfinity ? 0.0f : max; }
 
 // A sum of values may overflow although their mean does not. It is then computed again with values times this power of two:
-// no sum of so many values, with weights of at most 1, overflows. Nothing is lost but digits of the smallest floats.
+// no sum of this many values, with weights of at most 1, overflows. Nothing is lost but digits of the smallest floats.
 FA_INLINE float overflow_scale_for(int64_t keys) {
   float overflow_scale = 0.5f;
   for (; keys > 0; keys /= 2) overflow_scale *= 0.5f;
@@ -73,9 +73,9 @@ FA_INLINE float online_softmax(float* scores, int64_t count, float scale, const 
   return exponentials(scores, count, 1.0f, softmax_origin(max));
 }
 
-// If score * scale - max is computed with one rounding, it differs from 0 at the largest score by up to half a unit in its
-// last place. This factor is common to the whole row. It cancels in the output but shows in softmax_sum. For scores below
-// this bound it is at most 1e-6.
+// With one fused multiply-add, score * scale - max is not exactly 0 at the largest score; it is off by up to half a unit in
+// the last place of max. All probabilities of the row then have the same wrong factor. It cancels in the output but shows in
+// softmax_sum. Below this bound it differs from 1 by at most 1e-6.
 inline constexpr float kLargestFusedScore = 32.0f;
 
 // The largest of `count` products. Whole vectors are read.
@@ -89,8 +89,8 @@ FA_INLINE float largest_of(const float* products, int64_t count) {
   return max_lanes(largest);
 }
 
-// The same without bias and mask, given the largest product. If the scale is positive, the largest product is the largest
-// score, and the scale moves into the exponential.
+// online_softmax without bias and mask, for a row whose largest product is known. If the scale is positive, the largest
+// product is the largest score, and the scale moves into the exponential.
 FA_INLINE float online_softmax_given_max(float largest, float* scores, int64_t count, float scale, float& max) {
   const float top = largest * scale;
   if (!(scale > 0) || !(top < kLargestFusedScore && top > -kLargestFusedScore)) {

@@ -1,5 +1,5 @@
-// How the attention of one key head of one sequence is divided into tasks. The division depends on the problem alone, never
-// on the number of threads, so that the same call gives the same bits everywhere.
+// How the attention of one key head of one sequence is divided into tasks. The division depends on the problem
+// alone, never on the number of threads, so that the same call gives the same bits everywhere.
 #pragma once
 
 #include "skinny_product.hpp"
@@ -18,7 +18,8 @@ inline constexpr int64_t kSmallTileRows = 96;  // with fewer tasks than kTasksWa
 // the keys.
 inline constexpr int64_t kTasksWanted = 32;
 
-// Query rows [begin, end) of some heads that share a key head.
+// Query rows [begin, end) of some heads that share a key head. Prefetching also uses it for rows of K and V; the head is then
+// a key head.
 struct RowRange {
   int64_t first_head;
   int64_t head_count;
@@ -53,12 +54,13 @@ struct RowTiling {
   int64_t count = 0;
 
   RowTiling() = default;
-  RowTiling(int64_t query_length, int64_t group, int64_t heads_in_all, bool skinny) {
-    const bool many = heads_in_all * group * ceil_div(query_length, kTileRows) >= kTasksWanted;
-    const int64_t most = many ? kTileRows : kSmallTileRows;
+  RowTiling(int64_t query_length, int64_t group, int64_t key_heads_of_all_sequences, bool skinny) {
+    const bool enough_tasks = key_heads_of_all_sequences * group * ceil_div(query_length, kTileRows) >= kTasksWanted;
+    const int64_t most = enough_tasks ? kTileRows : kSmallTileRows;
     const int64_t tail = query_length % kLanes;
-    const bool alone = skinny && tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
-    body = alone ? query_length - tail : query_length;
+    const bool tail_is_own_tile =
+        skinny && tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
+    body = tail_is_own_tile ? query_length - tail : query_length;
     tiles_per_head = ceil_div(body, most);
     rows = ceil_div(ceil_div(body, tiles_per_head), kPanel) * kPanel;
     rows = smaller(rows, body);
@@ -85,21 +87,21 @@ struct HeadPlan {
   const Sequence* sequence;
   int64_t head;
   RowTiling tiling;
-  int64_t skinny_rows;        // a tile of at most so many rows is skinny
+  int64_t skinny_rows;        // a tile of at most this many rows is skinny
   int64_t skinny_block_keys;  // keys of a block in a skinny tile
   int64_t first_block;        // the first block that some row sees
   int64_t end_block;
   int64_t split_blocks;
   int64_t splits;
-  int64_t left;              // splits that are not done yet
+  int64_t splits_left;       // splits that are not done yet
   float* partial = nullptr;  // the results of the splits: see merge.hpp
 
   // `skinny`: whether skinny tiles are allowed. They add up products in another order.
-  HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all, bool skinny)
-      : sequence(&s), head(key_head), tiling(s.query_length, group, heads_in_all, skinny),
+  HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t key_heads_of_all_sequences, bool skinny)
+      : sequence(&s), head(key_head), tiling(s.query_length, group, key_heads_of_all_sequences, skinny),
         skinny_rows(skinny ? kSkinnyRows : 0) {
     const KeyRange range = band_range(s, 0, s.query_length - 1);
-    const int64_t wanted = ceil_div(kTasksWanted, heads_in_all);
+    const int64_t wanted = ceil_div(kTasksWanted, key_heads_of_all_sequences);
     const int64_t rows = s.query_length * group;
     skinny_block_keys = skinny_block_size(larger(1, smaller(rows, kSkinnyRows)), range.end - range.begin, wanted);
     const int64_t block_keys = rows <= skinny_rows ? skinny_block_keys : kBlockKeys;
@@ -109,7 +111,7 @@ struct HeadPlan {
     if (tiling.count == 1) {
       split_blocks = ceil_div(split_blocks, smaller(split_blocks, wanted));
     }
-    left = splits = larger(1, ceil_div(end_block - first_block, split_blocks));
+    splits_left = splits = larger(1, ceil_div(end_block - first_block, split_blocks));
   }
 
   int64_t tasks() const { return splits > 1 ? splits : tiling.count; }

@@ -15,7 +15,8 @@ inline constexpr int64_t kPrefetchDistance = 32;
 
 inline constexpr int64_t kCacheLine = 64;
 
-// The callers of these functions must be inlined, too. GCC takes a function that only prefetches for one without effect.
+// The callers of these functions must be inlined, too. GCC removes calls of a
+// function that only prefetches, because it considers it to have no effect.
 template <class Number>
 FA_INLINE void prefetch(const Number* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -50,7 +50,7 @@ class PrefetchQueue {
       queued_rows_ += of.per_head();
     }
   }
-  // Spreads the queued rows over so many steps of the products, with at most kMostRowsPerStep rows at a step.
+  // Spreads the queued rows over `steps` steps of the products, with at most kMostRowsPerStep rows at a step.
   void pace(int64_t steps) { rows_per_step = smaller(kMostRowsPerStep, ceil_div(queued_rows_, larger(1, steps))); }
 
   // Called between micro-tiles, because the products themselves look at one entry only.

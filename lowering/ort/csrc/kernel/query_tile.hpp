@@ -5,7 +5,7 @@
 
 namespace fa::FA_ISA {
 
-// Panels begin on cache lines, so that no vector load touches two.
+// Panels begin on cache lines, so that no vector load crosses from one cache line into the next.
 inline constexpr size_t kAlignment = 64;
 
 FA_INLINE float* aligned(void* p) {
@@ -19,7 +19,8 @@ inline constexpr int64_t kScoreStride = kMostSkinnyBlockKeys + 16;
 // The same for rows of a bias in a panel.
 inline constexpr int64_t kBiasStride = kBlockKeys + 16;
 
-// The keys of a block that some row of a panel sees. The first one is even, because kPairs takes keys in pairs.
+// The keys of a block that some row of a panel sees. The first one is even, because products of pairs
+// (pairs.hpp) take two keys at a time.
 struct Window {
   int64_t begin;
   int64_t end;
@@ -41,11 +42,11 @@ struct Scratch {
   float* block;           // copies of K and V
   float* saved_acc;       // [kSkinnyRows][padded_value_size]: acc_rows before the present block
   float* row_buffer;      // kLanes rows of query or mask, or kPanel rows of bias
-  float* panel_max;       // [kPanel]: the largest product of each row of a panel
+  float* panel_max;       // [kPanel]: the largest entry of scores for each row of a panel, as multiply_keys leaves it
   float* max;             // [kTileRows]: the largest score so far
   float* sum;             // [kTileRows]: the sum of exp(score - max) so far
   float* block_sum;       // [kTileRows]: the same for this block
-  float* rescale;         // [kTileRows]: what this block multiplies the earlier sums by
+  float* rescale;         // [kTileRows]: the factor of the earlier sums; while the softmax runs, first its logarithm
   float* overflow_scale;  // [kTileRows]: a factor of the values, 1 or smaller: see overflow.hpp
   View* views;            // [kTileRows]: the keys of the block that each row sees
   Window* windows;        // [kTileRows / kPanel]: the keys of the block that some row of each panel sees

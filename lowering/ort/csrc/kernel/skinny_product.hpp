@@ -13,7 +13,7 @@
 
 namespace fa::FA_ISA {
 
-// A tile with up to so many rows is skinny. With more rows, the reductions of 16 vectors (30 shuffles a row for 16 keys)
+// A tile of up to this many rows is skinny. With more rows, the reductions of 16 vectors (30 shuffles a row for 16 keys)
 // cost more than what they avoid.
 inline constexpr int64_t kSkinnyRows = 8;
 
@@ -24,7 +24,7 @@ inline constexpr int64_t kSkinnyBlockUnit = 512;
 inline constexpr int64_t kMostSkinnyBlockKeys = 4096;
 inline constexpr int64_t kSkinnyBlockScores = 16384;
 
-// The largest power of two of vectors for each of so many rows that fit the registers together.
+// The largest power of two of vectors for each of `rows` rows such that all of them fit the registers.
 constexpr int vectors_per_row(int rows, int most) {
   int count = most;
   while (count > 1 && count * rows > kRegisters * 3 / 4) count /= 2;

@@ -24,7 +24,7 @@ struct Softcap {
   }
 };
 
-// What products are multiplied by on their way to scores, after they have been capped, if they are.
-FA_INLINE float scale_left(float softcap, float scale) { return softcap == 0 ? scale : 1.0f; }
+// The scale that a product still needs: 1 if it has been capped, because a capped product is already scaled.
+FA_INLINE float remaining_scale(float softcap, float scale) { return softcap == 0 ? scale : 1.0f; }
 
 }  // namespace fa::FA_ISA

@@ -23,7 +23,7 @@ struct PanelView {
   int64_t rows;
   Window window;  // keys that some row sees
   Window common;  // keys that lie between begin and end of every row's view
-  bool masked;    // whether the mask hides some key of the window from some row
+  bool masked;    // whether the mask hides a key between begin and end of some row's view
 };
 
 static PanelView panel_view(const QueryTile& tile, int64_t panel) {
@@ -128,7 +128,8 @@ static PanelVector<kVectors> mask_scores(const QueryTile& tile, const PanelView&
   return largest;
 }
 
-// Caps the products of some keys of the window. Those of all keys together give panel_max, unless a bias follows.
+// Caps the products of some keys of the window. Raises panel_max to the largest of them, unless a bias is still to be
+// added.
 template <int kVectors>
 static void cap_products(const QueryTile& tile, Window keys, bool biased) {
   const Scratch& s = tile.s;
@@ -192,7 +193,7 @@ static void add_bias(const QueryTile& tile, const PanelView& view, const BiasRow
   }
 }
 
-// Whether every row sees every key of the window. The products then already know the largest one.
+// Whether every row sees every key of the window. panel_max then holds the largest entry already.
 FA_INLINE bool all_visible(const PanelView& view) {
   return !view.masked && view.common.begin == view.window.begin && view.common.end == view.window.end;
 }
@@ -276,8 +277,8 @@ static PanelVector<kVectors> exponentials_of_panel(const QueryTile& tile, const 
 template <int kVectors, bool kPairs>
 static void softmax_panel(const QueryTile& tile, const PanelView& view, int64_t first) {
   const Scratch& s = tile.s;
-  // With a bias they are scores already.
-  const float scale = has_bias(tile.problem) ? 1.0f : scale_left(tile.problem.softcap, tile.problem.scale);
+  // With a bias, multiply_keys has already applied the scale.
+  const float scale = has_bias(tile.problem) ? 1.0f : remaining_scale(tile.problem.softcap, tile.problem.scale);
   bool fused = false;
   PanelVector<kVectors> maxima;
   if (view.masked) {
@@ -305,7 +306,8 @@ static void softmax_panel(const QueryTile& tile, const PanelView& view, int64_t 
     store(s.max + r, max);
     store(s.rescale + r, before - origins.of[v]);
   }
-  // A row that sees no key of this block keeps its sums, also beside a largest score of +inf or a sink that is NaN.
+  // A row that sees no key of this block keeps its sums, so the exponent of its factor is 0. Its largest score may be +inf,
+  // or its sink NaN, and inf - inf would be NaN.
   for (int64_t j = 0; j < view.rows; ++j) {
     if (!s.views[view.first_row + j].empty()) continue;
     s.rescale[view.first_row + j] = 0;

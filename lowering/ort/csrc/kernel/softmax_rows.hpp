@@ -22,7 +22,7 @@ FA_INLINE const uint8_t* hidden_keys(const QueryTile& tile, const View& view) {
 static float online_softmax_view(const QueryTile& tile, int64_t r, int64_t first, const View& view, float* scores) {
   const Problem& problem = tile.problem;
   const int64_t count = view.end - view.begin;
-  const float scale = scale_left(problem.softcap, problem.scale);
+  const float scale = remaining_scale(problem.softcap, problem.scale);
   const bool inside = problem.pse_inside_scale;
   float& max = tile.s.max[r];
   const uint8_t* hidden = hidden_keys(tile, view);
@@ -62,7 +62,8 @@ static void softmax_rows(const QueryTile& tile, int64_t first) {
   for (int64_t r = 0; r < tile.rows(); ++r) {
     const float before = s.max[r];
     s.block_sum[r] = softmax_row(tile, r, first);
-    // A row that sees no key of this block keeps its sums, also beside a largest score of +inf.
+    // A row that sees no key of this block keeps its sums, so the exponent of its factor is 0. Its largest score may be
+    // +inf, and inf - inf would be NaN.
     s.rescale[r] = s.views[r].empty() ? 0.0f : before - softmax_origin(s.max[r]);
   }
   // Whole vectors are computed. The memory has room for them, and nothing beyond the last row is used.

@@ -1,8 +1,9 @@
 // How the numbers of a row of K or V are loaded from memory: each type below reads one storage format into registers.
 //
-// kPerLoad is how many numbers one load reads. load() reads so many. load_partial() reads `count` < kPerLoad numbers and no
-// memory beyond them; the other lanes become 0. The result is one vector of operands of a product: floats, or with kPairs
-// two bfloat16 in each lane (pairs.hpp). With kEvenOdd it holds two vectors of floats, which even() and odd() extract.
+// kPerLoad is how many numbers one load reads. load() reads kPerLoad numbers. load_partial() reads `count` < kPerLoad
+// numbers and no memory beyond them; the other lanes become 0. The result is one vector of operands of a product: floats,
+// or with kPairs two bfloat16 in each lane (pairs.hpp). With kEvenOdd it holds two vectors of floats, which even() and
+// odd() extract.
 #pragma once
 
 #include "pairs.hpp"

@@ -5,7 +5,8 @@
 
 namespace fa::FA_ISA {
 
-// Keys [begin, end) of the block without those whose byte in `mask` is not 0. `mask` begins at the block's first key.
+// The keys [begin, end) of a block whose byte in `mask` is 0; all of them if `mask` is null. begin, end and `mask` count from
+// the block's first key.
 struct View {
   int64_t begin = 0;
   int64_t end = 0;
@@ -15,12 +16,14 @@ struct View {
   bool open(int64_t keys) const { return begin == 0 && end == keys && mask == nullptr; }
 };
 
+// Keys [begin, end), counted from the first key of the sequence.
 struct KeyRange {
   int64_t begin;
   int64_t end;
 };
 
-// The keys that the band lets rows [first_row, last_row] of a sequence attend.
+// A range that contains all keys which the band and the prefix let rows [first_row, last_row] attend. `end` is never
+// negative, because the prefix is not.
 FA_INLINE KeyRange band_range(const Sequence& sequence, int64_t first_row, int64_t last_row) {
   const int64_t begin = larger(0, first_row + sequence.band_first);
   const int64_t end = smaller(sequence.key_length, larger(last_row + sequence.band_last + 1, sequence.prefix));
@@ -34,13 +37,13 @@ FA_INLINE bool no_zero_byte(const uint8_t* p) {
 }
 
 // How many of the first (last) bytes are not 0, rounded down to a multiple of 8. That is exact enough to skip masked keys.
-FA_INLINE int64_t masked_prefix(const uint8_t* mask, int64_t count) {
+FA_INLINE int64_t masked_at_begin(const uint8_t* mask, int64_t count) {
   int64_t hidden = 0;
   while (hidden + 8 <= count && no_zero_byte(mask + hidden)) hidden += 8;
   return hidden;
 }
 
-FA_INLINE int64_t masked_suffix(const uint8_t* mask, int64_t count) {
+FA_INLINE int64_t masked_at_end(const uint8_t* mask, int64_t count) {
   int64_t hidden = 0;
   while (hidden + 8 <= count && no_zero_byte(mask + count - hidden - 8)) hidden += 8;
   return hidden;
@@ -62,8 +65,8 @@ FA_INLINE View without_masked(View view, const Problem& problem, const Sequence&
     return view;
   }
   mask += first_key;
-  view.begin += masked_prefix(mask + view.begin, view.end - view.begin);
-  view.end -= masked_suffix(mask + view.begin, view.end - view.begin);
+  view.begin += masked_at_begin(mask + view.begin, view.end - view.begin);
+  view.end -= masked_at_end(mask + view.begin, view.end - view.begin);
   uint8_t any = 0;
   uint8_t all = 1;
   for (int64_t j = view.begin; j < view.end; ++j) {
@@ -84,11 +87,14 @@ FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t
   return problem.mask == nullptr ? view : without_masked(view, problem, sequence, head, i, first_key);
 }
 
+// Whether the sequence has a bound on j - i. Mode 0 always sets one: the defaults of pre_tockens and next_tockens (2^31 - 1)
+// count as a band, too.
 FA_INLINE bool has_band(const Sequence& sequence) {
   return sequence.band_first != -kNoLimit || sequence.band_last != kNoLimit;
 }
 
-// Whether all rows of so many heads have the same mask row, or none. It is then read once a block, not once a row.
+// Whether there is no mask, or all rows of `head_count` heads have the same mask row, which is then read once for each block
+// and not once for each row.
 FA_INLINE bool rows_share_mask(const Problem& problem, int64_t head_count) {
   return problem.mask == nullptr || (problem.mask_row == 0 && (problem.mask_head == 0 || head_count == 1));
 }

@@ -118,7 +118,7 @@ static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
   for (int64_t r = 0; r < h.count * h.rows; ++r) softcap.row(h.scores_of(0, r), t.count);
 }
 
-FA_INLINE float scale_left(const Decode& d) { return scale_left(d.softcap, d.scale); }
+FA_INLINE float remaining_scale(const Decode& d) { return remaining_scale(d.softcap, d.scale); }
 
 FA_INLINE void add_block_sum(const DecodeTask& h, const SoftmaxState& state, int64_t r, float new_max, float sum) {
   if (new_max != state.max[r]) state.rescale(r, new_max, h.columns);
@@ -139,16 +139,16 @@ FA_INLINE void softmax_row(const DecodeTask& h, const DecodeStep& t, const Decod
   float sum;
   if (t.masks_score) {
     for (int64_t j = 0; j < t.count; ++j) {
-      const float score = scores[j] * scale_left(h.d) + (h.d.pse == nullptr ? 0.0f : s.bias[j]);
+      const float score = scores[j] * remaining_scale(h.d) + (h.d.pse == nullptr ? 0.0f : s.bias[j]);
       scores[j] = t.hidden != nullptr && t.hidden[j] != 0 ? kMaskedScore : score;
     }
     sum = online_softmax<false, false>(scores, t.count, 1.0f, nullptr, false, nullptr, new_max);
   } else if (h.d.pse == nullptr) {
-    sum = online_softmax<false, true>(scores, t.count, scale_left(h.d), nullptr, false, t.hidden, new_max);
+    sum = online_softmax<false, true>(scores, t.count, remaining_scale(h.d), nullptr, false, t.hidden, new_max);
   } else if (t.hidden == nullptr) {
-    sum = online_softmax<true, false>(scores, t.count, scale_left(h.d), s.bias, false, nullptr, new_max);
+    sum = online_softmax<true, false>(scores, t.count, remaining_scale(h.d), s.bias, false, nullptr, new_max);
   } else {
-    sum = online_softmax<true, true>(scores, t.count, scale_left(h.d), s.bias, false, t.hidden, new_max);
+    sum = online_softmax<true, true>(scores, t.count, remaining_scale(h.d), s.bias, false, t.hidden, new_max);
   }
   add_block_sum(h, state, r, new_max, sum);
 }
@@ -163,7 +163,7 @@ FA_INLINE void softmax_rows_unmasked(const DecodeTask& h, const DecodeStep& t, i
     for (int64_t r = 0; r < rows; ++r) largest[r] = largest_of(h.scores_of(n, first + r), t.count);
     for (int64_t r = 0; r < rows; ++r) {
       float new_max = state.max[first + r];
-      const float sum = online_softmax_given_max(largest[r], h.scores_of(n, first + r), t.count, scale_left(h.d), new_max);
+      const float sum = online_softmax_given_max(largest[r], h.scores_of(n, first + r), t.count, remaining_scale(h.d), new_max);
       add_block_sum(h, state, first + r, new_max, sum);
     }
   }

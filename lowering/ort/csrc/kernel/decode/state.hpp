@@ -38,7 +38,7 @@ struct SoftmaxState {
 FA_INLINE void merge(const SoftmaxState& state, const SoftmaxState& other, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) {
     if (other.max[r] == -kInfinity && !is_nan(other.sum[r])) continue;
-    // If only one state has scores, it keeps its sums, also beside a largest score of +inf.
+    // If only one state has scores, its sums are taken as they are: if its largest score is +inf, inf - inf would be NaN.
     const bool alone = state.max[r] == -kInfinity && !is_nan(state.sum[r]);
     const float new_max = other.max[r] > state.max[r] ? other.max[r] : state.max[r];
     if (new_max != state.max[r] && !alone) state.rescale(r, new_max, columns);

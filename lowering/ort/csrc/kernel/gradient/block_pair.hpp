@@ -77,7 +77,7 @@ FA_INLINE void multiply_panels(const BlockPair& blocks, int64_t count, RowMajor 
                                int64_t depth, int64_t depth_padded, float* out) {
   for (int64_t c = window.begin / kPanel * kPanel; c < window.end; c += kPanel) {
     const int64_t half = window.begin >= c + kLanes ? kLanes : 0;
-    const Lines lines{b + c * depth_padded + half};
+    const PanelB lines{b + c * depth_padded + half};
     const Output target{out + c + half, kScoreStride};
     blocks.prefetches.refill();
     if (half != 0 || window.end <= c + kLanes) {
@@ -233,7 +233,7 @@ static void add_products_to_keys(const BlockPair& blocks, Window all, const floa
     const ColumnMajor a{weights + rows.begin * kScoreStride + j, kUnit * kScoreStride};
     each_panel(qk_size, [&](auto width, int64_t c) {
       blocks.prefetches.refill();
-      multiply<width.kCount, Beta::one, kPairs>(count, a, Lines{lines + rows.begin / kUnit * line + c, line},
+      multiply<width.kCount, Beta::one, kPairs>(count, a, PanelB{lines + rows.begin / kUnit * line + c, line},
                                                 ceil_div(rows.end - rows.begin, kUnit),
                                                 Output{sums + j * columns + c, columns}, blocks.prefetches);
     });
@@ -255,7 +255,7 @@ static void add_products_to_queries(const BlockPair& blocks) {
       const int64_t first = window.begin / kUnit;
       blocks.prefetches.refill();
       multiply<width.kCount, Beta::one, kPairs>(smaller(kMicroRows, blocks.rows - r), RowMajor{ds + r * row + first, row},
-                                                Lines{blocks.s.key_lines + first * line + c, line},
+                                                PanelB{blocks.s.key_lines + first * line + c, line},
                                                 ceil_div(window.end - window.begin, kUnit),
                                                 Output{blocks.dq_sums() + r * columns + c, columns}, blocks.prefetches);
     }

@@ -4,7 +4,7 @@
 //
 //   kRegisters  vector registers
 //   kMicroRows  rows of a micro-tile of the matrix product (MR of BLIS), which is kMicroRows x 2 vectors of sums; an even
-//               divisor of 48
+//               number that divides 48 (kGatherKeys and kBlockRows are multiples of it)
 //
 // simd.hpp includes the header that belongs to FA_ISA and names its struct Isa.
 #pragma once
