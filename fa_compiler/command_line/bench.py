@@ -10,6 +10,8 @@ from fa_compiler.command_line.exit_codes import OK
 from fa_compiler.command_line.models import assumed, progress_bar
 from fa_compiler.command_line.render import print_table
 from fa_compiler.errors import InputError
+from fa_compiler.model_files.reading import load
+from fa_compiler.model_files.writing import check_place, staging, write
 from fa_compiler.passes.report import printable
 
 MIB = 1 << 20
@@ -17,16 +19,26 @@ MIB = 1 << 20
 
 def run(args: argparse.Namespace) -> int:
     """Measure a model and its fused form, and print the table."""
-    with progress_bar(args.quiet or args.json) as progress:
-        measured = bench(
-            args.model,
-            _lengths(args.lengths),
-            batch=args.batch,
-            threads=args.threads,
-            assume=assumed(args),
-            seconds=args.seconds,
-            progress=progress,
-        )
+    lengths = _lengths(args.lengths)
+    if args.html is not None:
+        check_place(args.html, load(args.model), force=False)
+    with staging() as stage:
+        page_file = None if args.html is None else stage.reserve(args.html)
+        with progress_bar(args.quiet or args.json) as progress:
+            measured = bench(
+                args.model,
+                lengths,
+                batch=args.batch,
+                threads=args.threads,
+                assume=assumed(args),
+                seconds=args.seconds,
+                progress=progress,
+            )
+        if page_file is not None:
+            from fa_compiler.page.gain_page import gain_page
+
+            write(page_file, [gain_page(measured).encode(errors="backslashreplace")], args.html)
+        stage.commit()
     if args.json:
         print(json.dumps(measured.to_json(), indent=2, ensure_ascii=False))
     else:

@@ -233,6 +233,7 @@ def _add_bench(commands: _Commands) -> None:
     examples = """\
   fa-compiler bench model.onnx
   fa-compiler bench model.onnx --lengths 512,2048,8192 --threads 1
+  fa-compiler bench model.onnx --html gain.html
 """
     text = "measure a model and its fused form beside each other in ONNX Runtime"
     command = _command(commands, "bench", text, examples)
@@ -250,6 +251,7 @@ def _add_bench(commands: _Commands) -> None:
     )
     _add_assume(command)
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
+    command.add_argument("--html", metavar="PAGE.html", type=Path, help="write a page with the figures as bars")
     command.add_argument("--quiet", action="store_true", help="show no progress")
     command.set_defaults(run="bench.run")
 

@@ -70,13 +70,18 @@ def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) ->
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{_file('page.css')}</style></head><body>",
+            f"<title>{escape(title)}</title><style>{style()}</style></head><body>",
             f'<header><h1>{escape(title)}</h1><button id="theme" type="button">dark or light</button></header><main>',
             *body,
             f"</main><script>{_file('page.js')}</script></body></html>",
             "",
         ]
     )
+
+
+def style() -> str:
+    """The style sheet that all pages share."""
+    return _file("page.css")
 
 
 def _file(name: str) -> str:

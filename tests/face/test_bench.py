@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,37 @@ def test_a_length_that_does_not_run_is_told(tmp_path: Path, capsys: pytest.Captu
     assert told["measures"][0]["ratio"] > 0
     assert told["measures"][1]["fault"]
     assert told["measures"][1]["original"] is None
+
+
+def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows the figures of the JSON form; the bars have lengths in proportion to them."""
+    path, page = str(saved(attention(), tmp_path / "model.onnx")), tmp_path / "gain.html"
+    assert main(["bench", path, "--lengths", "4,8", "--seconds", "0.02", "--json", "--html", str(page)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    text = page.read_text()
+    assert "<script" not in text
+    assert "http" not in text
+    assert " times as fast at " in text
+    bars = [
+        float(width) for width in re.findall(r'<rect class="(?:original|fused)" x="90" y="\d+" width="([\d.]+)"', text)
+    ]
+    times = [each[kind]["median"] for each in told["measures"] for kind in ("original", "fused")]
+    assert len(bars) == 8
+    for bar, time in zip(bars[:4], times, strict=True):
+        assert bar / bars[0] == pytest.approx(time / times[0], rel=0.05, abs=0.1 / bars[0])
+    for each in told["measures"]:
+        assert f"{each['ratio']:.2f} x" in text
+
+
+def test_a_page_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no length runs, and where nothing is fused."""
+    path, page = str(saved(positions(), tmp_path / "model.onnx")), tmp_path / "gain.html"
+    assert main(["bench", path, "--lengths", "16", "--seconds", "0.01", "--html", str(page)]) == 0
+    assert "No length could be measured." in page.read_text()
+    assert main(["bench", path, "--lengths", "8", "--seconds", "0.01", "--html", str(page)]) == 0
+    assert "Nothing is fused" in page.read_text()
+    assert main(["bench", path, "--html", path]) == 2
+    assert "is the input itself" in capsys.readouterr().err
 
 
 def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
