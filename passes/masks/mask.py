@@ -114,6 +114,11 @@ from fa_compiler.passes.score_ops import (
 )
 from fa_compiler.passes.values.slices import keeps_everything
 
+COARSE = (
+    "16-bit scores are rounded to the large numbers that are added to them, and that decides a row whose every key has "
+    "such a number"
+)
+"""Why an operator that computes in 16 bits cannot be given a mask of such numbers."""
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that test the computed scores or probabilities, or nothing: they do not depend on how the mask is planned."""
 
@@ -144,6 +149,9 @@ class MaskPlan:
     packed: View | None = None
     fallback: MaskPlan | None = None
     missed: tuple[Missed, ...] = ()
+    coarse: ir.Node | None = None
+    """The node that adds numbers to 16-bit scores in which they are rounded away. Such a plan is for operators that
+    compute in float32, as ONNX Runtime computes the model on the CPU."""
 
     @property
     def mask_label(self) -> str:
@@ -207,12 +215,10 @@ class MaskPlanner:
         rounding = next((step for step in plan.bias if self._rounds_rows(step)), None)
         if rounding is None:
             return plan
-        return self._without_empty_rows(
-            plan,
-            rounding.node,
-            "16-bit scores are rounded to the large numbers that are added to them, and that decides a row whose every "
-            "key has such a number",
-        )
+        alone = len(plan.bias) == 1 and self._adds_only(rounding, math.isfinite)
+        if self.options.target == "contrib" and alone and NO_EMPTY_ROWS not in self.options.assume:
+            return replace(plan, coarse=rounding.node)
+        return self._without_empty_rows(plan, rounding.node, COARSE)
 
     def _without_empty_rows(self, plan: MaskPlan, node: ir.Node, reason: str) -> MaskPlan:
         """The plan if the user vouches for it that no row is masked everywhere. Raises Decline."""

@@ -54,6 +54,7 @@ from fa_compiler.op_registry.runtimes import (
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, WINDOWS_SINCE
+from fa_compiler.passes.masks.mask import COARSE
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS_HINT, Options
@@ -145,6 +146,9 @@ def _as_operator(
 ) -> StandardAttention:
     """The attention as this operator, in the type of the match. Raises Decline."""
     _check_rows(match, operator)
+    takes_given = why_not_taken(TYPES[given], operator, options) is None
+    if match.mask.coarse is not None and (match.dtype != ir.DataType.FLOAT or takes_given):
+        raise Decline(Code.EMPTY_ROWS, COARSE, match.mask.coarse, NO_EMPTY_ROWS_HINT)
     missed: list[Missed] = []
     if match.roles.kv_heads != match.roles.heads and _repeats_heads(operator, options):
         reason = f"{_of(operator, options)} does not take {Feature.GROUPED.meaning}, so key and value are repeated"
