@@ -13,10 +13,10 @@ from fa_compiler.benchmark import Benchmark, Measure, Timing
 from fa_compiler.page.page import style
 
 MIB = 1 << 20
-BAR, GAP, LEFT, WIDTH, ROOM = 16, 18, 90, 560, 150
+BAR, GAP, LEFT, WIDTH, ROOM = 18, 16, 100, 330, 130
 """Pixels: the height of a bar, the space between lengths, the space for labels, the longest bar, the space after it."""
 OWN_STYLE = """
-.plot { max-width: 100%; height: auto; font: 12px system-ui, sans-serif }
+.plot { max-width: 100%; height: auto; font: 14px system-ui, sans-serif } .wide { overflow-x: auto }
 .plot text { fill: var(--ink) } .plot .faint { fill: var(--faint) }
 .plot .original { fill: var(--other) } .plot .fused { fill: var(--good) } .plot .spread { stroke: var(--ink) }
 """
@@ -78,7 +78,7 @@ def _plot(
     yield f"<title>{escape(title)}. {escape(told)}</title>"
     for place, each in enumerate(ran):
         top = place * (2 * BAR + GAP)
-        yield f'<text x="{LEFT - 8}" y="{top + BAR + 4}" text-anchor="end">{each.length:,}</text>'
+        yield f'<text x="{LEFT - 8}" y="{top + BAR + 4}" text-anchor="end">{each.length:,} tokens</text>'
         for index, (kind, timing) in enumerate(zip(("original", "fused"), _both(each), strict=True)):
             y, end = top + index * BAR, size(timing) * scale
             yield f'<rect class="{kind}" x="{LEFT}" y="{y + 1}" width="{end:.1f}" height="{BAR - 2}"/>'
@@ -95,7 +95,8 @@ def _plot(
 
 
 def _table(ran: Sequence[Measure]) -> Iterator[str]:
-    yield "<h2>Figures</h2><table><thead><tr><th scope=col>tokens<th scope=col>original, ms<th scope=col>fused, ms"
+    yield '<h2>Figures</h2><div class="wide"><table><thead>'
+    yield "<tr><th scope=col>tokens<th scope=col>original, ms<th scope=col>fused, ms"
     yield "<th scope=col>faster<th scope=col>original, MiB<th scope=col>fused, MiB</tr></thead><tbody>"
     for each in ran:
         original, fused = _both(each)
@@ -104,7 +105,7 @@ def _table(ran: Sequence[Measure]) -> Iterator[str]:
         ]
         cells += [f"{each.ratio:.2f} x", *(f"{timing.memory / MIB:,.0f}" for timing in (original, fused))]
         yield f"<tr><th scope=row>{each.length:,}" + "".join(f"<td>{cell}" for cell in cells)
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _both(each: Measure) -> tuple[Timing, Timing]:

@@ -60,7 +60,7 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "http" not in text
     assert " times as fast at " in text
     bars = [
-        float(width) for width in re.findall(r'<rect class="(?:original|fused)" x="90" y="\d+" width="([\d.]+)"', text)
+        float(width) for width in re.findall(r'<rect class="(?:original|fused)" x="100" y="\d+" width="([\d.]+)"', text)
     ]
     times = [each[kind]["median"] for each in told["measures"] for kind in ("original", "fused")]
     assert len(bars) == 8
