@@ -188,6 +188,8 @@ class Trials:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.items = {item.nodeid: item for item in session.items}
         self.living = living()
+        for cache in self.living.caches:
+            cache.cache_clear()  # a session of ONNX Runtime ends here: in a trial its end would wait for threads of here
         gc.collect()
         gc.freeze()
         waiting = list(self.sample)[::-1]
