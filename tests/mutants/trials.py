@@ -188,8 +188,9 @@ class Trials:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.items = {item.nodeid: item for item in session.items}
         self.living = living()
+        # Sessions of ONNX Runtime end here. In a trial their end would wait for threads that only this process has.
         for cache in self.living.caches:
-            cache.cache_clear()  # a session of ONNX Runtime ends here: in a trial its end would wait for threads of here
+            cache.cache_clear()
         gc.collect()
         gc.freeze()
         waiting = list(self.sample)[::-1]
