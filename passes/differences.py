@@ -250,7 +250,7 @@ def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: Sh
     if chooser is not None:
         given = chooser.inputs[0]
         shape = None if given is None else info.shape(given)
-        if given is None or shape is None:
+        if given is None or not shape:
             return None
         axis, count = int_attr(chooser, "axis", 0) % len(shape), len(chooser.outputs)
         if chooser.op_type == "Gather" and info.shape(chooser.inputs[1] or value) != ():  # 5

@@ -211,6 +211,8 @@ class _Results:
     def _product(self, product: Contraction) -> tuple[str, GradientTarget] | None:
         """The gradient of query or key."""
         inner, scores = self.inner, self.inner.scores
+        if scores.factor == 0.0:
+            return None
         space, region = inner.viewer.space, inner.region
         rows, heads, keys = (space.resolve(axes) for axes in scores.axes[1:4])
         for side in (0, 1):

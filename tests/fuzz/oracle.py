@@ -61,7 +61,14 @@ ALLOWS_ZERO = 14
 """From this opset on a Reshape can make a size of 0 in every place."""
 BODIES_OF = 4
 """One of so many fused models runs without the library, too."""
-REFUSALS = ("has shape", "shall have same", "cannot be reshaped", "cumulative lengths", "MatMul dimension mismatch")
+REFUSALS = (
+    "has shape",
+    "shall have same",
+    "cannot be reshaped",
+    "cumulative lengths",
+    "MatMul dimension mismatch",
+    "by a dimension other than 1",
+)
 """What kernels and operators say of sizes that do not agree."""
 STEEP = 1e3
 """Where scores are larger, gradients are anything: differences of sums that rounded probabilities weight."""

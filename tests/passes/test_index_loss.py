@@ -323,3 +323,10 @@ def test_a_lightning_indexer_lists_the_keys_of_both() -> None:
     wanted, got = named(original, run(original, inputs)), named(changed, run(changed, inputs))
     for name, value in wanted.items():
         assert_close(got[name], value, TOLERANCE)
+
+
+def test_scores_times_0_are_no_error() -> None:
+    """Their gradient tells nothing of its factor."""
+    changed = {"i": BODY["i"].replace("rw = Mul(r, wu)", "nought = Mul(r, zero) rw = Mul(nought, wu)")}
+    _, report = fused_pair(model(changed))
+    assert not any(block.op == "SparseLightningIndexerGradKLLoss" for block in report.blocks)
