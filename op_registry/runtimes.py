@@ -131,12 +131,13 @@ _WIDE = {Feature.FULL, Feature.VALUE_SIZE, Feature.ANY_HEAD_SIZE, Feature.CROSS}
 _ROWS = {Feature.NAN_ROWS, Feature.NAN_ROWS_HALF, Feature.NAN_OR_ZERO_ROWS, Feature.MEAN_ROWS}
 _CAPPED = {Feature.GROUPED, Feature.SOFTCAP, Feature.SOFTCAP_MASK}
 SCHEMAS: Mapping[str, frozenset[Feature]] = {
-    ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS, Feature.PAST},
+    ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS, Feature.PAST, Feature.WINDOW},
     MULTI_HEAD: _ALWAYS | _WIDE | _ROWS | {Feature.KEY_PADDING, Feature.FAST_PADDING, Feature.NAN_ROWS_PADDING},
     GROUP_QUERY: _ALWAYS | _CAPPED | _ROWS | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK, Feature.PAST},
 }
-"""What each operator can say by its schema: that of opset 23 and 24 for Attention, because no kernel takes the window
-of later ones, and that of ONNX Runtime before 1.30 for GroupQueryAttention."""
+"""What each operator can say by its schema, that of ONNX Runtime before 1.30 for GroupQueryAttention."""
+SCHEMA_SINCE: Mapping[tuple[str, Feature], int] = {(ATTENTION, Feature.WINDOW): 25}
+"""The opset from which on the schema has a feature, where the first opset of the operator does not have it."""
 
 
 def _cells(source: str, yes: str = "", no: str = "", since: tuple[int, ...] = ()) -> dict[Feature, Cell]:
@@ -327,8 +328,8 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         ),
     },
 }
-"""What each runtime takes of the operators, without a past, for which it has a kernel or a converter. The sources were
-read or measured in November 2026. GroupQueryAttention of OpenVINO, QNN and MLX needs a past and is left out."""
+"""What each runtime takes of the operators for which it has a kernel or a converter. The sources were read or measured
+in November 2026. GroupQueryAttention of OpenVINO, QNN and MLX is left out, because it has to be given a past."""
 
 
 def matrix() -> str:
@@ -341,7 +342,7 @@ def matrix() -> str:
             words = [_shown(cells.get(feature)) for cells in able.values()]
             lines.append(f"| {feature.meaning} | {' | '.join(words)} |")
         without = [name for name in RUNTIMES if name not in able]
-        lines += ["", f"No kernel, or one that needs a past: {', '.join(without)}.", ""]
+        lines += ["", f"No kernel, or one that has to be given a past: {', '.join(without)}.", ""]
     lines += ["### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]
     for name, operators in RUNTIMES.items():
         for operator, cells in operators.items():

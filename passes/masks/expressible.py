@@ -12,14 +12,18 @@ any window with the row's own key    left_window_size and right_window_size of A
 
 from __future__ import annotations
 
+from fa_compiler.op_registry.runtimes import ATTENTION, SCHEMA_SINCE, Feature
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.options import DECODE, Options
 from fa_compiler.passes.values.symbolic import Dim
 
 FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
 """The sparse_modes of these bands."""
-WINDOWS_SINCE = 25
-"""The first opset whose Attention has windows."""
+
+
+def is_single_row(rows: Dim, options: Options) -> bool:
+    """Is there one row in every run, by its size or, for the target contrib, by the user's word?"""
+    return rows.const == 1 or (rows.const is None and options.target == "contrib" and DECODE in options.assume)
 
 
 def why_not_expressible(
@@ -33,8 +37,7 @@ def why_not_expressible(
         return None
     if mode.sparse_mode == FIRST_CAUSAL and options.target == "onnx":
         return None
-    vouched = rows.const is None and options.target == "contrib" and DECODE in options.assume
-    if mode.sparse_mode == LAST_CAUSAL and (rows.const == 1 or vouched):
+    if mode.sparse_mode == LAST_CAUSAL and is_single_row(rows, options):
         return None
     if rows != keys:
         return f"the target's operators count rows from the first key, and {rows} rows are not {keys} keys in every run"
@@ -42,6 +45,7 @@ def why_not_expressible(
         return None
     if mode.sparse_mode == WINDOW and mode.next_tockens == 0 and options.target == "contrib":
         return None
-    if mode.sparse_mode == WINDOW and options.target == "onnx" and options.opset >= WINDOWS_SINCE:
+    has_windows = options.target == "onnx" and options.opset >= SCHEMA_SINCE[ATTENTION, Feature.WINDOW]
+    if mode.sparse_mode == WINDOW and has_windows:
         return None
     return f"no operator of the target {options.target!r} has this band as an attribute"

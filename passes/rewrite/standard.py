@@ -45,6 +45,7 @@ from fa_compiler.op_registry.runtimes import (
     MULTI_HEAD,
     OPERATORS,
     RUNTIMES,
+    SCHEMA_SINCE,
     Answer,
     Feature,
     Runtime,
@@ -53,7 +54,7 @@ from fa_compiler.op_registry.runtimes import (
 )
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, WINDOWS_SINCE
+from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, is_single_row
 from fa_compiler.passes.masks.mask import COARSE
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -156,9 +157,9 @@ def _as_operator(
         match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
         raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
-    step = operator == GROUP_QUERY and is_step(match, options)
-    grown = grown_operands(match, info) if step or needs_past(match, options) else None
-    if needs_past(match, options) and grown is None:
+    step, behind = operator == GROUP_QUERY and is_step(match, options), needs_past(match, options)
+    grown = grown_operands(match, info) if step or behind else None
+    if behind and grown is None:
         rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
         reason = f"the {keys} keys are not proven to be a past and {rows} new ones, one for each row"
         raise Decline(Code.RUNTIME, reason, match.node)
@@ -214,9 +215,8 @@ def _of(operator: str, options: Options) -> str:
 
 def why_not_taken(feature: Feature, operator: str, options: Options) -> str | None:
     """Why the operator of the runtime may not be given a feature; None if it takes it."""
-    if feature is Feature.WINDOW and operator == ATTENTION and options.runtime is None:
-        lacking = options.opset < WINDOWS_SINCE
-        return f"{operator} of opset {options.opset} does not take {feature.meaning}" if lacking else None
+    if options.runtime is None and options.opset < SCHEMA_SINCE.get((operator, feature), 0):
+        return f"{operator} of opset {options.opset} does not take {feature.meaning}"
     known = answer(options.runtime, operator, feature)
     if known is Answer.UNKNOWN:
         return f"whether {_of(operator, options)} takes {feature.meaning} is not known"
@@ -286,8 +286,7 @@ def _needed(
 
 def is_step(match: AttentionMatch, options: Options) -> bool:
     """Is there one row in every run, by its size or, for the target contrib, by the user's word?"""
-    rows = match.space.size(match.roles.q_seq).const
-    return rows == 1 or (rows is None and options.target == "contrib" and DECODE in options.assume)
+    return is_single_row(match.space.size(match.roles.q_seq), options)
 
 
 def is_band(match: AttentionMatch, options: Options) -> bool:

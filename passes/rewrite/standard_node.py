@@ -147,7 +147,7 @@ class StandardBuilder:
         neither. Sizes that are not proven to agree are 1 or the largest one. Raises Decline where a band keeps one of
         them, whose tensor is not there to be asked, and where a size is a product of several.
         """
-        builder, roles = self.emitter.builder, self.match.roles
+        roles = self.match.roles
         operands = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
         if self.attention.grown is not None:
             self._check_proven()
@@ -165,22 +165,27 @@ class StandardBuilder:
             if place == 0 and rows is not None:
                 sizes[row] = rows
             value = self._expanded(value, sizes)
-            shape, dtype = builder.info.shape(value) or (), builder.info.dtype(value)
-            if value.producer() is not None and not value.is_graph_output() and dtype is not None:
-                # ONNX's inference takes an unknown width for 0.
-                value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
+            if value.producer() is not None and not value.is_graph_output():
+                self._declare(value)
             found.append(value)
         return found
+
+    def _declare(self, value: ir.Value) -> None:
+        """Give a value the sizes that are known, because ONNX's inference takes an unknown width for 0."""
+        shape, dtype = self.emitter.builder.info.shape(value) or (), self.emitter.builder.info.dtype(value)
+        if dtype is not None:
+            value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
 
     def _rows_first(self, value: ir.Value) -> ir.Value:
         """New keys or values [B, N, S, D] as [B, S, N * D]."""
         builder, dtype, shape = self.emitter.builder, self.match.dtype, self.emitter.builder.info.shape(value) or ()
-        _, heads, rows, size = (each.const for each in shape)
-        assert heads is not None and size is not None  # Roles.check_sizes
+        batch, heads, rows, size = shape
+        width = heads * size
+        assert width.const is not None  # Roles.check_sizes
         turned = builder.op("Transpose", [value], dtype, {"perm": (0, 2, 1, 3)})
-        made = builder.op("Reshape", [turned, builder.ints([0, 0, heads * size])], dtype)
-        # ONNX's inference takes an unknown width for 0.
-        made.shape, made.dtype = ir.Shape([shape[0].const, rows, heads * size]), dtype
+        made = builder.op("Reshape", [turned, builder.ints([0, 0, width.const])], dtype)
+        builder.info.set(made, [batch, rows, width], dtype)
+        self._declare(made)
         return made
 
     def _check_proven(self) -> None:
