@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler import ops
 from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, library_path, register_custom_ops
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import dtypes, full_attrs, get
 
-from .problems import OP, OUTPUTS, Form, agree, check
+from .problems import OP, OUTPUTS, TRIANGLE, Form, agree, check
 from .variants import AVAILABLE, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,6 +170,32 @@ def test_results_do_not_depend_on_the_number_of_threads(threads: int, queries: i
     np.testing.assert_array_equal(got, want)
 
 
+# 197 and 1,003 rows end with a few rows beyond a unit and beyond a vector, 66 rows with a tail of their own.
+@pytest.mark.parametrize("faulty", [False, True])
+@pytest.mark.parametrize(("heads", "queries", "causal"), [(12, 197, False), (3, 1003, True), (9, 66, True)])
+def test_small_tiles_give_the_bits_of_large_ones(heads: int, queries: int, causal: bool, faulty: bool) -> None:
+    """A single thread takes whole tiles. Several ones cut the last tiles, once a call has shown how many they are."""
+    form = Form(batch=1, heads=heads, kv_heads=heads, queries=queries, keys=queries)
+    inputs = form.inputs(np.random.default_rng(11))
+    if faulty:
+        inputs["value"][0, 0, 40] = np.inf
+        inputs["value"][0, 1] = 3e38  # the sums overflow, although their mean does not
+        inputs["query"][0, 2, 50] = np.nan
+    feeds = {"q": inputs["query"], "k": inputs["key"], "v": inputs["value"]}
+    model = _model(heads, causal).SerializeToString()
+
+    def session(threads: int) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        register_custom_ops(options)
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    (want,) = session(1).run(None, feeds)
+    several = session(5)
+    for _ in range(4):
+        np.testing.assert_array_equal(several.run(None, feeds)[0], want)
+
+
 def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
     """At 8192 x 8192 the scores of two heads alone would take 512 MiB. In a process of its own: peak memory only
     ever rises."""
@@ -227,18 +253,22 @@ def test_a_fused_node_between_others_and_with_unknown_shapes() -> None:
     agree(top, want["softmax_max"].max(), "top")
 
 
-def _model() -> onnx.ModelProto:
+def _model(heads: int = 4, causal: bool = False) -> onnx.ModelProto:
     node = helper.make_node(
         OP,
-        ["q", "k", "v"],
+        ["q", "k", "v", *(["", "", "", "mask"] if causal else [])],
         ["", "", "", "out"],
         name="attention",
         domain="ascend",
-        head_num=4,
+        head_num=heads,
         input_layout="BNSD",
         scale_value=1.0,
+        sparse_mode=3 if causal else 0,
     )
-    return _graph([node], {"out": TensorProto.FLOAT})
+    made = _graph([node], {"out": TensorProto.FLOAT})
+    if causal:
+        made.graph.initializer.append(numpy_helper.from_array(TRIANGLE, "mask"))
+    return made
 
 
 def _graph(nodes: list[onnx.NodeProto], outputs: dict[str, int]) -> onnx.ModelProto:

@@ -107,11 +107,17 @@ struct Problem {
 
 // Memory and threads for a kernel. `parallel` runs task(data, i) for every i below count, in any order and on any
 // thread, and returns when all are done. `allocate` is thread-safe and returns null if there is no memory.
+//
+// `most_workers` is the number of processors: more tasks at once are of no use. `workers_seen` is a memory of the node: how
+// many threads worked on one of its earlier calls, at most. A kernel reads and writes it atomically. It may decide by it how
+// large tasks are, but no result may depend on it.
 struct Runtime {
   void* self;
   void* (*allocate)(void* self, size_t bytes);
   void (*release)(void* self, void* memory);
   void (*parallel)(void* self, void (*task)(void*, size_t), void* data, size_t count);
+  int64_t most_workers;
+  int64_t* workers_seen;
 };
 
 enum class Outcome { done, out_of_memory };

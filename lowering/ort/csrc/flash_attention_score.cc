@@ -54,7 +54,7 @@ class Kernel final : public OpKernel {
   ort::Api api_;
   std::string node_;  // the node's title in messages
   Attributes attributes_;
-  AllocatorPtr allocator_;
+  NodeResources resources_;
   const Variant& variant_;
   bool products_may_round_;
   size_t attention_out_;
@@ -66,7 +66,7 @@ class Kernel final : public OpKernel {
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, bool single_output)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
-      allocator_(allocator_of(api, info)), variant_(chosen_variant()),
+      resources_(api, info), variant_(chosen_variant()),
       products_may_round_(products_may_round()), attention_out_(single_output ? size_t{0} : output_attention_out),
       writes_max_(!single_output && node.has_output(output_softmax_max)),
       writes_sum_(!single_output && node.has_output(output_softmax_sum)),
@@ -108,7 +108,7 @@ void Kernel::compute(ort::KernelContext* context) const {
     }
   }
   if (problem.sequence_count == 0) return;
-  CallRuntime runtime(api_, context, allocator_.get());
+  CallRuntime runtime(api_, context, resources_);
   runtime.finish(variant_.attention(problem, runtime.runtime()), node_);
 }
 

@@ -64,14 +64,14 @@ class Kernel final : public OpKernel {
   ort::Api api_;
   std::string node_;  // the node's title in messages
   Attributes attributes_;
-  AllocatorPtr allocator_;
+  NodeResources resources_;
   const Variant& variant_;
   bool compressed_mask_checked_ = false;
 };
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
-      allocator_(allocator_of(api, info)), variant_(chosen_variant()) {
+      resources_(api, info), variant_(chosen_variant()) {
   const Diagnostics diagnostics{node_, kSignature};
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_d_scale_dy, input_d_scale_o,
                        input_ds_scale, input_p_scale}) {
@@ -144,7 +144,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   if (problem.sequence_count == 0) return;
   if (problem.rope_size == 0) gradients.query_rope = gradients.key_rope = nullptr;
   if (problem.sink != nullptr) gradients.sink = sinks;
-  CallRuntime runtime(api_, context, allocator_.get());
+  CallRuntime runtime(api_, context, resources_);
   runtime.finish(variant_.gradient(gradients, runtime.runtime()), node_);
 }
 

@@ -14,12 +14,12 @@ class Kernel final : public OpKernel {
   ort::Api api_;
   std::string node_;  // the node's title in messages
   Attributes attributes_;
-  AllocatorPtr allocator_;
+  NodeResources resources_;
   const Variant& variant_;
 };
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
-    : api_(api), node_(node.title()), attributes_(read_attributes(node)), allocator_(allocator_of(api, info)),
+    : api_(api), node_(node.title()), attributes_(read_attributes(node)), resources_(api, info),
       variant_(chosen_variant()) {}
 
 void Kernel::compute(ort::KernelContext* context) const {
@@ -31,7 +31,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Tensor out = tensor_of(api_, value);
   const Decode& decode = call.decode(out.data, out.type);
   if (out.count() == 0) return;  // with a head size of 0, the number of heads may exceed the memory
-  CallRuntime runtime(api_, context, allocator_.get());
+  CallRuntime runtime(api_, context, resources_);
   runtime.finish(variant_.decode(decode, runtime.runtime()), node_);
 }
 

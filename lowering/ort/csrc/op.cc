@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 
 #include "checked.hpp"
 
@@ -269,11 +270,19 @@ std::string NodeInfo::get(const Attribute<const char*>& attribute) const {
   return found(status, attribute.name, attribute.required) ? text : attribute.fallback;
 }
 
-AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info) {
+static AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info) {
   constexpr int kDefaultMemory = 0;
   ort::Allocator* allocator = nullptr;
   check(api, ort::KernelInfoGetAllocator(api, info, kDefaultMemory, &allocator));
   return AllocatorPtr(allocator, AllocatorDeleter{api});
+}
+
+NodeResources::NodeResources(ort::Api api, const ort::KernelInfo* info) : allocator(allocator_of(api, info)) {}
+
+Runtime CallRuntime::runtime() {
+  // A session may have more threads than the machine has processors.
+  static const int64_t processors = std::max<int64_t>(8, std::thread::hardware_concurrency());
+  return {this, allocate, release, parallel, processors, &node_.workers_seen};
 }
 
 #if defined(FA_SANITIZE)
@@ -283,7 +292,7 @@ void CallRuntime::release(void*, void* memory) { std::free(memory); }
 void* CallRuntime::allocate(void* self, size_t bytes) {
   auto& call = *static_cast<CallRuntime*>(self);
   void* memory = nullptr;
-  ort::Status* status = ort::AllocatorAlloc(call.api_, call.allocator_, bytes, &memory);
+  ort::Status* status = ort::AllocatorAlloc(call.api_, call.node_.allocator.get(), bytes, &memory);
   if (status != nullptr) {
     ort::ReleaseStatus(call.api_, status);
     return nullptr;
@@ -294,7 +303,7 @@ void* CallRuntime::allocate(void* self, size_t bytes) {
 void CallRuntime::release(void* self, void* memory) {
   if (memory == nullptr) return;
   auto& call = *static_cast<CallRuntime*>(self);
-  ort::Status* status = ort::AllocatorFree(call.api_, call.allocator_, memory);
+  ort::Status* status = ort::AllocatorFree(call.api_, call.node_.allocator.get(), memory);
   if (status != nullptr) ort::ReleaseStatus(call.api_, status);
 }
 #endif

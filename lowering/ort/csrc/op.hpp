@@ -171,8 +171,6 @@ struct AllocatorDeleter {
 };
 using AllocatorPtr = std::unique_ptr<ort::Allocator, AllocatorDeleter>;
 
-AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info);
-
 // A kernel of ONNX Runtime, made from its node. The constructor throws an Error if it does not take the node. `compute`
 // is re-entrant, because ONNX Runtime calls one kernel from several threads.
 class OpKernel {
@@ -184,13 +182,21 @@ class OpKernel {
 // Makes the kernel of a node. `info` and `node` belong to the same node. Each operator's namespace has such a function.
 using MakeKernel = std::unique_ptr<OpKernel>(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
 
-// Threads and memory for the kernels in one call. The allocator is the session's arena.
+// What the calls of a node share.
+struct NodeResources {
+  NodeResources(ort::Api api, const ort::KernelInfo* info);
+
+  AllocatorPtr allocator;            // the session's arena
+  mutable int64_t workers_seen = 1;  // see Runtime
+};
+
+// Threads and memory for the kernels in one call.
 class CallRuntime {
  public:
-  CallRuntime(ort::Api api, const ort::KernelContext* context, ort::Allocator* allocator)
-      : api_(api), context_(context), allocator_(allocator) {}
+  CallRuntime(ort::Api api, const ort::KernelContext* context, const NodeResources& node)
+      : api_(api), context_(context), node_(node) {}
 
-  Runtime runtime() { return {this, allocate, release, parallel}; }
+  Runtime runtime();
 
   // Throws if ONNX Runtime failed to run the tasks, or `outcome` is out_of_memory. `node` is the node's title.
   void finish(Outcome outcome, const std::string& node) const;
@@ -202,7 +208,7 @@ class CallRuntime {
 
   ort::Api api_;
   const ort::KernelContext* context_;
-  ort::Allocator* allocator_;
+  const NodeResources& node_;
   std::string failure_;
 };
 

@@ -54,7 +54,7 @@ class Kernel final : public OpKernel {
  public:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, const Operator& op)
       : api_(api), node_(node.title()), op_(op), attributes_(read_attributes(node, op)),
-        allocator_(allocator_of(api, info)), variant_(chosen_variant()) {}
+        resources_(api, info), variant_(chosen_variant()) {}
 
   void compute(ort::KernelContext* context) const override {
     const Inputs inputs(api_, context, op_, attributes_);
@@ -73,7 +73,7 @@ class Kernel final : public OpKernel {
       statistics = static_cast<float*>(output_of(api_, context, output_softmax_lse, rows));
       if (!attributes_.statistics) statistics = nullptr;
     }
-    CallRuntime runtime(api_, context, allocator_.get());
+    CallRuntime runtime(api_, context, resources_);
     call.run(variant_, runtime, tensor_of(api_, value), statistics);
   }
 
@@ -82,7 +82,7 @@ class Kernel final : public OpKernel {
   std::string node_;  // the node's title in messages
   const Operator& op_;
   Attributes attributes_;
-  AllocatorPtr allocator_;
+  NodeResources resources_;
   const Variant& variant_;
 };
 

@@ -71,23 +71,29 @@ static void prepare(const QueryTile& tile) {
   }
 }
 
-// Resets max, sum and accumulators. With a sink, the softmax begins as if the sink were a score whose value is 0.
-static void initialise(const QueryTile& tile, bool with_sink, float overflow_scale = 1.0f) {
+// Resets max and sum of the rows from `first` to `end`, a multiple of kPanel. With a sink, the softmax begins as if the sink
+// were a score whose value is 0.
+static void initialise_rows(const QueryTile& tile, int64_t first, int64_t end, bool with_sink, float overflow_scale) {
   const Scratch& s = tile.s;
-  const int64_t rows = ceil_div(tile.rows(), kPanel) * kPanel;
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = first; r < end; ++r) {
     s.max[r] = -kInfinity;
     s.sum[r] = 0;
     s.overflow_scale[r] = overflow_scale;
   }
-  for (int64_t r = 0; with_sink && r < tile.rows(); ++r) {
+  for (int64_t r = first; with_sink && r < smaller(end, tile.rows()); ++r) {
     s.max[r] = tile.problem.sink[tile.head_of(r)];
     s.sum[r] = s.max[r] == -kInfinity ? 0.0f : 1.0f;
   }
+}
+
+// Resets max, sum and accumulators of all rows.
+static void initialise(const QueryTile& tile, bool with_sink) {
+  const int64_t rows = ceil_div(tile.rows(), kPanel) * kPanel;
+  initialise_rows(tile, 0, rows, with_sink, 1.0f);
   if (tile.skinny()) {
-    __builtin_memset(s.acc_rows, 0, static_cast<size_t>(tile.rows() * tile.columns()) * sizeof(float));
+    __builtin_memset(tile.s.acc_rows, 0, static_cast<size_t>(tile.rows() * tile.columns()) * sizeof(float));
   } else {
-    __builtin_memset(s.initialised, 0, static_cast<size_t>(rows / kPanel));
+    __builtin_memset(tile.s.initialised, 0, static_cast<size_t>(rows / kPanel));
   }
 }
 
@@ -326,7 +332,7 @@ static void attend_panels(const QueryTile& tile, int64_t first, int64_t keys, bo
   const KvBlock data = load_kv_block(tile.problem, tile.shape, tile.sequence, tile.plan.head, first + all.begin,
                                      all.end - all.begin, tile.s.block, tile.s.row_buffer);
   for (int64_t panel = 0; panel * kPanel < tile.rows(); ++panel) {
-    if (tile.s.windows[panel].empty()) continue;
+    if (tile.s.windows[panel].empty() || (guarded && tile.s.guarded[panel] == 0)) continue;
     const int64_t left = tile.rows() - panel * kPanel;
     if (left > kLanes) {
       attend_panel<2, kPairs>(tile, panel, first, all.begin, data, guarded, cold);
@@ -353,7 +359,7 @@ static void transpose_accumulators(const QueryTile& tile) {
   }
 }
 
-// One pass over blocks [begin, end): see attend_blocks.
+// One pass over blocks [begin, end): see attend_blocks. With `guarded` only for the panels that need guards.
 static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end, bool restricted, bool guarded) {
   bool cold = tile.prefetches.cached_head != &tile.plan;
   tile.prefetches.cached_head = &tile.plan;
@@ -375,24 +381,52 @@ static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end
   }
 }
 
+// The keys of blocks [begin, end) that some row of a panel may see.
+static KeyRange keys_of_panel(const QueryTile& tile, int64_t panel, int64_t begin, int64_t end, bool restricted) {
+  const KeyRange blocks{begin * tile.block_keys(), smaller(end * tile.block_keys(), tile.sequence.key_length)};
+  if (!restricted) return blocks;
+  RowRange rows = tile.range;
+  if (rows.head_count == 1) {
+    rows.begin += panel * kPanel;
+    rows.end = smaller(rows.end, rows.begin + kPanel);
+  }
+  const KeyRange band = band_range(tile.sequence, rows.begin, rows.end - 1);
+  return {larger(blocks.begin, band.begin), smaller(blocks.end, band.end)};
+}
+
+// Whether a panel has to be computed again with guards. Only its sums show whether one of its values is inf or NaN, or whether
+// they overflow. The other panels of the tile do not count, because they may be in another tile.
+static bool needs_guards(const QueryTile& tile, int64_t panel, const KeyRange& keys) {
+  const float* sums = tile.s.acc_panels + panel * kPanel * tile.columns();
+  if (all_finite(sums, kPanel * tile.columns())) return false;
+  for (int64_t j = keys.begin; j < keys.end; ++j) {
+    if (!all_finite(tile.value(j), tile.problem.value_size)) return true;
+  }
+  const int64_t first = panel * kPanel;
+  for (int64_t r = first; r < smaller(first + kPanel, tile.rows()); ++r) {
+    if (overflowed(tile, r, sums + r - first, kPanel)) return true;
+  }
+  return false;
+}
+
 // All rows over blocks [begin, end). With `restricted` false neither the mask nor the band counts.
 static void attend_blocks(const QueryTile& tile, int64_t begin, int64_t end, bool restricted, bool with_sink) {
   initialise(tile, with_sink);
   attend_blocks_once(tile, begin, end, restricted, false);
-  if (!tile.skinny()) clear_uninitialised(tile);
-  // Only the sums show whether a value is inf or NaN, or whether they overflow. Then everything is computed again with
-  // guards.
-  if (tile.skinny() || all_finite(tile.s.acc_panels, ceil_div(tile.rows(), kPanel) * kPanel * tile.columns())) return;
-  const int64_t last = smaller(end * tile.block_keys(), tile.sequence.key_length);
-  bool finite = true;
-  for (int64_t j = begin * tile.block_keys(); finite && j < last; ++j) {
-    finite = all_finite(tile.value(j), tile.problem.value_size);
+  if (tile.skinny()) return;
+  clear_uninitialised(tile);
+  const int64_t panels = ceil_div(tile.rows(), kPanel);
+  if (all_finite(tile.s.acc_panels, panels * kPanel * tile.columns())) return;
+  bool guarded = false;
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    tile.s.guarded[panel] = needs_guards(tile, panel, keys_of_panel(tile, panel, begin, end, restricted));
+    if (tile.s.guarded[panel] == 0) continue;
+    guarded = true;
+    const int64_t first = panel * kPanel;
+    initialise_rows(tile, first, first + kPanel, with_sink, overflow_scale_for(tile.sequence.key_length));
+    tile.s.initialised[panel] = 0;
   }
-  for (int64_t r = 0; finite && r < tile.rows(); ++r) {
-    finite = !overflowed(tile, r, tile.s.acc_panels + r / kPanel * kPanel * tile.columns() + r % kPanel, kPanel);
-  }
-  if (finite) return;
-  initialise(tile, with_sink, overflow_scale_for(tile.sequence.key_length));
+  if (!guarded) return;
   attend_blocks_once(tile, begin, end, restricted, true);
   clear_uninitialised(tile);
 }

@@ -1,5 +1,7 @@
-// How the attention of one key head of one sequence is divided into tasks. The division depends on the problem
-// alone, never on the number of threads, so that the same call gives the same bits everywhere.
+// How the attention of one key head of one sequence is divided. A unit is the least number of query rows that a thread takes.
+// A tile is what it takes at once: some units that follow each other. The units, and the parts of keys, depend on the problem
+// alone. A tile grows and shrinks with the number of threads (driver.hpp). No row's result depends on the tile that it is
+// in, so the same call gives the same bits everywhere.
 #pragma once
 
 #include "skinny_product.hpp"
@@ -8,11 +10,15 @@
 
 namespace fa::FA_ISA {
 
-// Query rows of one tile (Br of FlashAttention): a multiple of every kPanel. Each tile reads K and V anew, from the
-// second-level cache or beyond, and copies what has to be copied. Measured: with 96 rows this takes up to 3 % more time.
+// Query rows of a unit: a multiple of every kPanel.
+inline constexpr int64_t kUnitRows = 32;
+static_assert(kUnitRows % kPanel == 0);
+
+// The most query rows of a tile (Br of FlashAttention). Each tile reads K and V anew, from the second-level cache or beyond,
+// and copies what has to be copied. Measured: with 96 rows this takes up to 3 % more time.
 inline constexpr int64_t kTileRows = 224;
-static_assert(kTileRows % kPanel == 0);
-inline constexpr int64_t kSmallTileRows = 96;  // with fewer tasks than kTasksWanted
+static_assert(kTileRows % kUnitRows == 0);
+inline constexpr int64_t kSmallTileRows = 96;  // of several heads, with fewer tasks than kTasksWanted
 
 // Tasks that a problem should have, so that no thread waits long for the last one. A problem with fewer tasks is split along
 // the keys.
@@ -45,40 +51,65 @@ FA_INLINE int64_t skinny_block_size(int64_t rows, int64_t keys, int64_t splits) 
 // often have 49.
 inline constexpr int64_t kTailRows = kLanes / 4;
 
-// How the query rows that share a key head are divided into tiles.
+// Units that follow each other: what a thread takes at once.
+struct Units {
+  int64_t first;
+  int64_t count;
+};
+
+// How the query rows that share a key head are divided into units. The units of a head are its tail, if it has one, and the
+// body from the last rows to the first: under a causal mask the last rows are the longest task. If a tile holds several heads,
+// it is one unit.
 struct RowTiling {
-  int64_t rows = 0;            // of one head in a tile
+  int64_t query_length = 0;
   int64_t body = 0;            // rows of one head without the tail
-  int64_t heads = 1;           // in a tile
-  int64_t tiles_per_head = 1;  // 1 if a tile holds several heads
-  int64_t count = 0;
+  int64_t heads = 1;           // of a tile
+  int64_t units_per_head = 1;  // 1 if a tile holds several heads
+  int64_t units_per_tile = 1;  // at most
+  int64_t units = 0;
+  bool one_tile = false;  // whether all rows fit one tile
 
   RowTiling() = default;
-  RowTiling(int64_t query_length, int64_t group, int64_t key_heads_of_all_sequences, bool skinny) {
-    const bool enough_tasks = key_heads_of_all_sequences * group * ceil_div(query_length, kTileRows) >= kTasksWanted;
+  RowTiling(int64_t length, int64_t group, int64_t key_heads_of_all_sequences, bool skinny) : query_length(length) {
+    const bool enough_tasks = key_heads_of_all_sequences * group * ceil_div(length, kTileRows) >= kTasksWanted;
     const int64_t most = enough_tasks ? kTileRows : kSmallTileRows;
-    const int64_t tail = query_length % kLanes;
-    const bool tail_is_own_tile =
-        skinny && tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
-    body = tail_is_own_tile ? query_length - tail : query_length;
-    tiles_per_head = ceil_div(body, most);
-    rows = ceil_div(ceil_div(body, tiles_per_head), kPanel) * kPanel;
-    rows = smaller(rows, body);
-    tiles_per_head = ceil_div(body, rows) + (body < query_length ? 1 : 0);
-    if (tiles_per_head == 1) heads = larger(1, smaller(group, most / query_length));
-    count = tiles_per_head > 1 ? tiles_per_head * group : ceil_div(group, heads);
+    const int64_t tail = length % kLanes;
+    heads = larger(1, smaller(group, most / length));
+    const bool tail_is_own_tile = skinny && tail <= kTailRows && length > kLanes && heads == 1;
+    body = tail_is_own_tile ? length - tail : length;
+    if (heads > 1) {
+      units = ceil_div(group, heads);
+      one_tile = units == 1;
+      return;
+    }
+    const int64_t body_units = ceil_div(body, kUnitRows);
+    units_per_tile = ceil_div(body_units, ceil_div(body_units, kTileRows / kUnitRows));
+    units_per_head = body_units + has_tail();
+    units = units_per_head * group;
+    one_tile = group == 1 && body <= most && has_tail() == 0;
   }
 
-  // The last rows come first: under a causal mask they are the longest tasks.
-  RowRange tile(int64_t index, int64_t query_length, int64_t first_head, int64_t group) const {
-    if (tiles_per_head == 1) {
-      const int64_t head = index * heads;
-      return {first_head + head, smaller(heads, group - head), 0, query_length};
-    }
-    const int64_t begin = smaller((tiles_per_head - 1 - index % tiles_per_head) * rows, body);
-    const int64_t end = begin == body ? query_length : smaller(body, begin + rows);
-    return {first_head + index / tiles_per_head, 1, begin, end};
+  int64_t has_tail() const { return body < query_length ? 1 : 0; }
+
+  // The most units of a tile that begins with unit `first`.
+  int64_t most_from(int64_t first) const {
+    const int64_t in_head = first % units_per_head;
+    if (in_head < has_tail()) return 1;
+    return smaller(units_per_tile, units_per_head - in_head);
   }
+
+  RowRange rows(Units of, int64_t first_head, int64_t group) const {
+    if (heads > 1) return {first_head + of.first * heads, smaller(heads, group - of.first * heads), 0, query_length};
+    const int64_t head = first_head + of.first / units_per_head;
+    const int64_t in_head = of.first % units_per_head;
+    if (in_head < has_tail()) return {head, 1, body, query_length};
+    const int64_t after = units_per_head - in_head;  // units from the first row to the end of the tile
+    return {head, 1, (after - of.count) * kUnitRows, smaller(body, after * kUnitRows)};
+  }
+
+  // Whether these are all rows of their heads, or a tail. Only such rows may be a skinny tile: the others may be in a larger
+  // tile, too.
+  bool is_whole(const RowRange& range) const { return range.begin == body || range.per_head() == query_length; }
 };
 
 // The plan for one key head of one sequence. If the query rows fit one tile, the keys are split into parts of whole blocks
@@ -87,7 +118,7 @@ struct HeadPlan {
   const Sequence* sequence;
   int64_t head;
   RowTiling tiling;
-  int64_t skinny_rows;        // a tile of at most this many rows is skinny
+  int64_t skinny_rows;        // a tile of at most this many rows may be skinny
   int64_t skinny_block_keys;  // keys of a block in a skinny tile
   int64_t first_block;        // the first block that some row sees
   int64_t end_block;
@@ -108,13 +139,24 @@ struct HeadPlan {
     first_block = range.begin / block_keys;
     end_block = larger(first_block, ceil_div(range.end, block_keys));
     split_blocks = larger(1, end_block - first_block);
-    if (tiling.count == 1) {
-      split_blocks = ceil_div(split_blocks, smaller(split_blocks, wanted));
-    }
+    if (tiling.one_tile) split_blocks = ceil_div(split_blocks, smaller(split_blocks, wanted));
     splits_left = splits = larger(1, ceil_div(end_block - first_block, split_blocks));
   }
 
-  int64_t tasks() const { return splits > 1 ? splits : tiling.count; }
+  // Splits, each with all rows, or units of rows with all keys.
+  int64_t tasks() const { return splits > 1 ? splits : tiling.units; }
+
+  // The rows of some units; of all of them if the keys are split.
+  RowRange rows(Units of, int64_t group) const {
+    return tiling.rows(splits > 1 ? Units{0, tiling.units} : of, head * group, group);
+  }
+
+  // The pairs of a row and a key that a unit or a split has, those hidden by the band in some of its rows included.
+  int64_t pairs(int64_t task, int64_t group) const {
+    const RowRange range = rows({task, 1}, group);
+    const KeyRange keys = band_range(*sequence, range.begin, range.end - 1);
+    return range.count() * larger(1, keys.end - keys.begin) / splits;
+  }
 };
 
 }  // namespace fa::FA_ISA

@@ -53,6 +53,7 @@ struct Scratch {
   uint8_t* mask_bytes;    // [kScoreStride]
   uint8_t* empty;         // [kTileRows]: whether the row attends no key
   uint8_t* initialised;   // [kTileRows / kPanel]: whether acc_panels of the panel holds sums
+  uint8_t* guarded;       // [kTileRows / kPanel]: whether the panel is computed again with guards: see overflow.hpp
 
   static constexpr size_t kPanelFloats = (kBlockKeys + kLanes) * kPanel;
   static constexpr size_t kScoreFloats =
@@ -70,7 +71,7 @@ struct Scratch {
     const size_t floats = query_floats(shape) + kScoreFloats + 2 * kPanelFloats + 2 * kTileRows * columns +
                           static_cast<size_t>(shape.block_floats()) + kSkinnyRows * columns + row_floats(shape) +
                           kPanel + 5 * kTileRows;
-    return kAlignment + floats * sizeof(float) + kTileRows * (sizeof(View) + sizeof(Window) + 2) + kScoreStride;
+    return kAlignment + floats * sizeof(float) + kTileRows * (sizeof(View) + sizeof(Window) + 3) + kScoreStride;
   }
   Scratch(void* memory, const Shape& shape) {
     const int64_t columns = shape.padded_value_size();
@@ -94,6 +95,7 @@ struct Scratch {
     mask_bytes = reinterpret_cast<uint8_t*>(windows + kTileRows);
     empty = mask_bytes + kScoreStride;
     initialised = empty + kTileRows;
+    guarded = initialised + kTileRows;
   }
 };
 
@@ -108,7 +110,7 @@ struct QueryTile {
 
   int64_t rows() const { return range.count(); }
   // A skinny tile has so few rows that both products read K and V directly.
-  bool skinny() const { return rows() <= plan.skinny_rows; }
+  bool skinny() const { return rows() <= plan.skinny_rows && plan.tiling.is_whole(range); }
   int64_t block_keys() const { return skinny() ? plan.skinny_block_keys : kBlockKeys; }
   int64_t columns() const { return shape.padded_value_size(); }
   int64_t head_of(int64_t r) const { return range.head_of(r); }

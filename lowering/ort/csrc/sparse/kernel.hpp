@@ -11,7 +11,7 @@ namespace fa::sparse {
 class Kernel : public OpKernel {
  protected:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, const Rules& rules)
-      : api_(api), checks_(node.title(), rules), allocator_(allocator_of(api, info)), variant_(chosen_variant()) {}
+      : api_(api), checks_(node.title(), rules), resources_(api, info), variant_(chosen_variant()) {}
 
   void* output(ort::KernelContext* context, size_t index, const Dims& dims) const {
     return output_of(api_, context, index, dims);
@@ -25,13 +25,13 @@ class Kernel : public OpKernel {
   template <class Problem>
   void run(ort::KernelContext* context, Outcome (*Kernels::*kernel)(const Problem&, const Runtime&),
            const Problem& problem) const {
-    CallRuntime runtime(api_, context, allocator_.get());
+    CallRuntime runtime(api_, context, resources_);
     runtime.finish((variant_.sparse->*kernel)(problem, runtime.runtime()), checks_.node());
   }
 
   ort::Api api_;
   Checks checks_;
-  AllocatorPtr allocator_;
+  NodeResources resources_;
   const Variant& variant_;
   Layout layout_;
 };
