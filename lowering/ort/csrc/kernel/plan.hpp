@@ -91,11 +91,13 @@ struct RowTiling {
 
   int64_t has_tail() const { return body < query_length ? 1 : 0; }
 
-  // The most units of a tile that begins with unit `first`.
+  // The units of a whole tile that begins with unit `first`. It ends where whole tiles from the first row on have a border: a
+  // short one comes first, where it takes longest under a causal mask.
   int64_t most_from(int64_t first) const {
     const int64_t in_head = first % units_per_head;
     if (in_head < has_tail()) return 1;
-    return smaller(units_per_tile, units_per_head - in_head);
+    const int64_t beyond = (units_per_head - in_head) % units_per_tile;
+    return beyond == 0 ? units_per_tile : beyond;
   }
 
   RowRange rows(Units of, int64_t first_head, int64_t group) const {

@@ -1,7 +1,8 @@
 // Which worker takes which rows.
 //
-// Each worker reserves its next task while it computes the present one, so that it can prefetch for it. A worker that finds no
-// free task takes one that another worker has reserved.
+// Each worker reserves its next task while it computes the present one, so that it can prefetch for it. When little is left it
+// does not, because another worker may be free earlier. A worker that finds no free task takes one that another worker has
+// reserved.
 //
 // A task is a whole tile as long as there is much to do. Towards the end it is at most the part of the remaining work that
 // falls to one worker, so that all workers end at about the same time (guided self-scheduling, Polychronopoulos and Kuck
@@ -57,8 +58,10 @@ class Schedule {
     return task == kNone ? take_any() : task;
   }
 
+  // The next task of the worker, or kNone.
   int64_t reserve(int64_t worker) {
-    const int64_t task = take_free();
+    constexpr bool kAhead = true;
+    const int64_t task = take_free(kAhead);
     __atomic_store_n(&workers_of_[worker].reserved, task, __ATOMIC_RELAXED);
     return task;
   }
@@ -91,7 +94,8 @@ class Schedule {
     return sum;
   }
 
-  int64_t take_free() {
+  // With `ahead` only if at least two such tasks are left for each worker.
+  int64_t take_free(bool ahead = false) {
     int64_t first = __atomic_load_n(&first_free_, __ATOMIC_RELAXED);
     Units units;
     int64_t pairs;
@@ -99,6 +103,7 @@ class Schedule {
       if (first >= count_) return kNone;
       const int64_t share = __atomic_load_n(&pairs_left_, __ATOMIC_RELAXED) / larger(expected_, arrived());
       units = units_from(first, share, pairs);
+      if (ahead && pairs * 2 > share) return kNone;
     } while (!__atomic_compare_exchange_n(&first_free_, &first, first + units.count, true, __ATOMIC_RELAXED,
                                           __ATOMIC_RELAXED));
     __atomic_sub_fetch(&pairs_left_, pairs, __ATOMIC_RELAXED);

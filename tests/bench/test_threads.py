@@ -1,0 +1,35 @@
+"""`python -m bench.threads`: the simulated schedule of the kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import threads
+from bench.speed.cases import CASES, Case
+
+NAMED = {case.name: case for case in CASES}
+
+
+def test_the_threads_of_ordinary_machines_are_busy() -> None:
+    """At most 5 % is idle where each thread has at least seven units of 32 rows; more where there are too few units."""
+    few = Case("few", "forward", 1, 12, 12, 32, 32, 64)
+    busy = [(NAMED[name], count) for name in ("bert", "vit", "gpt2", "llama-prefill") for count in (2, 8, 16)]
+    *idle, too_many = threads.simulate([*busy, (few, 128)])
+    assert max(idle) <= 5.0
+    # Twelve tasks, one for each head.
+    assert too_many == pytest.approx(100 * (1 - 12 / 128), abs=0.1)
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "simulate", lambda problems: [float(count) for _, count in problems])
+    assert threads.main(["--threads", "4,96"]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head == "| case | sizes | 4 | 96 |"
+    assert len(rows) == sum(case.kind == "forward" and case.dtype == "float32" for case in CASES)
+    assert all(row.endswith("| 4.0 | 96.0 |") for row in rows)
+
+
+def test_a_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(SystemExit, match="no C\\+\\+ compiler no-such-compiler"):
+        threads.simulate([(NAMED["bert"], 2)])
