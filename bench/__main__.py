@@ -60,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--quick", action="store_true", help=f"a few cases, {QUICK_ROUNDS} rounds, about a minute")
         command.add_argument("--peer-python", action="append", default=[], metavar="PYTHON",
                              help="an interpreter with torch or OpenVINO; may be given several times")  # fmt: skip
-        command.add_argument("--isa", help="forces a variant of our kernels, as FA_COMPILER_ISA does")
+        command.add_argument("--isa", help="forces a variant of our kernels, as FA_COMPILER_ISA does; avx2 also holds "
+                             "torch, OpenVINO and the limits to it, but not ONNX Runtime's own kernels")  # fmt: skip
         command.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     commands.add_parser("models", help="whole models (its own options: python -m bench models --help)")
     show = commands.add_parser("show", help="tables and plots of the JSON of an earlier run")
@@ -95,10 +96,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """All measurements, with a line of progress for each."""
     start = time.perf_counter()
     with Workers(interpreters(arguments.peer_python), arguments.isa) as workers:
-        results: dict[str, Any] = {"about": about(), "cases": [], "memory": []}
+        results: dict[str, Any] = {"about": about() | {"isa": arguments.isa}, "cases": [], "memory": []}
         count = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
         with tempfile.TemporaryDirectory() as scratch:
-            machine = Machine.compile(Path(scratch))
+            machine = Machine.compile(Path(scratch), arguments.isa)
             for case in chosen(arguments):
                 results["cases"] += _case(case, count, arguments, workers, machine)
         if arguments.command in ("memory", "all") and not arguments.quick:

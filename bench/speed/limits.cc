@@ -1,6 +1,6 @@
 // The limits of this processor, for limits.py: multiply-adds, bf16 dot products, exponentials, and reads of two arrays.
 //
-// This file is compiled on the measured machine, with -march=native. A rate is measured over `seconds` on `threads`
+// This file is compiled on the measured machine, with -march=native or for one instruction set. A rate is measured over `seconds` on `threads`
 // threads that start together: it is all work divided by the time from the first start to the last end. The loops have
 // enough independent accumulators to hide the latency of a multiply-add (4 cycles on two pipes: 8); they fit into the
 // registers.

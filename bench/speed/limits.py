@@ -13,6 +13,8 @@ from bench.speed.cases import Case
 from bench.speed.truth import Array
 
 SOURCE = Path(__file__).with_name("limits.cc")
+OPTIONS = {"avx2": ("-mavx2", "-mfma", "-mf16c")}
+"""The compiler's options for an instruction set to which the run is held."""
 PROBE = 0.004
 """The seconds of one measurement of a rate: much longer than the start of threads, much shorter than a round."""
 
@@ -28,10 +30,14 @@ class Machine:
     library: ctypes.CDLL
 
     @classmethod
-    def compile(cls, folder: Path) -> Machine:
-        """Compiles into the folder with $CXX, or c++. Raises NoCompiler."""
+    def compile(cls, folder: Path, isa: str | None = None) -> Machine:
+        """Compiles into the folder with $CXX, or c++: for this processor, or for an instruction set of `OPTIONS`.
+
+        Raises NoCompiler.
+        """
         compiler, target = os.environ.get("CXX", "c++"), folder / "limits.so"
-        command = [compiler, "-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+        options = OPTIONS.get(isa or "", ("-march=native",))
+        command = [compiler, "-std=c++20", "-O3", *options, "-shared", "-fPIC", "-pthread"]
         try:
             done = subprocess.run([*command, str(SOURCE), "-o", str(target)], capture_output=True, text=True)
         except OSError as error:

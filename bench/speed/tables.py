@@ -8,6 +8,7 @@ from typing import Any
 from bench.speed.cases import Case
 from bench.speed.memory import AIM
 from bench.speed.peer import lower_precision
+from bench.speed.workers import HELD
 
 Result = dict[str, Any]
 
@@ -141,6 +142,9 @@ def document(results: dict[str, Any]) -> str:
     """Everything, as one Markdown document."""
     about = results["about"]
     text = [f"# Attention on {about['processor']}, {about['date']}\n", f"{', '.join(about['versions'])}.\n"]
+    if isa := about.get("isa"):
+        held = "our kernels, torch, OpenVINO and the limits" if isa in HELD else "our kernels"
+        text.append(f"Held to {isa}: {held}. ONNX Runtime has no setting for its own kernels.\n")
     cases = results["cases"]
     if cases:
         text += [

@@ -17,6 +17,11 @@ from bench.speed.cases import Case
 from bench.speed.worker import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
+HELD = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2"},
+}
+"""The settings that hold torch and OpenVINO to an instruction set. ONNX Runtime's own kernels have none."""
+
 TIMEOUT = 900.0
 """The seconds for one answer. The slowest answers are first calls that compile."""
 
@@ -69,7 +74,7 @@ class Workers:
         settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": ROOT}
         settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # for the reason see prepare of ort_peers.py
         if self.isa:
-            settings["FA_COMPILER_ISA"] = self.isa
+            settings |= {"FA_COMPILER_ISA": self.isa, **HELD.get(self.isa, {})}
         variables = [f"{name}={value}" for name, value in settings.items()]
         command = ["env", *variables, self.pythons[library], "-m", "bench.speed.worker", library, str(threads)]
         return LineServer(command, TIMEOUT)

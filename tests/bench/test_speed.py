@@ -159,13 +159,14 @@ def test_a_hopeless_peer_is_not_measured_again() -> None:
 
 def test_the_document_holds_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"case": "long", "peer": "ours", "threads": 2, "mib": 12.3}, {"case": "long", "peer": "x", "not": "no"}]
-    about = {"processor": "2 x Made Up", "date": "2026-01-01", "versions": ["onnxruntime 9"]}
+    about = {"processor": "2 x Made Up", "date": "2026-01-01", "versions": ["onnxruntime 9"], "isa": "avx2"}
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"about": about, "cases": RESULTS, "memory": rows}))
     assert main(["show", str(file)]) == 0
     text = (tmp_path / "bench.md").read_text()
     assert capsys.readouterr().out == text + "\n"
-    for words in ("2 x Made Up", "## 1 thread\n", "## 2 threads\n", "1 of 2 aims met", "| long | 12.3 | - |",
+    for words in ("2 x Made Up", "Held to avx2: our kernels, torch, OpenVINO", "## 1 thread\n", "## 2 threads\n",
+                  "1 of 2 aims met", "| long | 12.3 | - |",
                   "bert, 1 threads: ov-sdpa: failed: no room", "other processes used 0.5 cores"):  # fmt: skip
         assert words in text
     assert "no gradient" not in text

@@ -30,6 +30,10 @@ struct ColumnMajor {
 };
 
 // Reads kRows numbers of A: at(r) for the present k. next() goes to the next k.
+//
+// Instruction sets that multiply a vector by one lane of another one (Isa::kLaneOperands) read A in vectors, too:
+// load_lanes() reads the numbers of the next kSteps, lane(r, step) is one of them. kVectors vectors hold them; 0 means that
+// they cannot be read so.
 template <class A, int kRows>
 struct Reader;
 
@@ -44,10 +48,18 @@ struct Reader<RowMajor, kRows> {
     for (int r = 0; r < kRows; r += 3) base[r / 3] = a.data + r * a.stride;
   }
   float at(int r) const { return base[r / 3][r % 3 * stride]; }
-  void next() {
+  void next(int steps = 1) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; r += 3) ++base[r / 3];
+    for (int r = 0; r < kRows; r += 3) base[r / 3] += steps;
   }
+
+  static constexpr int kSteps = kLanes;
+  static constexpr int kVectors = kRows;
+  void load_lanes(Vec* numbers) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) numbers[r] = load(base[r / 3] + r % 3 * stride);
+  }
+  static float lane(const Vec* numbers, int r, int step) { return numbers[r][step]; }
 };
 
 template <int kRows>
@@ -57,7 +69,15 @@ struct Reader<ColumnMajor, kRows> {
 
   explicit Reader(ColumnMajor a) : data(a.data), stride(a.stride) {}
   float at(int r) const { return data[r]; }
-  void next() { data += stride; }
+  void next(int steps = 1) { data += steps * stride; }
+
+  static constexpr int kSteps = 1;
+  static constexpr int kVectors = kRows % kLanes == 0 ? kRows / kLanes : 0;
+  void load_lanes(Vec* numbers) const {
+#pragma GCC unroll 16
+    for (int n = 0; n < kVectors; ++n) numbers[n] = load(data + n * kLanes);
+  }
+  static float lane(const Vec* numbers, int r, int) { return numbers[r / kLanes][r % kLanes]; }
 };
 
 // A value of kVectors that means half a vector: only the lower half is computed, and the upper lanes of C become 0. Not with
@@ -115,7 +135,28 @@ FA_INLINE void multiply_rows(A a, PanelB b, int64_t depth, Output c, PrefetchQue
   PrefetchRows current = prefetches.current;
   for (int64_t done = 0; done < depth; done += kPrefetchDepth) {
     current.issue(prefetches.rows_per_step);
-    for (int64_t k = smaller(kPrefetchDepth, depth - done); k > 0; --k) {
+    int64_t k = smaller(kPrefetchDepth, depth - done);
+    if constexpr (Isa::kLaneOperands && kVectors != kHalf && Reader<A, kRows>::kVectors > 0) {
+      constexpr int kSteps = Reader<A, kRows>::kSteps;
+      for (; k >= kSteps; k -= kSteps) {
+        Vec lanes[Reader<A, kRows>::kVectors];
+        numbers.load_lanes(lanes);
+#pragma GCC unroll 16
+        for (int step = 0; step < kSteps; ++step) {
+          Vec line[kParts];
+#pragma GCC unroll 2
+          for (int v = 0; v < kParts; ++v) line[v] = load(b.data + v * kLanes);
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+            for (int v = 0; v < kParts; ++v) sum[r][v] += line[v] * numbers.lane(lanes, r, step);
+          }
+          b.data += b.stride;
+        }
+        numbers.next(kSteps);
+      }
+    }
+    for (; k > 0; --k) {
       Part line[kParts];
 #pragma GCC unroll 2
       for (int v = 0; v < kParts; ++v) line[v] = load_as<Part>(b.data + v * kLanes);

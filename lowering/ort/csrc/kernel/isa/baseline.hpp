@@ -12,7 +12,8 @@ namespace fa::FA_ISA::isa {
 struct baseline : Portable {
 #if defined(__aarch64__)
   static constexpr int kRegisters = 32;
-  static constexpr int kMicroRows = 12;
+  static constexpr int kMicroRows = 8;  // 8 x 2 sums, 8 vectors of A and 2 of B fit 32 registers
+  static constexpr bool kLaneOperands = true;
 #else
   static constexpr int kRegisters = 16;
   static constexpr int kMicroRows = 6;

@@ -14,6 +14,10 @@
 namespace fa::FA_ISA {
 
 struct Portable {
+  // Whether there is an instruction that multiplies a vector by one lane of another one, as NEON has. Products then read their
+  // left operand in vectors, not number by number.
+  static constexpr bool kLaneOperands = false;
+
   // Whether half a vector takes half the time of a whole one. If so, there is a function widened(LowVec), too.
   static constexpr bool kHalvesPay = false;
 
