@@ -122,7 +122,7 @@ class Builder:
     def reduced(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
         """A value reduced along one axis by an operator such as ReduceMin; the axis stays, with size 1."""
         dtype = self.info.dtype(value)
-        if self.opset >= 18:
+        if self.opset >= (13 if op_type == "ReduceSum" else 18):
             return self.op(op_type, [value, self.ints([axis])], dtype)
         return self.op(op_type, [value], dtype, {"axes": (axis,)})
 
