@@ -8,6 +8,7 @@ from positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -30,7 +31,11 @@ UNIT_RANGE = {
     "Sin": (-1.0, 1.0),
     "Cos": (-1.0, 1.0),
 }
-RISING = {"Exp": math.exp, "Sqrt": math.sqrt, "Softplus": lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x)))}
+RISING: Mapping[str, Callable[[float], float]] = {
+    "Exp": math.exp,
+    "Sqrt": math.sqrt,
+    "Softplus": lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
+}
 """Functions that rise with their operand, and give numbers from 0 on."""
 INEXACT = 2.0**-20
 """How far kernels may be off in these functions, relatively. A square root is rounded correctly."""
