@@ -169,11 +169,10 @@ class Difference:
 
 @dataclass
 class Move:
-    """A value that was replaced: the value before, the value made instead, and the inputs of the nodes that made it.
+    """Values that were replaced: each with the value made instead, and the inputs of the nodes that made them.
     `assumed` is what this rests on."""
 
-    old: ir.Value
-    new: ir.Value
+    replaced: tuple[tuple[ir.Value, ir.Value], ...]
     before: list[tuple[ir.Node, list[ir.Value | None]]]
     assumed: tuple[str, ...] = ()
     fused: bool = False
@@ -188,27 +187,30 @@ class Move:
         combined = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
         new = difference.divided(combined, facts, builder)
         replace_value(old, new, rename=False)
-        return Move._taken(old, new, difference.replaced, (FINITE_SCORES,))
+        return Move._taken(((old, new),), difference.replaced, (FINITE_SCORES,))
 
     @staticmethod
-    def replacing(old: ir.Value, new: ir.Value) -> Move:
-        """Put a value in the place of another one, and take away the inputs of all nodes that nothing else needs."""
-        maker = old.producer()
-        assert maker is not None
-        replace_value(old, new, rename=False)
-        return Move._taken(old, new, tuple(superfluous([maker])), ())
+    def replacing(*replaced: tuple[ir.Value, ir.Value]) -> Move:
+        """Put values in the places of others, and take away the inputs of all nodes that nothing else needs."""
+        for old, new in replaced:
+            replace_value(old, new, rename=False)
+        makers = [maker for old, _ in replaced if (maker := old.producer()) is not None]
+        return Move._taken(replaced, tuple(superfluous(makers)), ())
 
     @staticmethod
-    def _taken(old: ir.Value, new: ir.Value, nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]) -> Move:
+    def _taken(
+        replaced: tuple[tuple[ir.Value, ir.Value], ...], nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]
+    ) -> Move:
         before = [(node, list(node.inputs)) for node in nodes]
         for node, inputs in before:
             for index in range(len(inputs)):
                 node.replace_input_with(index, None)
-        return Move(old, new, before, assumed)
+        return Move(replaced, before, assumed)
 
     def keep(self, graph: ir.Graph) -> None:
         """Remove the old nodes for good."""
-        replace_value(self.old, self.new)
+        for old, new in self.replaced:
+            replace_value(old, new)
         graph.remove([node for node, _ in self.before])
         makers = [producer(value) for _, inputs in self.before for value in inputs]
         sweep(graph, [maker for maker in makers if maker is not None])
@@ -218,13 +220,13 @@ class Move:
         """Put the nodes before in their place again, and remove the others."""
         kept = self.before[0][0].graph is None
         graph.extend([node for node, _ in reversed(self.before)] if kept else [])
-        replace_value(self.new, self.old, rename=kept)
+        for old, new in self.replaced:
+            replace_value(new, old, rename=kept)
         for node, inputs in self.before:
             for index, value in enumerate(inputs):
                 node.replace_input_with(index, value)
-        maker = self.new.producer()
-        assert maker is not None
-        sweep(graph, [maker])
+        makers = (producer(new) for _, new in self.replaced)
+        sweep(graph, [maker for maker in makers if maker is not None])
         if kept:
             restore_order(graph)
 

@@ -19,6 +19,7 @@ from fa_compiler.passes.differences import Differences, move_products
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, resolve_casts, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
+from fa_compiler.passes.key_parts import join_keys
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -176,6 +177,9 @@ class _Run:
         new_builder = partial(Builder, graph, self.names, self.facts.info)
         differences = move_products(graph, listed, self.matcher, new_builder)
         differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
+        joined, declined = join_keys(graph, listed, self.matcher, new_builder)
+        differences.moved.update(joined)
+        differences.declined.update(declined)
         return (list(anchors(graph, self.facts.info)) if differences.moved else listed), differences
 
     def _why_nothing_is_fused(self, graph: ir.Graph, reported: Sequence[ir.Node]) -> list[Block] | None:

@@ -25,6 +25,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "several batch dimensions": "test_shapes.py",
         "keys along several dimensions": "test_key_axes.py",
         "heads, such as rows that are tied": "test_depth_axes.py",
+        "keys in parts": "test_key_parts.py",
     },
     "layout": {
         "Transpose, Reshape": {"key": ("0132", "0231", "rank3"), "layout": ("BSND", "SBH", "SD")},
@@ -48,6 +49,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "alpha": {"scale": ("alpha",)},
         "computed from shapes": {"scale": ("computed", "computed_both")},
         "for each head, row or batch entry": "test_factors.py",
+        "a temperature of the run that is clamped": "test_factors.py",
     },
     "soft caps": {
         "in any spelling": "test_softcap.py",
@@ -111,7 +113,10 @@ ACCEPTED: Mapping[str, Tested] = {
         "probabilities read by several products": "test_shared.py",
         "only a second layer adds to its own": "test_shared.py",
     },
-    "differences": {"the difference of two attentions": "test_differences.py"},
+    "differences": {
+        "the difference of two attentions": "test_differences.py",
+        "in the same way sums": "test_sums_of_probabilities.py",
+    },
     "heads": {
         "multi-query": {"gqa": ("none", "broadcast")},
         "grouped-query": {"gqa": ("grouped",)},
