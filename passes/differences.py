@@ -177,6 +177,8 @@ class Move:
     assumed: tuple[str, ...] = ()
     fused: bool = False
     """Is one of its attentions fused already?"""
+    twins: tuple[str, ...] = ()
+    """The names of softmaxes that are left out because they are equal to the one that stays."""
 
     @staticmethod
     def of(difference: Difference, facts: Facts, builder: Builder) -> Move:
@@ -245,6 +247,11 @@ class Differences:
         if move is not None:
             move.fused = True
         return () if move is None else move.assumed
+
+    def twins(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
+        """The names of softmaxes in whose place this one stands."""
+        move = self.moved.get(anchor.node)
+        return () if move is None else move.twins
 
     def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
         """Why an attention is not fused. The product is moved back, unless another attention of it is fused."""

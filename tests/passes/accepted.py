@@ -111,6 +111,7 @@ ACCEPTED: Mapping[str, Tested] = {
     "sharing": {
         "scores read by several softmaxes": "test_shared.py",
         "probabilities read by several products": "test_shared.py",
+        "the values are joined": "test_joined_values.py",
         "only a second layer adds to its own": "test_shared.py",
     },
     "differences": {
