@@ -11,7 +11,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            Pad of no width
             | Expand(scores) | Tile(scores)                as large as the scores: it repeats nothing
       6     | Cast(scores)                                 to the same type or a wider one; from float32 to bfloat16
-                                                           before any term: the rounding is left out, which is noted
+                                                           before any term: the rounding is left out, which is noted;
+                                                           to float16 behind a floor of numbers that were float16 (13)
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
       8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
       9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
@@ -23,7 +24,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            Or b and t went through the same layout operators or
                                                            Expand (jax2onnx)
      12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
-     13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
+     13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor; or f
+                                                           -65504, and all scores float16 numbers, in float16 or cast
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
                                                            and addends of 0 before it; not on Ascend
      15     | rounded(scores)                              see activation_rounding.py; only if the user says so
@@ -36,6 +38,11 @@ caps the scores before anything is added and before keys are masked. A mask befo
 bfloat16 has the exponents of float32, so that rounding to it (6) overflows for no score, but it does for the number of
 a mask (-3.4e38), and it rounds -1e4 + score to multiples of 64. Leaving it out is therefore like computing 16-bit
 operands in float32, but only for scores alone. In float16 any score may overflow.
+
+The floor of float16 (13) lifts -inf, and sums that fall below it, to -65504. A finite score is not below it, so without
+a mask the floor changes nothing. Behind a mask it shows in rows that are masked everywhere, and beside scores near
+-65504. So the user has to vouch that there are none: by `--assume masks-dominate`, and by `no-empty-rows` where no
+single mask is proven to leave each row a key.
 
 Refused: everything else.
 Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
@@ -53,7 +60,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
-from fa_compiler.passes.masks.magnitudes import DOMINATING
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
@@ -495,19 +502,31 @@ def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """Case 13: a floor. Only a mask can fall below it: -inf becomes the smallest number, and scores do not change."""
+    for scores, floor in _floors(node, viewer):
+        known = viewer.info.dtype(scores) == ir.DataType.FLOAT and floor <= DOMINATING
+        if (known or _is_half_floor(scores, floor, viewer)) and _may_keep_shape(scores, node, viewer.info):
+            return Floor(node, floor), scores
+    return None
+
+
+def _floors(node: ir.Node, viewer: Viewer) -> list[tuple[ir.Value, float]]:
+    """What a node may put a floor below, and the floor."""
     if is_op(node, "Max") and len(node.inputs) == 2:
         candidates = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
     elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
         candidates = [(node.inputs[0], input_of(node, 1))]
     else:
-        return None
-    for scores, number in candidates:
-        floor = None if number is None else viewer.info.scalar(number)
-        if scores is None or floor is None or not floor <= DOMINATING:
-            continue
-        if viewer.info.dtype(scores) == ir.DataType.FLOAT and _may_keep_shape(scores, node, viewer.info):
-            return Floor(node, floor), scores
-    return None
+        return []
+    pairs = [(scores, number, viewer.info.scalar(number)) for scores, number in candidates if number is not None]
+    return [(scores, floor) for scores, _, floor in pairs if scores is not None and floor is not None]
+
+
+def _is_half_floor(scores: ir.Value, floor: float, viewer: Viewer) -> bool:
+    """Is this the lowest number of float16, and are all scores float16 numbers?"""
+    node, dtype = scores.producer(), viewer.info.dtype(scores)
+    if dtype == ir.DataType.FLOAT and is_op(node, "Cast") and node is not None and node.inputs[0] is not None:
+        dtype = viewer.info.dtype(node.inputs[0])
+    return dtype == ir.DataType.FLOAT16 and floor == -FLOAT16_MAX
 
 
 def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -522,7 +541,10 @@ def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
         raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {pair[0]}, not from a product", node)
     if pair == (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
         return RoundScores(node), source
-    if pair[0] != pair[1] and pair not in WIDENING:
+    maker = source.producer()
+    floors = [] if maker is None or pair[1] != ir.DataType.FLOAT16 else _floors(maker, viewer)
+    exact = any(_is_half_floor(scores, floor, viewer) for scores, floor in floors)
+    if pair[0] != pair[1] and pair not in WIDENING and not exact:
         raise Decline(Code.CAST, f"the scores are cast from {pair[0]} to {pair[1]}, which rounds them", node)
     return Rearrange(node), source
 
