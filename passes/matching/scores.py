@@ -94,6 +94,10 @@ QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 ONE_MINUS_KEEP = Op("Sub", Number(1.0), Bind("keep"))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
 PARTS_ADVICE = "join the keys, and the values, before their products, and not the scores and the results"
+OWN_QUERIES = (
+    "keys in parts: each of them has a query of its own, and one product with all of them would be wider, which takes "
+    "longer than the parts"
+)
 QUANTISED_ADVICE = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
@@ -339,6 +343,18 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     raise _no_step(node, viewer)
 
 
+def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decline:
+    """Why scores that are joined along the keys or rows are no scores of one product."""
+    queries = set[ir.Value]()
+    for part in parts:
+        product = find_scores(part, viewer, True).product
+        view = viewer.view(product.operands[0 if product.out[-1] in product.labels[1] else 1])
+        queries.update([] if view is None else [view.base])
+    if len(queries) > 1:
+        return Decline(Code.SCORE_TERM, OWN_QUERIES, node, "")
+    return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
+
+
 def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     """Why an operator is no step of the grammar."""
     given = [value for value in node.inputs if value is not None]
@@ -348,7 +364,7 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     if is_op(node, "Conv") and takes_scores(node, viewer):
         return Decline(Code.SCORE_TERM, mixing("scores", node, viewer), node, "")
     if is_op(node, "Concat") and len(leading) > 1:
-        return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
+        return _joined_parts(node, leading, viewer)
     if leading:
         reason = f"{node.op_type} on the scores has no counterpart in the operator"
         return Decline(Code.SCORE_TERM, reason, node, quantised_advice(node))

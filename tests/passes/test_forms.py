@@ -126,8 +126,8 @@ NAMED = {
     "keys in parts": (JOINED + PARTS.replace("Add", "Mul"), "keys in parts", PARTS_ADVICE),
     "keys in parts with queries of their own": (
         JOINED.replace("(q, k2t)", "(q2, k2t)") + "vv = Concat<axis=2>(v, v2) y = MatMul(p, vv)",
-        "keys in parts",
-        PARTS_ADVICE,
+        "a query of its own",
+        None,
     ),
     "keys in parts of few rows": (JOINED + PARTS, "for each 5 rows", None),
     "keys in parts of one product": (
