@@ -270,6 +270,8 @@ def move_products(
     The graph stays as it is where there are none."""
     result = Differences()
     for difference in list(_differences(found, matcher.facts)):
+        if any(part.anchor is not None and is_match(part.anchor, matcher) for part in difference.parts):
+            continue  # a sum with zeros, which the ordinary matcher leaves out
         nodes, outcome = _moved(graph, difference, matcher, new_builder())
         if isinstance(outcome, Decline):
             result.declined.update(dict.fromkeys(nodes, outcome))

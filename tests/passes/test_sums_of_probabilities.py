@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa_compiler.passes import Report
+from fa_compiler.passes.options import Target
 from tests.passes.running import PRODUCT_QK, SOFTMAX, Array, assert_same, fused, parse, random_feeds, run
 
 INPUTS = "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v, float[1,4,1,1] w, float[B,4,S,T] r"
@@ -120,6 +121,14 @@ def test_float16(body: str, fuses: bool) -> None:
     )
     (block, *_) = fused(attention(body, "float16"), assume=["finite-scores"])[1].blocks
     assert (block.status == "fused") == fuses, block.reason
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+def test_zeros_need_no_product(target: Target) -> None:
+    body = CONTENT + "whole = Shape(p) noughts = ConstantOfShape(whole) d = Add(p, noughts) y = MatMul(d, v) "
+    result, report = fused(attention(body), target, ["finite-scores"])
+    assert [(block.status, block.assumed) for block in report.blocks] == [("fused", ())]
+    assert "MatMul" not in {node.op_type for node in result.graph.node}
 
 
 def test_opset_12() -> None:
