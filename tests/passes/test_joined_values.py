@@ -9,6 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa_compiler.passes import Report
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from tests.passes.running import PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
 
 INPUTS = (
@@ -88,6 +92,20 @@ def test_probabilities_that_are_read_elsewhere(more: str) -> None:
     kind = "float[B,4,S,T]" if "Neg" in more else "int64[4]"
     proto = parse(ONE + more, inputs=INPUTS, outputs=f"{OUTPUTS}, {kind} n")
     assert same(proto)[0].count("FlashAttentionScore") != 1
+
+
+def test_what_the_target_refuses_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both softmaxes are back, and each has its reason."""
+
+    def refuse(self: Rewriter, match: AttentionMatch) -> Fused:
+        raise Decline(Code.ILLEGAL, "refused for the test", match.anchor.node)
+
+    monkeypatch.setattr(Rewriter, "emit", refuse)
+    proto = attention(LILT)
+    ops, report = same(proto)
+    assert sorted(ops) == sorted(node.op_type for node in proto.graph.node)
+    assert [(block.anchor, block.status) for block in report.blocks] == [("p", "declined"), ("r", "declined")]
+    assert len({block.reason for block in report.blocks}) == 1
 
 
 @given(seed=st.integers(0, 2**32 - 1), steep=st.sampled_from([0.1, 1.0, 10.0]))
