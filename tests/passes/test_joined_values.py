@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_compiler.passes import Report
@@ -13,6 +13,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
+from tests.examples import examples
 from tests.passes.running import PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
 
 INPUTS = (
@@ -108,6 +109,7 @@ def test_what_the_target_refuses_is_undone(monkeypatch: pytest.MonkeyPatch) -> N
     assert len({block.reason for block in report.blocks}) == 1
 
 
+@settings(max_examples=examples(6))
 @given(seed=st.integers(0, 2**32 - 1), steep=st.sampled_from([0.1, 1.0, 10.0]))
 def test_lilt_in_float64(seed: int, steep: float) -> None:
     proto = attention(LILT)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_compiler.passes import Report
+from tests.examples import examples
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
 INPUTS = (
@@ -151,6 +152,7 @@ def test_what_stays_as_it_is(body: str) -> None:
     assert [node.op_type for node in result.graph.node] == [node.op_type for node in proto.graph.node]
 
 
+@settings(max_examples=examples(6))
 @given(seed=st.integers(0, 2**32 - 1), steep=st.sampled_from([0.1, 1.0, 20.0]))
 def test_parts_in_float64(seed: int, steep: float) -> None:
     proto = attention(SPELLINGS["terms"])
