@@ -122,9 +122,21 @@ class Builder:
     def reduced(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
         """A value reduced along one axis by an operator such as ReduceMin; the axis stays, with size 1."""
         dtype = self.info.dtype(value)
-        if self.opset >= 18:
+        if self.opset >= (13 if op_type == "ReduceSum" else 18):
             return self.op(op_type, [value, self.ints([axis])], dtype)
         return self.op(op_type, [value], dtype, {"axes": (axis,)})
+
+    def split(self, value: ir.Value, axis: int, sizes: Sequence[int]) -> Sequence[ir.Value]:
+        """A value cut along one axis into parts of these sizes."""
+        inputs = [value]
+        attributes: dict[str, int | tuple[int, ...]] = {"axis": axis}
+        if self.opset >= 13:
+            inputs.append(self.ints(sizes))
+        else:
+            attributes["split"] = tuple(sizes)
+        node = self.op("Split", inputs, self.info.dtype(value), attributes, len(sizes)).producer()
+        assert node is not None
+        return node.outputs
 
     def alias(self, value: ir.Value) -> ir.Value:
         """The same tensor as another value, which can be given a name of its own."""

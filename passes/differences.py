@@ -1,27 +1,41 @@
-"""Differences of probabilities (differential attention): the product with the values is moved in front of them.
+"""Differences and sums of probabilities (differential attention, ConViT): the product with the values is moved in front
+of them.
 
 Grammar; the code cites the numbers of the cases:
 
     output :=
       1     MatMul(difference, values)                     values of rank 2 or more
+      2   | MatMul(Div(difference, total), values)         total := its sum along the keys, see row_reductions.py
     difference, read by nothing else :=
-      2     Sub(part, part) | Add(part, part)              parts of the same shape
+      3     Sub(part, part) | Add(part, part)              parts of the same shape; one of them may be a rest
     part :=
-      3     chosen | Mul(chosen, t) | Div(chosen, t)       t of size 1 along the keys, of moderate size (factors.py)
+      4     chosen | Mul(chosen, t) | Div(chosen, t)       t of size 1 along the keys, of moderate size (factors.py)
     chosen :=
-      4     probabilities                                  of a softmax of their own
-      5   | Gather(probabilities, i)                       i one number, along an axis before rows and keys
-      6   | Split(probabilities)                           into equal parts, along such an axis
-      7   | Slice(probabilities)                           such an equal part, of a number of parts that is known
+      5     probabilities                                  of a softmax of their own
+      6   | Gather(probabilities, i)                       i one number, along an axis before rows and keys
+      7   | Split(probabilities)                           into equal parts, along such an axis
+      8   | Slice(probabilities)                           such an equal part, of a number of parts that is known
+    rest :=
+      9     any tensor that has all the keys               not in float16
 
-The product is linear: (p - t q) v = p v - t (q v), and where p and q are parts of one softmax (5 to 7) they are the
-same parts of its product with values that are repeated for all parts. Each product is then an ordinary attention, and
-what is left is done to the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a
-value of +inf, (p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. So the user has to vouch for that. An
-infinite t would give NaN for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has to
-be proven not to be above 1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf is NaN.
+The product is linear: (p - t q) v = p v - t (q v), and where p and q are parts of one softmax (6 to 8) they are the
+same parts of its product with values that are repeated for all parts. One product at least is then an ordinary
+attention. The other one may remain a product, like that of ConViT's probabilities of positions. What is left is done to
+the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a value of +inf,
+(p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. In a sum, a probability that is rounded to 0 gives
+0 * inf, NaN, where the sum of both is above 0. So the user has to vouch for finite values. An infinite t would give NaN
+for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has to be proven not to be above
+1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf is NaN. For the same reason float16 has no rest,
+whose product with the values has no known bound.
 
-The change is made first, so that the ordinary matcher can say whether all its attentions match; if not, it is undone.
+A division by the sum of each row (2) follows the products, for they are linear, and nothing has to add up a row: the
+sum of t p is t, because that of p is 1. So t is no divisor here. Where p is NaN, the result is NaN in both orders. The
+sum of a rest is computed. The original rounds each term of its sum. This is as little as in the result if no term is
+negative, and if the sum is not near 0. So both have to be proven of t p + u q, and differences are refused. Where t is
+1 - u, and u is between 0 and 1, the sum is 1, and the division is left out: it only divides by what rounding makes of
+1. float16 takes no other sums, because t p v may overflow where the quotient does not.
+
+The change is made first, so that the ordinary matcher can say whether an attention matches; if not, it is undone.
 """
 
 from __future__ import annotations
@@ -30,6 +44,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder
@@ -38,11 +53,13 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.factors import immoderate, operand
+from fa_compiler.passes.matching.factors import SMALLEST, immoderate, operand
+from fa_compiler.passes.matching.row_reductions import reduced
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import int_attr, is_dead, is_op, source_through
+from fa_compiler.passes.nodes import equal_values, int_attr, is_dead, is_op, producer, source_through
 from fa_compiler.passes.options import FINITE_SCORES, NON_FINITE_SCORES, Options
+from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.surgery import ORDER, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.values.shape_rules.context import Shape
@@ -50,10 +67,13 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import cut_from, slice_bounds
 
 UNSOUND = (
-    "a difference of probabilities is multiplied by the values; the difference of two attentions is the same only if "
-    "no value is infinite: inf - inf is NaN"
+    "a {0} of probabilities is multiplied by the values; the {0} of the products is the same only if no value is "
+    "infinite: inf - inf and 0 * inf are NaN"
 )
+UNBOUNDED = "{!r} is added to the probabilities, and its product with the values has no known bound in float16"
+UNKNOWN_SUM = "probabilities are divided by the sum of each row, which is not proven to be a sum of positive numbers"
 OVERFLOWS = "the factor {!r} is not proven to be 1 at most: multiplied by it, a result in float16 may overflow"
+COMPLEMENT = Op("Sub", Number(1.0), Bind("other"))
 CONSTANT_ADVICE = "make the factor of the difference a constant of the model"
 HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 
@@ -61,16 +81,21 @@ HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 @dataclass(frozen=True)
 class Part:
     """One side of a difference: what is read of the probabilities, the node that chooses one of `count` parts of them
-    along `axis`, and the factor with its node."""
+    along `axis`, and the factor with its node. A rest is a side without an anchor."""
 
     probabilities: ir.Value
-    chooser: ir.Node | None
-    output: int
-    axis: int
-    count: int
-    factor: ir.Value | None
-    scaling: ir.Node | None
-    anchor: SoftmaxAnchor
+    chooser: ir.Node | None = None
+    output: int = 0
+    axis: int = 0
+    count: int = 1
+    factor: ir.Value | None = None
+    scaling: ir.Node | None = None
+    anchor: SoftmaxAnchor | None = None
+
+    @property
+    def divides(self) -> bool:
+        """Is the factor a divisor?"""
+        return self.scaling is not None and self.scaling.op_type == "Div"
 
     def of(self, value: ir.Value, builder: Builder) -> ir.Value:
         """What this side makes of the product of the probabilities with the values."""
@@ -86,20 +111,36 @@ class Part:
             value = builder.op(self.scaling.op_type, [value, self.factor], dtype)
         return value
 
+    def total(self, builder: Builder) -> ir.Value:
+        """The sum along the keys, whose size is then 1."""
+        if self.anchor is None:
+            rank = len(builder.info.shape(self.probabilities) or ())
+            return builder.reduced("ReduceSum", self.probabilities, rank - 1)
+        dtype = builder.info.dtype(self.probabilities)
+        assert dtype is not None
+        return self.factor or builder.constant(np.array(1.0, dtype.numpy()), "one")
+
+    def least_total(self, facts: Facts) -> float:
+        """A number that no sum along the keys is below, if none of its terms is negative; else a negative number."""
+        low, _ = _bounds(self.probabilities if self.anchor is None else self.factor, facts)
+        return min(low, 0.0) if self.anchor is None else low
+
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of probabilities that is multiplied by values: the nodes `combining` and `product`."""
+    """A difference or sum of probabilities that is multiplied by values: the nodes `combining` and `product`, and
+    between them, in order, those that divide by the sum of each row."""
 
     combining: ir.Node
     product: ir.Node
     parts: tuple[Part, Part]
+    dividing: tuple[ir.Node, ...] = ()
 
     @property
     def replaced(self) -> tuple[ir.Node, ...]:
         """The nodes from the probabilities to the product, the product first."""
         parts = [node for part in self.parts for node in (part.scaling, part.chooser) if node is not None]
-        return tuple(dict.fromkeys((self.product, self.combining, *parts)))
+        return tuple(dict.fromkeys((self.product, *reversed(self.dividing), self.combining, *parts)))
 
     @property
     def values(self) -> ir.Value:
@@ -108,62 +149,86 @@ class Difference:
         assert value is not None
         return value
 
+    def sums_up_to_one(self, facts: Facts) -> bool:
+        """Is this a sum, and one factor 1 less the other one, which is between 0 and 1?"""
+        for one, other in (self.parts, self.parts[::-1]) if self.combining.op_type == "Add" else ():
+            found = None if one.factor is None else match(COMPLEMENT, one.factor, facts.info)
+            if found is not None and other.factor is not None and equal_values(found["other"], other.factor):
+                low, high = _bounds(other.factor, facts)
+                return low >= 0.0 and high <= 1.0
+        return False
+
+    def divided(self, value: ir.Value, facts: Facts, builder: Builder) -> ir.Value:
+        """The sum of the products, divided as their probabilities were."""
+        if not self.dividing or self.sums_up_to_one(facts):
+            return value
+        dtype = builder.info.dtype(value)
+        total = builder.op("Add", [part.total(builder) for part in self.parts], dtype)
+        return builder.op("Div", [value, total], dtype)
+
 
 @dataclass
 class Move:
-    """A value that was replaced: the value before, the value made instead, and the inputs of the nodes that made it.
+    """Values that were replaced: each with the value made instead, and the inputs of the nodes that made them.
     `assumed` is what this rests on."""
 
-    old: ir.Value
-    new: ir.Value
+    replaced: tuple[tuple[ir.Value, ir.Value], ...]
     before: list[tuple[ir.Node, list[ir.Value | None]]]
     assumed: tuple[str, ...] = ()
     fused: bool = False
     """Is one of its attentions fused already?"""
+    twins: tuple[str, ...] = ()
+    """The names of softmaxes that are left out because they are equal to the one that stays."""
 
     @staticmethod
-    def of(difference: Difference, builder: Builder) -> Move:
+    def of(difference: Difference, facts: Facts, builder: Builder) -> Move:
         """Build what replaces the product of a difference, and put it in its place. The inputs of the old nodes are
         taken away, so that nothing counts them as readers."""
         old = difference.product.outputs[0]
         results = [part.of(_product(part, difference, builder), builder) for part in difference.parts]
-        new = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
+        combined = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
+        new = difference.divided(combined, facts, builder)
         replace_value(old, new, rename=False)
-        return Move._taken(old, new, difference.replaced, (FINITE_SCORES,))
+        return Move._taken(((old, new),), difference.replaced, (FINITE_SCORES,))
 
     @staticmethod
-    def replacing(old: ir.Value, new: ir.Value) -> Move:
-        """Put a value in the place of another one, and take away the inputs of all nodes that nothing else needs."""
-        maker = old.producer()
-        assert maker is not None
-        replace_value(old, new, rename=False)
-        return Move._taken(old, new, tuple(superfluous([maker])), ())
+    def replacing(*replaced: tuple[ir.Value, ir.Value]) -> Move:
+        """Put values in the places of others, and take away the inputs of all nodes that nothing else needs."""
+        for old, new in replaced:
+            replace_value(old, new, rename=False)
+        makers = [maker for old, _ in replaced if (maker := old.producer()) is not None]
+        return Move._taken(replaced, tuple(superfluous(makers)), ())
 
     @staticmethod
-    def _taken(old: ir.Value, new: ir.Value, nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]) -> Move:
+    def _taken(
+        replaced: tuple[tuple[ir.Value, ir.Value], ...], nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]
+    ) -> Move:
         before = [(node, list(node.inputs)) for node in nodes]
         for node, inputs in before:
             for index in range(len(inputs)):
                 node.replace_input_with(index, None)
-        return Move(old, new, before, assumed)
+        return Move(replaced, before, assumed)
 
     def keep(self, graph: ir.Graph) -> None:
         """Remove the old nodes for good."""
-        replace_value(self.old, self.new)
+        for old, new in self.replaced:
+            replace_value(old, new)
         graph.remove([node for node, _ in self.before])
+        makers = [producer(value) for _, inputs in self.before for value in inputs]
+        sweep(graph, [maker for maker in makers if maker is not None])
         restore_order(graph)
 
     def undo(self, graph: ir.Graph) -> None:
         """Put the nodes before in their place again, and remove the others."""
         kept = self.before[0][0].graph is None
         graph.extend([node for node, _ in reversed(self.before)] if kept else [])
-        replace_value(self.new, self.old, rename=kept)
+        for old, new in self.replaced:
+            replace_value(new, old, rename=kept)
         for node, inputs in self.before:
             for index, value in enumerate(inputs):
                 node.replace_input_with(index, value)
-        maker = self.new.producer()
-        assert maker is not None
-        sweep(graph, [maker])
+        makers = (producer(new) for _, new in self.replaced)
+        sweep(graph, [maker for maker in makers if maker is not None])
         if kept:
             restore_order(graph)
 
@@ -183,6 +248,11 @@ class Differences:
             move.fused = True
         return () if move is None else move.assumed
 
+    def twins(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
+        """The names of softmaxes in whose place this one stands."""
+        move = self.moved.get(anchor.node)
+        return () if move is None else move.twins
+
     def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
         """Why an attention is not fused. The product is moved back, unless another attention of it is fused."""
         move = self.moved.get(anchor.node)
@@ -200,13 +270,13 @@ def move_products(
     The graph stays as it is where there are none."""
     result = Differences()
     for difference in list(_differences(found, matcher.facts)):
-        nodes = [part.anchor.node for part in difference.parts]
-        try:
-            move = _moved(graph, difference, matcher, new_builder())
-        except Decline as decline:
-            result.declined.update(dict.fromkeys(nodes, decline))
+        if any(part.anchor is not None and is_match(part.anchor, matcher) for part in difference.parts):
+            continue  # a sum with zeros, which the ordinary matcher leaves out
+        nodes, outcome = _moved(graph, difference, matcher, new_builder())
+        if isinstance(outcome, Decline):
+            result.declined.update(dict.fromkeys(nodes, outcome))
         else:
-            result.moved.update({} if move is None else dict.fromkeys(nodes, move))
+            result.moved.update(dict.fromkeys(nodes, outcome))
     return result
 
 
@@ -214,21 +284,51 @@ def _differences(found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Diffe
     anchors = {anchor.output: anchor for anchor in found if anchor.late is None}
     graph = next((anchor.node.graph for anchor in anchors.values()), None)
     for product in graph or ():
-        combined = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
-        combining = None if combined is None else combined.producer()  # 1
-        if combined is None or combining is None or not is_op(combining, "Sub", "Add"):  # 2
+        weights = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
+        if weights is None:
             continue
-        parts = [_part(value, anchors, facts.info) for value in combining.inputs]
-        alike = {facts.info.shape(value) for value in (combined, *combining.inputs) if value is not None}
-        if len(parts) == 2 and parts[0] and parts[1] and len(alike) == 1 and None not in alike:
-            difference = Difference(combining, product, (parts[0], parts[1]))
+        combined, dividing = _undivided(weights, facts.info)  # 1 and 2
+        combining = combined.producer()
+        parts = None if combining is None else _parts(combining, anchors, facts.info)  # 3
+        if combining is not None and parts and not (dividing and any(part.divides for part in parts)):
+            difference = Difference(combining, product, parts, dividing)
             fits = all(_fits(difference.values, part, facts.info) for part in difference.parts)
             if fits and len(facts.info.shape(difference.values) or ()) > 1 and _is_closed(difference):
                 yield difference
 
 
+def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """Case 2: what is divided by the sum of each row, and the nodes that do so. Otherwise the value itself and ()."""
+    divide, shape = weights.producer(), info.shape(weights)
+    if divide is None or not is_op(divide, "Div") or shape is None:
+        return weights, ()
+    combined, total = divide.inputs
+    summed = None if combined is None or total is None else reduced(total, ("ReduceSum",), combined, info)
+    if combined is None or summed is None or summed[0] != (len(shape) - 1,):
+        return weights, ()
+    return combined, (*summed[1], divide)
+
+
+def _parts(combining: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> tuple[Part, Part] | None:
+    """Case 3: both sides of a difference."""
+    if not is_op(combining, "Sub", "Add"):
+        return None
+    shape = info.shape(combining.outputs[0])
+    sides = [(value, _part(value, anchors, info)) for value in combining.inputs]
+    if shape is None or any(value is None or (part and info.shape(value) != shape) for value, part in sides):
+        return None
+    one, other = (part or _rest(value, shape, info) for value, part in sides)
+    return (one, other) if one and other and (one.anchor or other.anchor) else None
+
+
+def _rest(value: ir.Value | None, shape: Shape, info: ShapeInfo) -> Part | None:
+    """Case 9."""
+    own = None if value is None else info.shape(value)
+    return Part(value) if value is not None and own is not None and len(own) > 1 and own[-1] == shape[-1] else None
+
+
 def _part(value: ir.Value | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
-    """Cases 3 to 6."""
+    """Cases 4 to 8."""
     node = None if value is None else value.producer()
     if value is None or node is None:
         return None
@@ -244,7 +344,7 @@ def _part(value: ir.Value | None, anchors: Mapping[ir.Value, SoftmaxAnchor], inf
 
 
 def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
-    """Cases 4 to 7."""
+    """Cases 5 to 8."""
     node, source, axis, count = value.producer(), value, 0, 1
     chooser = node if node is not None and is_op(node, "Gather", "Split", "Slice") else None
     if chooser is not None:
@@ -253,11 +353,11 @@ def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: Sh
         if given is None or not shape:
             return None
         axis, count = int_attr(chooser, "axis", 0) % len(shape), len(chooser.outputs)
-        if chooser.op_type == "Gather" and info.shape(chooser.inputs[1] or value) != ():  # 5
+        if chooser.op_type == "Gather" and info.shape(chooser.inputs[1] or value) != ():  # 6
             return None
-        if len({info.shape(output) for output in chooser.outputs}) > 1:  # 6
+        if len({info.shape(output) for output in chooser.outputs}) > 1:  # 7
             return None
-        if chooser.op_type == "Slice":  # 7
+        if chooser.op_type == "Slice":  # 8
             if (cut := _equal_part(chooser, shape, info)) is None:
                 return None
             axis, count = cut
@@ -266,7 +366,7 @@ def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: Sh
         source = given
     anchor = anchors.get(source_through(source, *LAYOUT_OPS, "Cast"))
     output = 0 if chooser is None else list(chooser.outputs).index(value)
-    return None if anchor is None else Part(source, chooser, output, axis, count, None, None, anchor)
+    return None if anchor is None else Part(source, chooser, output, axis, count, anchor=anchor)
 
 
 def _equal_part(node: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
@@ -294,29 +394,25 @@ def _is_closed(difference: Difference) -> bool:
     return readers <= set(difference.replaced) and not any(output.is_graph_output() for output in outputs)
 
 
-def _moved(graph: ir.Graph, difference: Difference, matcher: Matcher, builder: Builder) -> Move | None:
-    """Move the product if each of its attentions then matches. Otherwise the graph stays as it was.
-
-    Raises Decline if the attentions match but the move is not sound.
-    """
+def _moved(
+    graph: ir.Graph, difference: Difference, matcher: Matcher, builder: Builder
+) -> tuple[list[ir.Node], Move | Decline]:
+    """Move the product if an attention then matches. Returns the softmaxes that do, and the move, or why it is not
+    sound. The graph stays as it was if there is none, or if the move is not sound."""
     taken = set(builder.names.taken)
-    move = Move.of(difference, builder)
+    move = Move.of(difference, matcher.facts, builder)
     graph.meta.pop(ORDER, None)
-    sound = False
-    try:
-        matches = all(is_match(part.anchor, matcher) for part in difference.parts)
-        if matches:
-            _check(difference, matcher.facts)
-        sound = matches
-    finally:
-        graph.meta.pop(ORDER, None)
-        if sound:
-            move.keep(graph)
-        else:
-            move.undo(graph)
-            builder.drop_unused_constants()
-            builder.names.taken.intersection_update(taken)
-    return move if sound else None
+    anchors = [part.anchor for part in difference.parts if part.anchor is not None]
+    matching = [anchor.node for anchor in anchors if is_match(anchor, matcher)]
+    outcome = _why_unsound(difference, matching, matcher.facts) or move
+    graph.meta.pop(ORDER, None)
+    if matching and outcome is move:
+        move.keep(graph)
+    else:
+        move.undo(graph)
+        builder.drop_unused_constants()
+        builder.names.taken.intersection_update(taken)
+    return matching, outcome
 
 
 def is_match(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
@@ -328,24 +424,55 @@ def is_match(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
     return True
 
 
-def _check(difference: Difference, facts: Facts) -> None:
-    """Decline values and factors that may be infinite."""
+def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) -> Decline | None:
+    """Why the products of a difference may not give the same: values and factors that may be infinite, a sum of unknown
+    size. None if they do."""
+    half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
     for part in difference.parts:
         if part.factor is not None and part.scaling is not None:
-            divides = part.scaling.op_type == "Div"
-            if (reason := immoderate(part.factor, divides, Viewer(facts, AxisSpace()))) is not None:
-                raise Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
-            half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
-            if half and not _never_enlarges(part.factor, divides, facts):
-                raise Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)
+            if (reason := immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))) is not None:
+                return Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
+            if half and not _never_enlarges(part.factor, part.divides, facts):
+                return Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)
+        if half and part.anchor is None:
+            return Decline(Code.PROBABILITY_TERM, UNBOUNDED.format(part.probabilities.name), difference.combining)
+    if difference.dividing and not _is_sum_known(difference, matching, facts):
+        return Decline(Code.PROBABILITY_TERM, UNKNOWN_SUM, difference.dividing[-1])
     if not _is_finite(facts.options):
-        raise Decline(Code.PROBABILITY_TERM, UNSOUND, difference.combining, HINT)
+        kind = "sum" if difference.combining.op_type == "Add" else "difference"
+        return Decline(Code.PROBABILITY_TERM, UNSOUND.format(kind), difference.combining, HINT)
+    return None
+
+
+def _is_sum_known(difference: Difference, matching: list[ir.Node], facts: Facts) -> bool:
+    """Is the sum of each row proven to be that of the totals of both parts, and none of these to be negative?"""
+    for part in difference.parts:
+        if part.anchor is not None and not _adds_up(part.anchor, part, part.anchor.node in matching, facts.info):
+            return False
+    if difference.sums_up_to_one(facts):
+        return True
+    half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
+    totals = [part.least_total(facts) for part in difference.parts]
+    return not half and difference.combining.op_type == "Add" and min(totals) >= 0.0 and sum(totals) >= SMALLEST
+
+
+def _adds_up(anchor: SoftmaxAnchor, part: Part, matches: bool, info: ShapeInfo) -> bool:
+    """Is the sum of probabilities along the keys 1? What matches is known to be a softmax along the keys."""
+    if anchor.sink is not None or anchor.overflows or anchor.masked or anchor.floored:
+        return False
+    rank = len(info.shape(part.probabilities) or ())
+    return matches or (part.probabilities is anchor.output and anchor.axes == (rank - 1,))
+
+
+def _bounds(factor: ir.Value | None, facts: Facts) -> tuple[float, float]:
+    """The numbers between which all those of a tensor are; 1 where there is none."""
+    number = 1.0 if factor is None else facts.info.scalar(factor)
+    return (number, number) if number is not None else facts.bounds.of(factor) or (-math.inf, math.inf)
 
 
 def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
     """Is the result of a product with this factor, or of a division by it, proven not to be larger?"""
-    number = facts.info.scalar(factor)
-    low, high = (number, number) if number is not None else facts.bounds.of(factor) or (-math.inf, math.inf)
+    low, high = _bounds(factor, facts)
     return low >= 1.0 or high <= -1.0 if divides else low >= -1.0 and high <= 1.0
 
 

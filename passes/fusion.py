@@ -19,6 +19,8 @@ from fa_compiler.passes.differences import Differences, move_products
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, resolve_casts, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
+from fa_compiler.passes.joined_values import join_values
+from fa_compiler.passes.key_parts import join_keys
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -176,6 +178,10 @@ class _Run:
         new_builder = partial(Builder, graph, self.names, self.facts.info)
         differences = move_products(graph, listed, self.matcher, new_builder)
         differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
+        joined, declined = join_keys(graph, listed, self.matcher, new_builder)
+        differences.moved.update(joined)
+        differences.declined.update(declined)
+        differences.moved.update(join_values(graph, listed, self.matcher, new_builder))
         return (list(anchors(graph, self.facts.info)) if differences.moved else listed), differences
 
     def _why_nothing_is_fused(self, graph: ir.Graph, reported: Sequence[ir.Node]) -> list[Block] | None:
@@ -216,13 +222,16 @@ class _Run:
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, differences: Differences
     ) -> list[Block]:
         name = label(anchor.node) or ""
+        names = (name, *differences.twins(anchor))
         try:
             block = self._fuse_one(name, anchor, rewriter, has_top_k)
         except Decline as decline:
             if pair := self._fuse_pair(anchor, rewriter, has_top_k, decline):
                 return pair
-            return [self._declined_block(name, differences.give_up(anchor, decline))]
-        return [replace(block, assumed=tuple(sorted({*block.assumed, *differences.assumed(anchor)})))]
+            reason = differences.give_up(anchor, decline)
+            return [self._declined_block(each, reason) for each in names]
+        assumed = tuple(sorted({*block.assumed, *differences.assumed(anchor)}))
+        return [replace(block, anchor=each, assumed=assumed) for each in names]
 
     def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool) -> dict[ir.Node, Block]:
         """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""

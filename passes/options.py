@@ -40,10 +40,10 @@ ASSUMPTIONS = {
     EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
-    FINITE_SCORES: "query, key and value are finite: a NaN guard has no work, and a difference of probabilities times "
-    "values becomes a difference of two attentions (assumed for every target but ort)",
-    NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard or a "
-    "difference of probabilities is a reason to decline",
+    FINITE_SCORES: "query, key and value are finite: a NaN guard has no work, and a difference or sum of probabilities "
+    "times values becomes that of two products (assumed for every target but ort)",
+    NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard, or a "
+    "difference or sum of probabilities, is a reason to decline",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""

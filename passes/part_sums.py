@@ -83,7 +83,7 @@ def add_to_whole(
 
 def _moved(graph: ir.Graph, part: PartSum, anchor: SoftmaxAnchor, matcher: Matcher, builder: Builder) -> Move | None:
     taken = set(builder.names.taken)
-    move = Move.replacing(part.whole, part.emitted(builder))
+    move = Move.replacing((part.whole, part.emitted(builder)))
     graph.meta.pop(ORDER, None)
     again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
     matches = bool(again) and is_match(again[0], matcher)

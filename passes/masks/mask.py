@@ -114,6 +114,7 @@ from fa_compiler.passes.score_ops import (
 )
 from fa_compiler.passes.values.slices import keeps_everything
 
+DOMINATE_HINT = f"--assume {MASKS_DOMINATE} if no score comes near the number"
 COARSE = (
     "16-bit scores are rounded to the large numbers that are added to them, and that decides a row whose every key has "
     "such a number"
@@ -202,10 +203,28 @@ class MaskPlanner:
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention, with this guard after the softmax. Raises Decline."""
+        terms, vouched = self._without_half_floors(terms)
         plan = self._guarded_plan(terms, guard)
         if self.options.is_standard:
-            return self._standard(plan, terms)
-        return plan if self.options.target == "ort" or guard is RowGuard.NONE else self._unguarded(plan, terms)
+            plan = self._standard(plan, terms)
+        elif self.options.target != "ort" and guard is not RowGuard.NONE:
+            plan = self._unguarded(plan, terms)
+        return plan.assuming(*vouched)
+
+    def _without_half_floors(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[str, ...]]:
+        """The terms without floors at the lowest number of float16, and what the user vouches for, so that they show
+        nowhere. Raises Decline where the user does not."""
+        floors = [term for term in terms if isinstance(term, Floor) and term.floor > DOMINATING]
+        if not floors:
+            return terms, ()
+        rest = tuple(term for term in terms if term not in floors)
+        masks = [term for term in rest if not isinstance(term, Scale)]
+        needed = [MASKS_DOMINATE, *([] if len(masks) == 1 and self._never_empty(rest) else [NO_EMPTY_ROWS])]
+        if not set(needed) <= set(self.options.assume):
+            reason = "a floor of -65504 shows in rows that are masked everywhere, and beside scores near it"
+            hint = f"{DOMINATE_HINT}, and {NO_EMPTY_ROWS_HINT}" if NO_EMPTY_ROWS in needed else DOMINATE_HINT
+            raise Decline(Code.MASK_VALUE, reason, floors[0].node, hint)
+        return rest, tuple(needed)
 
     def _standard(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan for an operator of ONNX or ONNX Runtime. Raises Decline."""

@@ -4,20 +4,20 @@ Grammar; the code cites the numbers of the cases. t does not run along the keys:
 batch entry, or one in all.
 
     scores :=
-      1     Mul(scores, t) | Div(scores, t)                t proven to be of moderate size, and not 0 as a divisor
-                                                           (Swin V2's logit scale)
+      1     Mul(scores, t) | Div(scores, t)                t proven to be of moderate size, or as a divisor not to be
+                                                           near 0 (Swin V2's logit scale)
       2   | Mul(scores, t) | Div(scores, t)                t any value of the run, such as an input; ONNX Runtime only
     probabilities :=
       3     Mul(probabilities, t) | Div(probabilities, t)          t as in 1, or one number
 
 Both products are linear, and t is the same for all terms of their sums: (t q) k = t (q k), (t p) v = t (p v). Only
 rounding changes, as long as no product overflows or vanishes that did not before. In cases 1 and 3 the size of t shows
-that. In case 2 the query is multiplied by t / 2^60, which overflows for no finite t and no query of common size. The
-operator's scale is multiplied by 2^60; the kernels apply it to the finished products. So a finite t, 0 and negative
-ones included, changes rounding only. Where t is NaN, all scores of its rows are NaN in both orders. Where t is
-infinite, or a divisor 0, all scores of its rows are infinite or NaN in both orders, but not the same ones of them. Each
-such row is NaN all the same if nothing but -inf can take the place of a score and nothing else has a share in the
-softmax.
+that. A large divisor in case 1 makes scores vanish in both orders. In case 2 the query is multiplied by t / 2^60, which
+overflows for no finite t and no query of common size. The operator's scale is multiplied by 2^60; the kernels apply it
+to the finished products. So a finite t, 0 and negative ones included, changes rounding only. Where t is NaN, all scores
+of its rows are NaN in both orders. Where t is infinite, or a divisor 0, all scores of its rows are infinite or NaN in
+both orders, but not the same ones of them. Each such row is NaN all the same if nothing but -inf can take the place of
+a score and nothing else has a share in the softmax.
 
 16-bit operands are then computed in float32.
 
@@ -30,6 +30,7 @@ guards that test the scores.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,11 +73,11 @@ def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
     return (left, False) if left is not None and right is value and node.op_type == "Mul" else None
 
 
-def immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
+def immoderate(value: ir.Value, divides: bool, viewer: Viewer, largest_divisor: float = LARGEST) -> str | None:
     """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
     interval = viewer.facts.bounds.of(value) if number is None else (number, number)
-    if interval is None or not max(map(abs, interval)) <= LARGEST:
+    if interval is None or not max(map(abs, interval)) <= (largest_divisor if divides else LARGEST):
         return f"the factor {value.name!r} is not proven to be of moderate size"
     array = constant(value)
     apart = interval[0] >= SMALLEST or interval[1] <= -SMALLEST
@@ -87,7 +88,7 @@ def immoderate(value: ir.Value, divides: bool, viewer: Viewer) -> str | None:
 
 def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
     """The factor `value` on scores of the arrangement `dims`. Raises Decline."""
-    reason = immoderate(value, divides, viewer)
+    reason = immoderate(value, divides, viewer, largest_divisor=math.inf)
     if reason is None:  # 1
         return _factor(node, value, divides, dims, viewer)
     if viewer.facts.options.target != "ort" or viewer.info.scalar(value) is not None:

@@ -11,7 +11,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            Pad of no width
             | Expand(scores) | Tile(scores)                as large as the scores: it repeats nothing
       6     | Cast(scores)                                 to the same type or a wider one; from float32 to bfloat16
-                                                           before any term: the rounding is left out, which is noted
+                                                           before any term: the rounding is left out, which is noted;
+                                                           to float16 behind a floor of numbers that were float16 (13)
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
       8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
       9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
@@ -23,7 +24,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            Or b and t went through the same layout operators or
                                                            Expand (jax2onnx)
      12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
-     13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
+     13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor; or f
+                                                           -65504, and all scores float16 numbers, in float16 or cast
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
                                                            and addends of 0 before it; not on Ascend
      15     | rounded(scores)                              see activation_rounding.py; only if the user says so
@@ -36,6 +38,11 @@ caps the scores before anything is added and before keys are masked. A mask befo
 bfloat16 has the exponents of float32, so that rounding to it (6) overflows for no score, but it does for the number of
 a mask (-3.4e38), and it rounds -1e4 + score to multiples of 64. Leaving it out is therefore like computing 16-bit
 operands in float32, but only for scores alone. In float16 any score may overflow.
+
+The floor of float16 (13) lifts -inf, and sums that fall below it, to -65504. A finite score is not below it, so without
+a mask the floor changes nothing. Behind a mask it shows in rows that are masked everywhere, and beside scores near
+-65504. So the user has to vouch that there are none: by `--assume masks-dominate`, and by `no-empty-rows` where no
+single mask is proven to leave each row a key.
 
 Refused: everything else.
 Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
@@ -53,7 +60,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
-from fa_compiler.passes.masks.magnitudes import DOMINATING
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
@@ -87,6 +94,10 @@ QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 ONE_MINUS_KEEP = Op("Sub", Number(1.0), Bind("keep"))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
 PARTS_ADVICE = "join the keys, and the values, before their products, and not the scores and the results"
+OWN_QUERIES = (
+    "keys in parts: each of them has a query of its own, and one product with all of them would be wider, which takes "
+    "longer than the parts"
+)
 QUANTISED_ADVICE = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
@@ -332,6 +343,18 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     raise _no_step(node, viewer)
 
 
+def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decline:
+    """Why scores that are joined along the keys or rows are no scores of one product."""
+    queries = set[ir.Value]()
+    for part in parts:
+        product = find_scores(part, viewer, True).product
+        view = viewer.view(product.operands[0 if product.out[-1] in product.labels[1] else 1])
+        queries.update([] if view is None else [view.base])
+    if len(queries) > 1:
+        return Decline(Code.SCORE_TERM, OWN_QUERIES, node, "")
+    return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
+
+
 def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     """Why an operator is no step of the grammar."""
     given = [value for value in node.inputs if value is not None]
@@ -341,7 +364,7 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     if is_op(node, "Conv") and takes_scores(node, viewer):
         return Decline(Code.SCORE_TERM, mixing("scores", node, viewer), node, "")
     if is_op(node, "Concat") and len(leading) > 1:
-        return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
+        return _joined_parts(node, leading, viewer)
     if leading:
         reason = f"{node.op_type} on the scores has no counterpart in the operator"
         return Decline(Code.SCORE_TERM, reason, node, quantised_advice(node))
@@ -495,19 +518,31 @@ def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """Case 13: a floor. Only a mask can fall below it: -inf becomes the smallest number, and scores do not change."""
+    for scores, floor in _floors(node, viewer):
+        known = viewer.info.dtype(scores) == ir.DataType.FLOAT and floor <= DOMINATING
+        if (known or _is_half_floor(scores, floor, viewer)) and _may_keep_shape(scores, node, viewer.info):
+            return Floor(node, floor), scores
+    return None
+
+
+def _floors(node: ir.Node, viewer: Viewer) -> list[tuple[ir.Value, float]]:
+    """What a node may put a floor below, and the floor."""
     if is_op(node, "Max") and len(node.inputs) == 2:
         candidates = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
     elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
         candidates = [(node.inputs[0], input_of(node, 1))]
     else:
-        return None
-    for scores, number in candidates:
-        floor = None if number is None else viewer.info.scalar(number)
-        if scores is None or floor is None or not floor <= DOMINATING:
-            continue
-        if viewer.info.dtype(scores) == ir.DataType.FLOAT and _may_keep_shape(scores, node, viewer.info):
-            return Floor(node, floor), scores
-    return None
+        return []
+    pairs = [(scores, number, viewer.info.scalar(number)) for scores, number in candidates if number is not None]
+    return [(scores, floor) for scores, _, floor in pairs if scores is not None and floor is not None]
+
+
+def _is_half_floor(scores: ir.Value, floor: float, viewer: Viewer) -> bool:
+    """Is this the lowest number of float16, and are all scores float16 numbers?"""
+    node, dtype = scores.producer(), viewer.info.dtype(scores)
+    if dtype == ir.DataType.FLOAT and is_op(node, "Cast") and node is not None and node.inputs[0] is not None:
+        dtype = viewer.info.dtype(node.inputs[0])
+    return dtype == ir.DataType.FLOAT16 and floor == -FLOAT16_MAX
 
 
 def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -522,7 +557,10 @@ def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
         raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {pair[0]}, not from a product", node)
     if pair == (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
         return RoundScores(node), source
-    if pair[0] != pair[1] and pair not in WIDENING:
+    maker = source.producer()
+    floors = [] if maker is None or pair[1] != ir.DataType.FLOAT16 else _floors(maker, viewer)
+    exact = any(_is_half_floor(scores, floor, viewer) for scores, floor in floors)
+    if pair[0] != pair[1] and pair not in WIDENING and not exact:
         raise Decline(Code.CAST, f"the scores are cast from {pair[0]} to {pair[1]}, which rounds them", node)
     return Rearrange(node), source
 

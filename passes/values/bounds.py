@@ -8,6 +8,7 @@ from positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -30,12 +31,20 @@ UNIT_RANGE = {
     "Sin": (-1.0, 1.0),
     "Cos": (-1.0, 1.0),
 }
-RISING = {"Exp": math.exp, "Sqrt": math.sqrt}
+RISING: Mapping[str, Callable[[float], float]] = {
+    "Exp": math.exp,
+    "Sqrt": math.sqrt,
+    "Softplus": lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
+}
+"""Functions that rise with their operand, and give numbers from 0 on."""
+INEXACT = 2.0**-20
+"""How far kernels may be off in these functions, relatively. A square root is rounded correctly."""
+POSITIVE = ("Abs", "Relu")
 LIMITS = ("Clip", "Min", "Max")
 REDUCTIONS = ("ReduceSum", "ReduceMean")
 ROUNDING = {ir.DataType.FLOAT: 2.0**-24, ir.DataType.FLOAT16: 2.0**-11, ir.DataType.BFLOAT16: 2.0**-8}
 """How far a sum is rounded at most, relatively."""
-ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat")
+ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Div", "Reciprocal", "Where", "Concat")
 EVERYTHING = (-math.inf, math.inf)
 
 
@@ -54,7 +63,7 @@ class Bounds(Analysis[Interval]):
             low, high = INTEGER_RANGES[dtype]
             return float(low), float(high)
         node = value.producer()
-        if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *LIMITS, *ARITHMETIC, *REDUCTIONS):
+        if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *POSITIVE, *LIMITS, *ARITHMETIC, *REDUCTIONS):
             return None
         assert node is not None
         return self._rounded(self._of_node(node), dtype)
@@ -62,16 +71,21 @@ class Bounds(Analysis[Interval]):
     def _limited(self, node: ir.Node) -> Interval | None:
         """The interval of Clip, Min and Max. A bound on one operand is a bound on the result."""
         found = [self.of(value) or EVERYTHING for value in node.inputs if value is not None]
-        if not found or (node.op_type == "Clip" and node.attributes):
+        if not found:
             return None
         if node.op_type == "Clip":
-            low = self.of(input_of(node, 1)) or EVERYTHING
-            high = self.of(input_of(node, 2)) or EVERYTHING
+            low, high = self._limit(node, 1, "min", -math.inf), self._limit(node, 2, "max", math.inf)
             found = [_least(high, _most(low, found[0]))]
         result = found[0]
         for other in found[1:]:
             result = _least(result, other) if node.op_type == "Min" else _most(result, other)
         return None if result == EVERYTHING else result
+
+    def _limit(self, node: ir.Node, index: int, attribute: str, default: float) -> Interval:
+        """The interval of a limit of Clip, which is an attribute before opset 11."""
+        value, given = input_of(node, index), node.attributes.get(attribute)
+        number = default if given is None else given.as_float()
+        return (number, number) if value is None else self.of(value) or EVERYTHING
 
     def _reduced(self, node: ir.Node, one: Interval) -> Interval | None:
         """The interval of a sum or mean of a known number of elements of this interval. Each addition may round."""
@@ -113,23 +127,33 @@ class Bounds(Analysis[Interval]):
         if op in LIMITS:
             return self._limited(node)
         first = self.of(node.inputs[0])
+        if op in RISING:
+            known = first or EVERYTHING
+            low, high = (max(each, 0.0) if op == "Sqrt" else min(each, 709.0) for each in known)
+            error = 0.0 if op == "Sqrt" else INEXACT
+            return RISING[op](low) * (1 - error), RISING[op](high) * (1 + error) if known[1] == high else math.inf
+        if op in POSITIVE:
+            low, high = first or EVERYTHING
+            return max(low, 0.0 if op == "Relu" else -high, 0.0), max(high, 0.0 if op == "Relu" else -low)
+        if op == "Mul" and node.inputs[0] is node.inputs[1] and first is None:
+            return 0.0, math.inf
         if first is None:
             return None
-        if op in RISING:
-            low, high = (max(each, 0.0) if op == "Sqrt" else min(each, 709.0) for each in first)
-            return RISING[op](low), RISING[op](high) if first[1] == high else math.inf
+        if op == "Reciprocal":
+            return _quotient((1.0, 1.0), first)
         if op in REDUCTIONS:
             return self._reduced(node, first)
         if op == "Neg":
             return -first[1], -first[0]
-        if op not in ("Add", "Sub", "Mul"):
+        if op not in ("Add", "Sub", "Mul", "Div"):
             return first
         second = self.of(node.inputs[1])
         if second is None:
             return None
+        if op == "Div":
+            return _quotient(first, second)
         if op == "Mul":
-            corners = [a * b for a in first for b in second]
-            return None if any(math.isnan(x) for x in corners) else (min(corners), max(corners))
+            return _ends([a * b for a in first for b in second])
         low, high = second if op == "Add" else (-second[1], -second[0])
         return first[0] + low, first[1] + high
 
@@ -142,6 +166,15 @@ def _of_array(array: np.ndarray) -> Interval | None:
     wide = array.astype(np.float64)
     low, high = float(wide.min()), float(wide.max())
     return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _quotient(one: Interval, other: Interval) -> Interval | None:
+    """The interval of quotients; None where the divisor may be 0."""
+    return _ends([a / b for a in one for b in other]) if other[0] > 0.0 or other[1] < 0.0 else None
+
+
+def _ends(corners: list[float]) -> Interval | None:
+    return None if any(map(math.isnan, corners)) else (min(corners), max(corners))
 
 
 def _least(one: Interval, other: Interval) -> Interval:

@@ -39,7 +39,7 @@ def prepare(name: str, folder: Path) -> dict[str, Any]:
     onnx.save(harness.load(name), paths["original"])
     inputs = str(folder / f"{name}.npz")
     np.savez(inputs, allow_pickle=False, **harness.inputs(entry))
-    result = fa_compiler.optimize(paths["original"], paths["optimised"], target="ort")
+    result = fa_compiler.optimize(paths["original"], paths["optimised"], target="ort", assume=entry.get("assume", ()))
     return {
         **paths,
         "inputs": inputs,

@@ -1,7 +1,7 @@
 """The kept graphs: how one is stored, read, and judged. Shared by test_graphs.py, update.py and add.py.
 
 `NAME.onnx.xz` is an exported model without its weights (see examples/weights.py). `index.json` says for
-each what it is of (`source`), its inputs, and what the compiler makes of it.
+each what it is of (`source`), its inputs, what is assumed (`assume`, if anything), and what the compiler makes of it.
 
 An input is written as {"dtype", "shape"} and either "values" (the numbers, in order) or "normal"
 [mean, std, seed]. bfloat16 is written as float32 values.

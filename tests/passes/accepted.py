@@ -25,6 +25,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "several batch dimensions": "test_shapes.py",
         "keys along several dimensions": "test_key_axes.py",
         "heads, such as rows that are tied": "test_depth_axes.py",
+        "keys in parts": "test_key_parts.py",
     },
     "layout": {
         "Transpose, Reshape": {"key": ("0132", "0231", "rank3"), "layout": ("BSND", "SBH", "SD")},
@@ -48,6 +49,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "alpha": {"scale": ("alpha",)},
         "computed from shapes": {"scale": ("computed", "computed_both")},
         "for each head, row or batch entry": "test_factors.py",
+        "a temperature of the run that is clamped": "test_factors.py",
     },
     "soft caps": {
         "in any spelling": "test_softcap.py",
@@ -75,6 +77,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "in any number and order": "test_masks.py",
         "by arithmetic": {"form": ("mul_add",)},
         "a floor": {"floor": (False, True)},
+        "in float16 at -65504": "test_half_floor.py",
         "constant, computed or model input": {"source": ("input", "int", "const", "const_empty")},
         "any shape that broadcasts": {"dims": ANY, "anonymous": (False, True)},
     },
@@ -109,9 +112,13 @@ ACCEPTED: Mapping[str, Tested] = {
     "sharing": {
         "scores read by several softmaxes": "test_shared.py",
         "probabilities read by several products": "test_shared.py",
+        "the values are joined": "test_joined_values.py",
         "only a second layer adds to its own": "test_shared.py",
     },
-    "differences": {"the difference of two attentions": "test_differences.py"},
+    "differences": {
+        "the difference of two attentions": "test_differences.py",
+        "in the same way sums": "test_sums_of_probabilities.py",
+    },
     "heads": {
         "multi-query": {"gqa": ("none", "broadcast")},
         "grouped-query": {"gqa": ("grouped",)},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnx_ir as ir
 import pytest
 
-from fa_compiler.passes import Report
+from fa_compiler.passes import Report, fuse
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
 INPUTS = (
@@ -93,7 +95,6 @@ def test_spellings(body: str, blocks: int) -> None:
 
 KEPT = {
     "a factor that may be infinite": BOTH + LESS.replace("half", "t"),
-    "a factor for each key": BOTH + "e = Constant<value=float[6] {1,1,1,1,1,2}>() " + LESS.replace("half", "e"),
     "the difference is read, too": BOTH
     + LESS.replace("y = ", "y0 = ")
     + "n = ReduceSum<keepdims=1>(d) y = Add(y0, n) ",
@@ -152,3 +153,18 @@ def test_moved_back_where_the_target_refuses() -> None:
     result, report = fused(proto, "ascend")
     assert [block.status for block in report.blocks] == ["declined"] * 2
     assert sorted(nodes(result)) == sorted(nodes(proto))
+
+
+def test_a_factor_for_each_key_leaves_one_product() -> None:
+    """The other attention is fused all the same."""
+    body = BOTH + "e = Constant<value=float[6] {1,1,1,1,1,2}>() " + LESS.replace("half", "e")
+    _, report = same(attention(body, ""), "finite-scores")
+    assert [block.status for block in report.blocks] == ["fused", "declined"]
+
+
+def test_a_part_of_a_scalar_is_no_error() -> None:
+    """ONNX Runtime refuses such a model."""
+    body = NUMBERS + FIRST + "g = Gather(half, zero) d = Sub(g, p) y = MatMul(d, v) "
+    text = f'<ir_version: 8, opset_import: ["": 17]> g ({INPUTS}) => (float[B,4,S,8] y) {{ {body} }}'
+    report = fuse(ir.from_proto(onnx.parser.parse_model(text)))
+    assert report.count("fused") == 0

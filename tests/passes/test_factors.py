@@ -165,6 +165,31 @@ def test_a_factor_of_any_size(name: str) -> None:
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
+HUNDRED = "hundred = Constant<value=float {100.0}>() least = Constant<value=float {0.01}>() "
+LOWEST = "lowest = Constant<value=float {-1e9}>() "
+CLAMPED = {
+    "the exponent": "e = Min(t, most) c = Exp(e) x = Mul(s, c) ",
+    "the exponential": HUNDRED + "e = Exp(t) c = Clip(e, , hundred) x = Mul(s, c) ",
+    "the exponential by Min": HUNDRED + "e = Exp(t) c = Min(e, hundred) x = Mul(c, s) ",
+    "softplus": HUNDRED + "e = Softplus(t) c = Clip(e, , hundred) x = Mul(s, c) ",
+    "a divisor": HUNDRED + "c = Clip(t, least) x = Div(s, c) ",
+    "an inverse": HUNDRED + "e = Clip(t, least) c = Reciprocal(e) x = Mul(s, c) ",
+}
+
+
+@pytest.mark.parametrize("body", CLAMPED.values(), ids=CLAMPED)
+def test_a_clamped_factor_before_a_finite_mask(body: str) -> None:
+    """Its limits leave finite scores finite, for every t of the run."""
+    proto = on_scores(LOWEST + body.replace("x = ", "w = ") + "x = Where(m, w, lowest) ", f"{MASK}, float[4,1,1] t")
+    result, report = fused(proto)
+    assert report.blocks[0].status == "fused", report.blocks[0].reason
+    assert fused(on_scores(body, "float[4,1,1] t"), "ascend")[1].blocks[0].status == "fused"
+    feeds = random_feeds(proto, m=PADDING)
+    for number in SIZES_OF_FACTORS:
+        feeds["t"] = np.array([number, 0.5, -3.0, 30.0], np.float32).reshape(4, 1, 1)
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
 INFINITE = {
     "softcap": "y0 = Tanh(w) x = Mul(y0, two) ",
     "floor": LEAST + "x = Max(w, least) ",

@@ -17,7 +17,7 @@ CONSTANTS = (
     "last = Constant<value=int64[1] {-1}>() "
 )
 TOKENS, PICTURE = "float[B,T,8] x", "float[B,8,6,6] x"
-HEADS = "float[2,2,5,8] q, float[2,2,3,8] k, float[2,2,3,8] v, float[2,2,3,8] k2, float[2,2,3,8] v2"
+HEADS = "float[2,2,5,8] q, float[2,2,3,8] k, float[2,2,3,8] v, float[2,2,3,8] k2, float[2,2,3,8] v2, float[2,2,5,8] q2"
 QKV = "h = MatMul(x, w24) g = Relu(h) q, k, v = Split<axis=2>(g, thirds) vt = Transpose<perm=[0,2,1]>(v) "
 SCORES = "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) k2t = Transpose<perm=[0,1,3,2]>(k2) s2 = MatMul(q, k2t) "
 JOINED = SCORES + "j = Concat<axis=-1>(s, s2) p = Softmax<axis=-1>(j) p1, p2 = Split<axis=-1>(p, sizes) "
@@ -108,6 +108,7 @@ def test_a_product_of_query_and_key_beside_a_layer_stays_one() -> None:
     assert block(body, TOKENS).status == "declined"
 
 
+PARTS = "a = MatMul(p1, v) b = MatMul(p2, v2) y = Add(a, b)"
 PLAIN = SCORES + "p = Softmax<axis=-1>(s) "
 NAMED = {
     "talking heads, before": (
@@ -122,12 +123,18 @@ NAMED = {
         None,
     ),
     "neighbours": (PLAIN + "m = Conv<pads=[1,1,1,1]>(p, mix3) y = MatMul(m, v)", "neighbouring", None),
-    "keys in parts": (JOINED + "a = MatMul(p1, v) b = MatMul(p2, v2) y = Add(a, b)", "keys in parts", PARTS_ADVICE),
+    "keys in parts": (JOINED + PARTS.replace("Add", "Mul"), "keys in parts", PARTS_ADVICE),
+    "keys in parts with queries of their own": (
+        JOINED.replace("(q, k2t)", "(q2, k2t)") + "vv = Concat<axis=2>(v, v2) y = MatMul(p, vv)",
+        "a query of its own",
+        None,
+    ),
+    "keys in parts of few rows": (JOINED + PARTS, "for each 5 rows", None),
     "keys in parts of one product": (
         PLAIN + "p1 = Slice(p, i0, last, last) p2 = Slice(p, last, i6, last) v1 = Slice(v, i0, last, two) "
         "v3 = Slice(v, last, i6, two) a = MatMul(p1, v1) b = MatMul(p2, v3) y = Add(a, b)",
-        "keys in parts",
-        PARTS_ADVICE,
+        "for each 5 rows",
+        None,
     ),
     "a difference": (
         PLAIN + "p2 = Softmax<axis=-1>(s2) d = Sub(p, p2) r = Relu(d) a = MatMul(d, v) b = MatMul(r, v) y = Add(a, b)",

@@ -19,6 +19,7 @@ from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.passes.values.value_sets import ValueSet, ValueSets
 from tests.examples import examples
+from tests.passes.running import parse
 
 MIN = float(np.finfo(np.float32).min)
 INPUTS = (
@@ -194,6 +195,7 @@ LEAVES = {
     BYTE: ["u8", "byte"],
     WORD: ["u32", "word"],
 }
+FUNCTIONS = ["Exp", "Sqrt", "Softplus", "Abs", "Relu", "Reciprocal"]
 PLAIN_FEEDS = [0.0, 1.0, -1.0, -math.inf, math.inf, math.nan, 3e38, -1e30]
 
 
@@ -214,6 +216,7 @@ def programs(draw: st.DrawFn) -> list[tuple[str, str, str]]:
             choices += ["not", "compare", "logic"]
         else:
             choices += ["where", "where", "arithmetic", "arithmetic"] + ([] if kind in (BYTE, WORD) else ["neg"])
+            choices += ["function", "clip"] if kind == FLOAT else []
         match draw(st.sampled_from(choices)):
             case "cast":
                 source = draw(st.sampled_from([FLOAT, HALF, BOOL, *INTEGERS]))
@@ -228,6 +231,11 @@ def programs(draw: st.DrawFn) -> list[tuple[str, str, str]]:
                 text = f"{draw(st.sampled_from(['And', 'Or', 'Xor']))}({pick(BOOL)}, {pick(BOOL)})"
             case "where":
                 text = f"Where({pick(BOOL)}, {pick(kind)}, {pick(kind)})"
+            case "function":
+                text = f"{draw(st.sampled_from(FUNCTIONS))}({pick(FLOAT)})"
+            case "clip":
+                limits = [draw(st.sampled_from(["", pick(FLOAT)])), pick(FLOAT)]
+                text = f"Clip({pick(FLOAT)}, {', '.join(limits)})"
             case "neg":
                 text = f"Neg({pick(kind)})"
             case _:
@@ -319,6 +327,30 @@ def test_a_sum_of_a_known_number_of_elements_is_bounded(sum_of: str, low: float,
     assert found is not None
     assert low * 1.02 < found[0] < low and high < found[1] < high * 1.02
     assert interval(f"t = Exp(f) s = {sum_of}<keepdims=0>(t) x = Identity(s)") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("e = Exp(f) x = Clip(e, , third)", (0.0, float(np.float32(0.333)))),
+        ("e = Clip(f, , zero) x = Exp(e)", (0.0, 1.0 + 2.0**-20)),
+        ("x = Clip(f, one)", (1.0, math.inf)),
+        ("x = Clip(f, one, f)", None),
+        ("c = Clip(f, one) x = Reciprocal(c)", (0.0, 1.0)),
+        ("c = Clip(f, one) x = Div(one, c)", (0.0, 1.0)),
+        ("c = Relu(f) x = Div(one, c)", None),
+        ("x = Mul(f, f)", (0.0, math.inf)),
+        ("n = Neg(one) c = Clip(f, n, zero) x = Abs(c)", (0.0, 1.0)),
+        ("n = Neg(one) c = Clip(f, n, zero) x = Relu(c)", (0.0, 0.0)),
+    ],
+)
+def test_bounds_of_what_is_clamped(body: str, expected: tuple[float, float] | None) -> None:
+    assert interval(body) == expected
+
+
+def test_limits_of_a_clip_that_are_attributes() -> None:
+    built = ir.from_proto(parse("y = Clip<min=-1.0, max=2.5>(q)", opset=10))
+    assert Bounds(analyse(built)).of(value(built.graph, "y")) == (-1.0, 2.5)
 
 
 def test_complex_numbers_have_no_bounds() -> None:
