@@ -338,20 +338,23 @@ class MaskBuilder:
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
         result = self.emitter.apply(value, own_dims, plan)
-        if any(not own.issuperset(group) for group in target):
-            self._report_expanded(view.base, result, own_dims, target)
+        lacking = [index for index, group in enumerate(target) if not own.issuperset(group)]
+        if lacking:
+            self._report_expanded(view.base, result, own_dims, target, 0 in lacking)
         return result
 
-    def _report_expanded(self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement) -> None:
+    def _report_expanded(
+        self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement, batch: bool
+    ) -> None:
+        """Note what the expansion of a mask adds. `batch` says whether it is expanded along the batch."""
         space = self.match.space
         dtype = self.builder.info.dtype(result)
         size = 1 if dtype is None else int(dtype.itemsize)
         added = product(map(space.size, target)) - product(map(space.size, source))
-        reason = (
-            "its sizes are not proven to be those of the batch"
-            if self.repeats
-            else "the operator takes it in full only"
-        )
-        hint = ONE_NAME if self.repeats else None
+        reason, hint = "the operator takes it in full only", None
+        if self.repeats:
+            reason = "it has a part of the axes that are one dimension for the operator"
+            if batch:
+                reason, hint = "its sizes are not proven to be those of the batch", ONE_NAME
         words = f"{reason}: {added * size} bytes are added"
         self.missed.append(Missed(MissedCode.EXPANDED_MASK, words, value.name, hint))
