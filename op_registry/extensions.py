@@ -25,6 +25,11 @@ MASKED_BIAS = ("", "added")
 """Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added", the score of a
 masked key is cpu_mask_value plus its bias. Every key then has a score, and no row is empty."""
 
+MASK_BATCH = ("", "repeated")
+"""Values of cpu_mask_batch: whether the batch of a mask or bias may be a part of that of query, key and value. With
+"repeated" its size W may divide B, and entry b of the batch reads entry b % W. So the masks of the windows of an image
+serve each image, where the batch counts the windows of all images."""
+
 NAN_ROWS = ("", "zero", "infinite")
 """Values of cpu_nan_rows: the result of a row whose softmax is undefined, because a score is NaN or +inf or all
 attended scores are -inf. "" gives NaN, as arithmetic does. "zero" gives probabilities of 0. "infinite" gives them if
@@ -134,6 +139,13 @@ EXTENSIONS = (
         "cpu_mask_value, as the guard where(mask, p, 0) does",
         attr="cpu_masked_values",
         values=MASKED_VALUES,
+    ),
+    Extension(
+        "EXT-MASK-BATCH",
+        "the attribute cpu_mask_batch allows a batch size W of atten_mask and of the bias of pse_type 0 and 1 that "
+        "divides B: entry b of the batch reads entry b % W",
+        attr="cpu_mask_batch",
+        values=MASK_BATCH,
     ),
     Extension(
         "EXT-SOFTCAP",

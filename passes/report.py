@@ -170,7 +170,7 @@ class MissedCode(Described):
         "dense_mask",
         "a mask of all rows and keys is made and read; a band costs nothing and skips the keys it excludes",
     )
-    EXPANDED_MASK = "expanded_mask", "the mask is repeated along dimensions that the product wants in full"
+    EXPANDED_MASK = "expanded_mask", "the mask is repeated along dimensions that the operator wants in full"
     NOT_PACKED = "not_packed", "packed sequences are computed as one long sequence with a mask"
     EXPANDED = "expanded", "query, key and value are copied to one batch size and one number of rows"
     COPIES = "copies", "an operand or the result is copied, because the model holds it in another layout"

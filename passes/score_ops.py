@@ -87,12 +87,14 @@ class BiasOperand:
     """An operand of a bias as the rewriter reads it.
 
     If `unrounded`, 16-bit numbers that ONNX Runtime computes in float32 are not rounded. If `moved`, this holds also
-    after a single operator that moves them.
+    after a single operator that moves them. `summands` are given where the base of the view is the sum of two tensors,
+    one of which is only repeated along some of its axes.
     """
 
     view: View
     unrounded: bool = False
     moved: bool = False
+    summands: tuple[View, ...] = ()
 
 
 Term = ScoreOp[AlignedTensor]

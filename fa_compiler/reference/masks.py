@@ -15,7 +15,8 @@ With d = j - i and off = S2 - S1 of the batch entry, a key is allowed by
 A mask element other than 0 excludes a key. Without atten_mask the operator ignores the mode and attends all keys. Modes
 2, 3, 4, 6, 7 and 8 take a compressed mask (2048x2048, or 3072x2048 in mode 6): its content is checked and not used. The
 masks of modes 0, 1 and 5 may have size 1 on any axis (extension EXT-MASK-BROADCAST). In modes 2, 3 and 4 a mask
-[B|1,N1|1,1,S2|1] excludes keys in addition to the band (extension EXT-BAND-MASK).
+[B|1,N1|1,1,S2|1] excludes keys in addition to the band (extension EXT-BAND-MASK). With the attribute cpu_mask_batch
+(extension EXT-MASK-BATCH) the batch of a mask may be a divisor W of B: entry b of the batch reads entry b % W.
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ from fa_compiler.reference.layouts import Side
 
 FULL_MASK_MODES = (0, 1, 5)
 _COMPRESSED = 2048
+
+
+def mask_batch(call: OpCall, mask: Array, query: Side) -> int:
+    """The batch size that a mask or bias [B,N1,S1,S2] has to have: that of query, or with cpu_mask_batch its own, if
+    that divides the query's."""
+    batches = len(query.lengths)
+    if call.attrs.get("cpu_mask_batch") != "repeated" or mask.ndim != 4:
+        return batches
+    return mask.shape[0] if mask.shape[0] and batches % mask.shape[0] == 0 else batches
 
 
 class AllowedSet:
@@ -95,7 +105,7 @@ class AllowedSet:
             row, column = self.query.starts[batch], self.key.starts[batch]
             return mask[row : row + s1, column : column + s2]
         if mask.ndim == 4:
-            mask = mask[batch if mask.shape[0] > 1 else 0, head if mask.shape[1] > 1 else 0]
+            mask = mask[batch % mask.shape[0], head if mask.shape[1] > 1 else 0]
         return np.broadcast_to(mask, (s1, s2))
 
     def _check_mode(self) -> None:
@@ -115,8 +125,8 @@ class AllowedSet:
         elif self.query.layout == "TND":
             excluded = self._packed_mask(excluded)
         else:
-            full = (len(self.query.lengths), self.query.heads, self.query.total, self.key.total)
             shape = excluded.shape
+            full = (mask_batch(self.call, excluded, self.query), self.query.heads, self.query.total, self.key.total)
             if len(shape) not in (2, 4) or any(
                 have not in (1, want) for have, want in zip(shape, full[-len(shape) :], strict=True)
             ):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fa_compiler.reference.call import Array, Floats, OpCall
 from fa_compiler.reference.layouts import Side
-from fa_compiler.reference.masks import AllowedSet
+from fa_compiler.reference.masks import AllowedSet, mask_batch
 
 _COMPRESSED_ROWS = 1024
 
@@ -52,7 +52,7 @@ class Pse:
             return self._from_slope(batch, head, s1, s2)
         if self.flat is not None:
             return self._from_flat(batch, head, s1, s2)
-        rows = self.tensor[batch if self.tensor.shape[0] > 1 else 0, head if self.tensor.shape[1] > 1 else 0]
+        rows = self.tensor[batch % self.tensor.shape[0], head if self.tensor.shape[1] > 1 else 0]
         rows = rows.astype(np.float64)
         if self.compressed:
             return _decompress(rows, s1, s2, self.key.longest)
@@ -91,7 +91,7 @@ class Pse:
         self.tensor = tensor
         self.flat: Array | None = None
         self.compressed = False
-        heads, batches = self.query.heads, len(self.query.lengths)
+        heads, batches = self.query.heads, mask_batch(self.call, tensor, self.query)
         if self.query.layout == "TND":
             if tensor.ndim == 4 and tensor.shape[2] == _COMPRESSED_ROWS:
                 expected: tuple[int, ...] = (batches, heads, _COMPRESSED_ROWS, self.key.longest)

@@ -10,7 +10,7 @@ A body is made for
                sink, actual_seq_kvlen of one number
     modes      sparse_mode 0 to 4
     attributes those of the prototype without dropout, and the extensions cpu_empty_rows, cpu_nan_rows, cpu_mask_value,
-               cpu_masked_bias, cpu_masked_values and cpu_softcap
+               cpu_masked_bias, cpu_masked_values, cpu_mask_batch (with masks of rank 4) and cpu_softcap
     results    attention_out
 
 Every other node has no body, and its file needs the library. The arithmetic is float32, as in the kernel. In opset 15
@@ -65,6 +65,7 @@ _READ = {
     "cpu_mask_value",
     "cpu_masked_bias",
     "cpu_masked_values",
+    "cpu_mask_batch",
     "cpu_softcap",
 }
 _IGNORED = {"inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"}
@@ -152,6 +153,8 @@ def _call_of(view: NodeView, opset: int) -> _Call | None:
         excludes = attrs["sparse_mode"] in (0, 1) or beside_band
         if not excludes and mask.shape[-2:] != (_COMPRESSED, _COMPRESSED):
             return None
+        if len(mask.shape) == 2 and attrs.get("cpu_mask_batch") == "repeated":
+            return None
     heads, widths = sizes
     read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
     inputs = tuple(name for name in get(GRAPH_OP).input_names if name in tensors)
@@ -200,6 +203,9 @@ class _Writer:
         scale = self._scale()
         first = call.attrs["pse_type"] == 1
         product = scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
+        batch = self._batch(product, value) if call.attrs.get("cpu_mask_batch") == "repeated" else None
+        if bias is not None and batch is not None:
+            bias = self._repeated(bias, batch)
         if bias is not None and first:
             scores = self.op("Add", scores, bias)
         scores = self.op("Mul", scores, scale)
@@ -209,7 +215,7 @@ class _Writer:
         if bias is not None and not first:
             scores = self.op("Add", scores, bias)
         scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
-        out = self._attend(scores, value, scaled_bias)
+        out = self._attend(scores, value, scaled_bias, batch)
         if {"real_shift", "atten_mask"} & set(call.inputs):
             out = self._of_operands(out, product, value)
         self._arrange(out)
@@ -278,9 +284,20 @@ class _Writer:
         value = self.op("Reshape", value, self.ints(0, 0, repeated, width))
         return self.op("Transpose", value, perm=[0, 2, 1, 3])
 
-    def _attend(self, scores: str, value: str, bias: str | None) -> str:
+    def _batch(self, product: str, value: str) -> str:
+        """The batch size [1] that the product of query and key and the values give."""
+        sizes = [self.op("Slice", self.op("Shape", name), self.ints(0), self.ints(1)) for name in (product, value)]
+        return self.op("Max", *sizes)
+
+    def _repeated(self, mask: str, batch: str) -> str:
+        """A mask or bias [W,N1,S1,S2], repeated as often as W goes into the batch."""
+        own = self.op("Slice", self.op("Shape", mask), self.ints(0), self.ints(1))
+        times = self.op("Div", batch, self.op("Max", own, self.ints(1)))
+        return self.op("Tile", mask, self.op("Concat", times, self.ints(1, 1, 1), axis=0))
+
+    def _attend(self, scores: str, value: str, bias: str | None, batch: str | None) -> str:
         attrs, nothing, infinite = self.call.attrs, self.number(0.0), self.number(-math.inf)
-        allowed = self._allowed(scores)
+        allowed = self._allowed(scores, batch)
         empty: str | None = None
         mask_value = float(np.float32(attrs.get("cpu_mask_value", -math.inf)))
         biased = attrs.get("cpu_masked_bias") == "added"
@@ -333,15 +350,16 @@ class _Writer:
             weights = self.op("Slice", weights, self.ints(0), self.ints(-1), self.ints(3))
         return weights
 
-    def _allowed(self, scores: str) -> str | None:
+    def _allowed(self, scores: str, batch: str | None) -> str | None:
         """The allowed keys, true where a row reads a key, as far as they broadcast to the scores; None without a
-        mask."""
+        mask. With `batch` the mask is repeated to this batch size."""
         call, mode = self.call, self.call.attrs["sparse_mode"]
         if "atten_mask" not in call.inputs:
             return None
         parts = []
         if call.mask_excludes:
-            parts.append(self.op("Not", self.op("Cast", "atten_mask", to=TensorProto.BOOL)))
+            excluded = self.op("Cast", "atten_mask", to=TensorProto.BOOL)
+            parts.append(self.op("Not", excluded if batch is None else self._repeated(excluded, batch)))
         if mode != 1:
             parts += self._band(scores, int(mode))
         allowed = parts[0] if parts else None

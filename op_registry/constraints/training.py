@@ -272,6 +272,22 @@ def masked_bias(call: CheckedNode, bias: str) -> Iterator[Diagnostic]:
             yield Diagnostic("cpu_masked_bias", f"cpu_masked_bias is 'added' without {name}, expected ''")
 
 
+def mask_batch(call: CheckedNode, size: Dim) -> Dim:
+    """The batch size that a mask or bias with this batch size has to have: that of the operands, or with cpu_mask_batch
+    its own, if that divides it."""
+    batch = call.geometry.b
+    if call.attrs.get("cpu_mask_batch") != "repeated" or call.geometry.tnd:
+        return batch
+    divides = isinstance(size, int) and isinstance(batch, int) and size > 0 and batch % size == 0
+    return size if divides else batch
+
+
+def packed_mask_batch(call: CheckedNode) -> Iterator[Diagnostic]:
+    """cpu_mask_batch needs a layout with a batch."""
+    if call.attrs.get("cpu_mask_batch") == "repeated" and call.geometry.tnd:
+        yield Diagnostic("cpu_mask_batch", "cpu_mask_batch is 'repeated' in TND, expected ''")
+
+
 def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]:
     """atten_mask has the type and shape that sparse_mode requires, and in the compressed modes also the content.
 
@@ -302,8 +318,9 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]
     if g.tnd:
         yield from _packed_mask_shape(call, shape)
         return
-    full: Shape = (g.b, g.n1, g.s1, g.s2)
-    forms = [(g.s1, g.s2)] if len(shape) == 2 else [full, (g.b, 1, g.s1, g.s2), (1, 1, g.s1, g.s2)]
+    batch = mask_batch(call, shape[0]) if len(shape) == 4 else g.b
+    full: Shape = (batch, g.n1, g.s1, g.s2)
+    forms = [(g.s1, g.s2)] if len(shape) == 2 else [full, (batch, 1, g.s1, g.s2), (1, 1, g.s1, g.s2)]
     if any(not any(map(_does_not_match, shape, form)) for form in forms):
         return
     wanted = " or ".join(map(text, forms))
@@ -326,7 +343,8 @@ def _is_key_mask(call: CheckedNode, shape: Shape) -> bool:
     g = call.geometry
     if call.attr("sparse_mode") not in (2, 3, 4) or g.tnd or len(shape) != 4 or shape[2] != 1:
         return False
-    return not any(size != 1 and differ(size, whole) for size, whole in zip(shape, (g.b, g.n1, 1, g.s2), strict=True))
+    full = (mask_batch(call, shape[0]), g.n1, 1, g.s2)
+    return not any(size != 1 and differ(size, whole) for size, whole in zip(shape, full, strict=True))
 
 
 def _does_not_match(found: Dim, wanted: Dim) -> bool:
@@ -381,7 +399,7 @@ def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bo
     if shape[2] == COMPRESSED_ROWS and isinstance(g.s1, int) and g.s1 != COMPRESSED_ROWS:
         yield from _compressed_bias(call, shift)
         shape = (shape[0], shape[1], g.s1, shape[3])
-    full: Shape = (g.b, g.n1, g.s1, g.s2)
+    full: Shape = (mask_batch(call, shape[0]), g.n1, g.s1, g.s2)
     if any(size != 1 and differ(size, whole) for size, whole in zip(shape, full, strict=True)):
         yield Diagnostic(shift, message)
     elif any(shape[axis] == 1 and full[axis] != 1 for axis in (1, 3)):

@@ -222,9 +222,10 @@ def shift_shape(call: CheckedNode) -> Iterator[Diagnostic]:
 @rules(11)
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
     """atten_mask has the type, shape and content that sparse_mode requires. cpu_masked_bias needs a mask and a bias,
-    and excludes cpu_masked_values."""
+    and excludes cpu_masked_values. cpu_mask_batch needs a layout with a batch."""
     yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
     yield from training.masked_bias(call, "real_shift")
+    yield from training.packed_mask_batch(call)
     if call.attrs.get("cpu_masked_bias") == "added" and call.attrs.get("cpu_masked_values") == "zero":
         yield Diagnostic("cpu_masked_values", "cpu_masked_values is 'zero' beside cpu_masked_bias, expected ''")
 
@@ -375,6 +376,7 @@ OPERATOR = Operator(
             "EXT-SOFTCAP",
             "EXT-MASKED-BIAS",
             "EXT-MASKED-VALUES",
+            "EXT-MASK-BATCH",
             "EXT-SINK-FLOAT",
             "EXT-ROPE",
             "EXT-VALUE-WIDER",

@@ -73,7 +73,8 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
             view = aligned(term.operand, viewer, term.node)
             if stepwise and _is_rounded_behind(view.base, term.operand.value, viewer):
                 view = aligned(term.operand, viewer, term.node, moved=False)
-            viewed = BiasOperand(view, stepwise, stepwise and _is_moved_unrounded(view.base))
+            moved = stepwise and _is_moved_unrounded(view.base)
+            viewed = BiasOperand(view, stepwise, moved, _summands(view, viewer) if stepwise else ())
             operations.append(Add(term.node, viewed, term.sign))
         elif isinstance(term, Select):
             viewed = BiasOperand(aligned(term.operand, viewer, term.node))
@@ -81,6 +82,18 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
         elif operations:
             operations.append(term)
     return tuple(operations)
+
+
+def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
+    """Views of the two tensors whose sum is the base of a view, if one of them is repeated: a relative position bias
+    plus the mask of shifted windows, which is the same for each image. Empty for other bases."""
+    adder = view.base.producer()
+    operands = adder.inputs if adder is not None and is_op(adder, "Add") else ()
+    try:
+        found = tuple(viewer.broadcast_view(each, view.base_dims, adder) for each in operands if each and adder)
+    except Decline:
+        return ()
+    return found if any(_repeats(each, viewer) for each in found) else ()
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:

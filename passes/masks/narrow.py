@@ -4,13 +4,14 @@ Older exporters expand a padding mask over the query rows before they cast, inve
 works on S x S elements. A simplifier leaves such a mask of constant lengths as a constant of S x S elements. Grammar of
 what is proven constant along dimension d, from a value upwards:
 
-    constant := Expand(x)                       x has size 1 in d, and the result's sizes elsewhere
+    constant := Expand(x)                       x has size 1 in d
               | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
                                                 few numbers, and d is the last but one of its dimensions that are not 1
               | op(operands)                    element by element, every operand constant along d or of size 1 there
               | Slice(constant)                 along other dimensions than d
 
-A narrowed Expand(x) is x, and a narrowed constant is its first row. Any other narrowed tensor comes from the same
+A narrowed Expand(x) is x, if x has the result's sizes elsewhere, and else an Expand of x to these sizes with 1 in d. A
+narrowed constant is its first row. Any other narrowed tensor comes from the same
 operators on narrowed operands, so its elements are the same by construction.
 """
 
@@ -22,8 +23,10 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.values.constant_patterns import bits
+from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_bounds
+from fa_compiler.passes.values.symbolic import Dim
 
 ELEMENTWISE = (
     "Abs",
@@ -76,7 +79,8 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         own = None if node.inputs[0] is None else info.shape(node.inputs[0])
         if own is None or len(own) != len(shape) or own[axis].const != 1:
             return None
-        return [] if all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True))) else None
+        target = None if node.inputs[1] is None else info.shape(node.inputs[1])
+        return [] if _has_sizes(own, shape, axis) or target == (Dim(len(shape)),) else None
     if is_op(node, "Slice"):
         cut, source = slice_bounds(node, info, len(shape)), node.inputs[0]
         uncut = cut is not None and all(other != axis for other, _, _ in cut)
@@ -92,6 +96,11 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         if place >= 0 and own[place].const != 1:
             operands.append((operand, place))
     return operands
+
+
+def _has_sizes(own: Shape, shape: Shape, axis: int) -> bool:
+    """Is a tensor as large as another one, except along one dimension?"""
+    return all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True)))
 
 
 def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
@@ -120,8 +129,7 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
         wide = _made_from(value, axis, builder.info)
         assert node is not None and wide is not None
         if is_op(node, "Expand"):
-            assert node.inputs[0] is not None
-            done[key] = node.inputs[0]
+            done[key] = _expanded_elsewhere(node, axis, builder)
         else:
             places = dict(wide)
             operands = [
@@ -133,3 +141,19 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
             attrs = {name: attr.value for name, attr in node.attributes.items()}
             done[key] = builder.op(node.op_type, operands, builder.info.dtype(value), attrs)
     return done[key]
+
+
+def _expanded_elsewhere(expand: ir.Node, axis: int, builder: Builder) -> ir.Value:
+    """What an Expand expands, whose size along `axis` is 1, expanded along all other dimensions only."""
+    source, target = expand.inputs
+    assert source is not None
+    own, shape = builder.info.shape(source), builder.info.shape(expand.outputs[0])
+    assert own is not None and shape is not None
+    if _has_sizes(own, shape, axis):
+        return source
+    one = np.arange(len(shape)) == axis
+    others = builder.op("Mul", [target, builder.ints(list(~one))], ir.DataType.INT64)
+    sizes = builder.op("Add", [others, builder.ints(list(one))], ir.DataType.INT64)
+    result = builder.op("Expand", [source, sizes], builder.info.dtype(source))
+    builder.info.set(result, (*shape[:axis], Dim(1), *shape[axis + 1 :]), builder.info.dtype(source))
+    return result

@@ -1,12 +1,15 @@
 """Builds the tensors atten_mask and real_shift of a mask plan, in the shapes the target takes.
 
-The CPU kernel takes masks that broadcast. For Ascend they are expanded along the dimensions it requires in full, and
-the report says how many bytes that adds.
+The CPU kernel takes masks that broadcast. It also takes a mask of a part of the batch, such as that of the shifted
+windows of one image in a batch of images: with the attribute cpu_mask_batch it reads the mask again for each image. For
+other targets masks are expanded along the dimensions that they require in full, and the report says how many bytes that
+adds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +24,7 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
+from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import is_op, is_weight
@@ -48,6 +52,8 @@ class MaskBuilder:
     options: Options
     missed: list[Missed]
     """What the mask misses is appended here."""
+    repeats: bool = False
+    """Does the operator repeat a mask of a part of the batch?"""
 
     @property
     def _groups(self) -> tuple[Axes, ...]:
@@ -66,7 +72,8 @@ class MaskBuilder:
                 return self.builder.constant(np.zeros((1, 1, 1, 1), np.bool_), "all_keys")
             return self.builder.constant(compressed_mask(mode.sparse_mode), "triangle")
         wanted = self._full_groups([part.view for part in parts], rows=True, heads=False)
-        values = [self._excluded(part, wanted) for part in parts]
+        batch = self._batch_of(self._mask_views)
+        values = [self._excluded(part, wanted, batch) for part in parts]
         mask = values[0]
         for value in values[1:]:
             mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
@@ -133,17 +140,20 @@ class MaskBuilder:
         views = [step.operand.view for step in steps if isinstance(step, Add | Select)]
         wanted = self._full_groups(views, rows=False, heads=True)
         dtype = self._shift_type(steps)
+        batch = self._batch_of(self._bias_views)
         total: ir.Value | None = None
         for step in steps:
             match step:
                 case Add(_, operand, sign):
-                    view = self._unshortened(operand.view)
-                    source = self._unrounded(view.base) if self._stays_float32(operand, view.base) else view.base
-                    value = self._arranged(self._signed(source, sign, dtype), view, wanted)
+                    value: ir.Value | None = None
+                    for view in self._views_of(operand):
+                        source = self._unrounded(view.base) if self._stays_float32(operand, view.base) else view.base
+                        part = self._arranged(self._signed(source, sign, dtype), view, wanted, batch)
+                        value = part if value is None else self.builder.op("Add", [value, part], dtype)
                     total = value if total is None else self.builder.op("Add", [total, value], dtype)
                 case Select(_, operand, keep, fill):
-                    view = self._unshortened(operand.view)
-                    condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted)
+                    (view,) = self._views_of(operand)
+                    condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted, batch)
                     total = self._selected(condition, keep, fill, total, dtype)
                 case Scale(_, factor):
                     assert total is not None
@@ -152,6 +162,50 @@ class MaskBuilder:
                     assert total is not None
                     total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
         return total
+
+    @property
+    def attrs(self) -> dict[str, str]:
+        """The attribute that tells the operator to repeat a mask; empty where it need not."""
+        whole = self._groups[0]
+        repeated = any(self._batch_of(views) != whole for views in (self._mask_views, self._bias_views))
+        return {"cpu_mask_batch": "repeated"} if repeated else {}
+
+    @property
+    def _mask_views(self) -> list[View]:
+        return [self._unshortened(part.view) for part in self.match.mask.masked]
+
+    @property
+    def _bias_views(self) -> list[View]:
+        steps = [step for step in self.match.mask.bias if isinstance(step, Add | Select)]
+        return [view for step in steps for view in self._views_of(step.operand)]
+
+    def _views_of(self, operand: BiasOperand) -> tuple[View, ...]:
+        """The views by which an operand is read: those of its summands, if the operator then repeats their sum. In 16
+        bits ONNX Runtime may round the sum or not, so it is read as it is."""
+        whole = (self._unshortened(operand.view),)
+        parts = tuple(self._unshortened(each) for each in operand.summands)
+        if not parts or self.builder.info.dtype(operand.view.base) != ir.DataType.FLOAT:
+            return whole
+        return parts if len(self._batch_of(parts)) < len(self._batch_of(whole)) else whole
+
+    def _batch_of(self, views: Sequence[View]) -> Axes:
+        """The batch axes of a mask that is made of these views: those of the operands, without the first ones if the
+        views lack them and the operator repeats the mask along them.
+
+        The operator takes every divisor of the batch. So the sizes along the other axes have to be proven.
+        """
+        batch, space = self._groups[0], self.match.space
+        if not self.repeats:
+            return batch
+        dims = [
+            (dim, size)
+            for view in views
+            for dim, size in zip(view.base_dims, self.builder.info.shape(view.base) or (), strict=True)
+            if not set(dim).isdisjoint(batch)
+        ]
+        own = {axis for dim, _ in dims for axis in dim}
+        first = next((index for index, axis in enumerate(batch) if axis in own), 0)
+        return batch[first:] if all(space.size(dim) == size for dim, size in dims) else batch
 
     def _stays_float32(self, operand: BiasOperand, value: ir.Value) -> bool:
         """Does ONNX Runtime compute this 16-bit operand in float32 and add it to the scores without rounding it?"""
@@ -244,12 +298,12 @@ class MaskBuilder:
         own = {axis for dim in view.base_dims for axis in dim}
         return any(axis in own for axis in group)
 
-    def _excluded(self, part: ExcludedPositions, full: frozenset[int]) -> ir.Value:
+    def _excluded(self, part: ExcludedPositions, full: frozenset[int], batch: Axes) -> ir.Value:
         builder, view = self.builder, self._unshortened(part.view)
         value = builder.cast(view.base, ir.DataType.BOOL)
         if not part.when:
             value = builder.op("Not", [value], ir.DataType.BOOL)
-        return self._arranged(value, view, full)
+        return self._arranged(value, view, full, batch)
 
     def _unshortened(self, view: View) -> View:
         """The view, read from the first of its equivalent values that has all its axes in every run, if there is
@@ -260,8 +314,9 @@ class MaskBuilder:
                 return replace(view, base=value, base_dims=dims)
         return view
 
-    def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
-        """The value as [B|1, N|1, S1|1, S2|1], expanded along the groups in `full` and those it has an axis of."""
+    def _arranged(self, value: ir.Value, view: View, full: frozenset[int], batch: Axes) -> ir.Value:
+        """The value as [B|1, N|1, S1|1, S2|1], expanded along the groups in `full` and those it has an axis of. B runs
+        along the axes `batch`."""
         space = self.match.space
         own_dims = view.base_dims
         rows = self.match.roles.q_seq
@@ -273,9 +328,9 @@ class MaskBuilder:
                 value = narrowed(value, axis, self.builder)
                 own_dims = (*own_dims[:axis], (), *own_dims[axis + 1 :])
         own = {axis for dim in own_dims for axis in dim}
+        groups = (batch, *self._groups[1:])
         target = tuple(
-            group if index in full or any(axis in own for axis in group) else ()
-            for index, group in enumerate(self._groups)
+            group if index in full or any(axis in own for axis in group) else () for index, group in enumerate(groups)
         )
         if not own <= {axis for group in target for axis in group}:
             raise Decline(Code.SHAPE, f"{view.base.name!r} runs along an axis the scores do not have", self._culprit)
@@ -283,14 +338,23 @@ class MaskBuilder:
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
         result = self.emitter.apply(value, own_dims, plan)
-        if any(not own.issuperset(self._groups[index]) for index in full):
-            self._report_expanded(view.base, result, own_dims, target)
+        lacking = [index for index, group in enumerate(target) if not own.issuperset(group)]
+        if lacking:
+            self._report_expanded(view.base, result, own_dims, target, 0 in lacking)
         return result
 
-    def _report_expanded(self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement) -> None:
+    def _report_expanded(
+        self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement, batch: bool
+    ) -> None:
+        """Note what the expansion of a mask adds. `batch` says whether it is expanded along the batch."""
         space = self.match.space
         dtype = self.builder.info.dtype(result)
         size = 1 if dtype is None else int(dtype.itemsize)
         added = product(map(space.size, target)) - product(map(space.size, source))
-        reason = f"the product takes the mask in full only: {added * size} bytes are added"
-        self.missed.append(Missed(MissedCode.EXPANDED_MASK, reason, value.name))
+        reason, hint = "the operator takes it in full only", None
+        if self.repeats:
+            reason = "it has a part of the axes that are one dimension for the operator"
+            if batch:
+                reason, hint = "its sizes are not proven to be those of the batch", ONE_NAME
+        words = f"{reason}: {added * size} bytes are added"
+        self.missed.append(Missed(MissedCode.EXPANDED_MASK, words, value.name, hint))

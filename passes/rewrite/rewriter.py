@@ -211,14 +211,16 @@ class Rewriter:
             self._add(node)
         else:
             missed.extend(match.mask.missed)
-            inputs |= self._other_inputs(match, MaskBuilder(match, builder, emitter, self.options, missed), emitter)
+            repeats = self.options.target == "ort" and companion is None
+            masks = MaskBuilder(match, builder, emitter, self.options, missed, repeats)
+            inputs |= self._other_inputs(match, masks, emitter)
             if standard is not None:
                 made = StandardBuilder(standard, plan, inputs, emitter, self.facts, missed)
                 node, vouched = made.node()
                 self._add(node)
                 out = made.guarded(node)
             else:
-                node = self._flash_attention(match, plan, inputs, companion)
+                node = self._flash_attention(match, plan, inputs, masks.attrs, companion)
         if standard is None:
             self.check(node, match)
             out = node.outputs[-1] if call is None else call.result(node.outputs[-1], builder)
@@ -244,6 +246,7 @@ class Rewriter:
         match: AttentionMatch,
         plan: LayoutPlan,
         inputs: Mapping[str, ir.Value | None],
+        mask_attrs: Mapping[str, str],
         companion: DenseCompanion | None,
     ) -> ir.Node:
         """The FlashAttentionScore of these inputs, or the PromptFlashAttention in its place. Raises Decline."""
@@ -251,7 +254,7 @@ class Rewriter:
             if match.rope is not None:
                 raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
             self._check_tokens(match, tuple(inputs[name] for name in ("query", "key", "value")))
-        node = self._node(match, plan, inputs, statistics=companion is not None)
+        node = self._node(match, plan, inputs, mask_attrs, statistics=companion is not None)
         return self._as_prompt_flash(node, match, companion) if prompt.is_wanted(self.options) else node
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value | None, ...]) -> None:
@@ -341,7 +344,12 @@ class Rewriter:
         return min(costs, key=lambda pair: pair[0])[1]
 
     def _node(
-        self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None], statistics: bool
+        self,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        inputs: Mapping[str, ir.Value | None],
+        mask_attrs: Mapping[str, str],
+        statistics: bool,
     ) -> ir.Node:
         spec = get(OP, self.options.cann)
         attrs: dict[str, int | float | str] = {
@@ -360,7 +368,7 @@ class Rewriter:
             attrs["keep_prob"] = match.dropout.keep
         if match.softcap != 0.0:
             attrs["cpu_softcap"] = float(np.float32(match.softcap))
-        attrs.update(self._row_attrs(match))
+        attrs.update({**self._row_attrs(match), **mask_attrs})
         node = registry_node(spec, inputs, attrs, self.builder)
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
             output.name = self._output_name(node.name or "", declared.name, statistics)

@@ -144,7 +144,9 @@ def _sliced(node: ir.Node, own: Shape, index: Index, reader: Reader) -> Index | 
         return None
     places = list(index)
     for axis, start, step in cut:
-        if start.const is not None and start.const < 0:
+        if (-own[axis] - start).is_at_least(0):
+            start = Dim(0)  # counted from the end, it is the first element or before it
+        elif start.const is not None and start.const < 0:
             start = own[axis] + start
         if step < 1 or not start.is_at_least(0):
             return None

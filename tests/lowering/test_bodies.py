@@ -84,7 +84,7 @@ def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
     form = Form(
         layout=pick("BSH", "SBH", "BSND", "BNSD"),
         dtype=pick("float32", "float32", "float16"),
-        batch=pick(1, 2),
+        batch=pick(1, 2, 6),
         heads=kv_heads * group,
         kv_heads=kv_heads,
         queries=pick(1, 5, 9),
@@ -120,6 +120,12 @@ def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
         attrs["pse_type"] = 0 if "cpu_softcap" in attrs else pick(0, 1)
         if "cpu_mask_value" in attrs and attrs["cpu_masked_values"] == "":
             attrs["cpu_masked_bias"] = pick("", "added")
+    if form.batch == 6 and all(inputs[name].ndim == 4 for name in ("atten_mask", "real_shift") if name in inputs):
+        attrs["cpu_mask_batch"] = "repeated"
+        windows = pick(2, 3)
+        for name in ("atten_mask", "real_shift"):
+            if name in inputs and inputs[name].shape[0] == 6:
+                inputs[name] = inputs[name][:windows]
     if rng.random() < 0.4:
         for name in ("key", "value", "query"):
             flat = inputs[name].reshape(-1)

@@ -219,6 +219,25 @@ def test_bias_shapes_with_a_mask(shape: tuple[int, ...], dtype: str, rng: np.ran
     check(inputs, form.all_attrs)
 
 
+@thinned(layout=FOUR_LAYOUTS, windows=[(2, 3), (3, 1), (6, 2)], mode=[0, 3])
+def test_masks_of_a_part_of_the_batch(
+    layout: str, windows: tuple[int, int], mode: int, rng: np.random.Generator
+) -> None:
+    """As of the windows of an image, in a batch of images: entry b reads entry b % W of the mask and of the bias."""
+    attrs = {"pse_type": 0, "sparse_mode": mode, "cpu_mask_batch": "repeated"}
+    form = Form(layout, batch=6, queries=9, keys=20, attrs=attrs)
+    masked, biased = windows
+    inputs = form.inputs(rng) | {
+        "real_shift": rng.standard_normal((biased, 2, 9, 20)).astype(np.float32),
+        "atten_mask": mask(rng, (masked, 1, 1 if mode else 9, 20)),
+    }
+    got = check(inputs, form.all_attrs)["attention_out"]
+    whole = {
+        name: np.tile(inputs[name], (6 // inputs[name].shape[0], 1, 1, 1)) for name in ("real_shift", "atten_mask")
+    }
+    assert np.array_equal(got, check(inputs | whole, form.all_attrs | {"cpu_mask_batch": ""})["attention_out"])
+
+
 def test_compressed_bias(rng: np.random.Generator) -> None:
     """The last 1024 rows of an ALiBi bias stand for all of them."""
     length = 1100

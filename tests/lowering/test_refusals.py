@@ -63,6 +63,19 @@ def test_inputs_of_types_that_only_950_has(name: str) -> None:
             "input sink has shape [3], expected [4], one for each query head (FA.16)",
         ),
         ({"sink": np.ones((1, 4), np.float32)}, {}, "input sink has shape [1,4], expected [4]"),
+        (
+            {"real_shift": np.ones((3, 4, 6, 7), np.float32)},
+            {"cpu_mask_batch": "repeated"},
+            "input real_shift has shape [3,4,6,7], expected [2,4,6,7], any of these dimensions may be 1, the "
+            "first one a divisor (FA.10)",
+        ),
+        (
+            {"atten_mask": np.zeros((0, 4, 6, 7), np.bool_)},
+            {"cpu_mask_batch": "repeated"},
+            "input atten_mask has shape [0,4,6,7], expected [2,4,6,7] or [6,7], any of these dimensions may be 1, the "
+            "first one a divisor (FA.11)",
+        ),
+        ({}, {"cpu_mask_batch": "half"}, 'cpu_mask_batch is "half", expected one of "", "repeated" (FA.11)'),
         ({"sink": SINK}, {"cpu_empty_rows": "mean"}, 'cpu_empty_rows is "mean" beside a sink, which no mask excludes'),
         ({"query_rope": ONE}, {}, "input key_rope is absent beside query_rope, expected both or none (FA.18)"),
         ({"key_rope": ONE}, {}, "input query_rope is absent beside key_rope"),

@@ -171,6 +171,11 @@ BROKEN: list[tuple[str, NodeView, str]] = [
         "atten_mask",
     ),
     ("FA.11", forward({"atten_mask": mask(11, 12)}, layout="TND"), "atten_mask"),
+    (
+        "FA.11",
+        forward({"atten_mask": TRIANGLE}, {"sparse_mode": 3, "cpu_mask_batch": "repeated"}, "TND"),
+        "cpu_mask_batch",
+    ),
     ("FA.11", forward({"atten_mask": mask(1, 1, 11, 12)}, layout="TND"), "atten_mask"),
     ("FA.11", forward({"atten_mask": mask(2, 1, 10, 12)}, layout="TND"), "atten_mask"),
     # 12: sparse_mode
@@ -275,7 +280,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
 @pytest.mark.parametrize("target", ["ort", "Ascend910B2", "A3"])
 @pytest.mark.parametrize(("constraint", "node", "culprit"), BROKEN)
 def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprit: str, target: str) -> None:
-    found = [each for each in verify(node, target) if each.extension != "EXT-SOFTCAP"]
+    found = [each for each in verify(node, target) if each.extension not in ("EXT-SOFTCAP", "EXT-MASK-BATCH")]
     extension = {"FA.13": "EXT-BAND-OUTSIDE", "FA.23": "EXT-EMPTY-SEQUENCES"}.get(constraint)
     assert [(v.constraint, v.code, v.tensor, v.extension) for v in found] == [(constraint, 161002, culprit, extension)]
     assert culprit in found[0].message
@@ -363,6 +368,23 @@ GOOD: list[tuple[str, NodeView]] = [
 ]
 
 
+OF_SIX = {"query": tensor((6, N1, S1, D)), "key": tensor((6, N2, S2, D)), "value": tensor((6, N2, S2, DV))}
+
+
+@pytest.mark.parametrize(
+    "windows, allowed", [(1, True), (2, True), (3, True), (6, True), (4, False), (12, False), (0, False)]
+)
+def test_a_mask_of_a_part_of_the_batch(windows: int, allowed: bool) -> None:
+    """Its batch divides that of the operands, if cpu_mask_batch says so; without it, it is theirs or 1."""
+    full, keys = mask(windows, N1, S1, S2), mask(windows, N1, 1, S2)
+    bias = {"real_shift": tensor((windows, N1, S1, S2))}
+    for inputs, mode in (({"atten_mask": full}, 0), ({"atten_mask": keys}, 2), (bias, 0)):
+        for batch in ("repeated", ""):
+            node = forward(OF_SIX | inputs, {"sparse_mode": mode, "cpu_mask_batch": batch})
+            refused = [each for each in verify(node) if each.extension is None]
+            assert (not refused) == (allowed if batch else windows in (1, 6)), (inputs, batch)
+
+
 @pytest.mark.parametrize("target", ["ort", "A2", "Ascend910_9392", "950"])
 @pytest.mark.parametrize("node", [node for _, node in GOOD], ids=[name for name, _ in GOOD])
 def test_a_good_node_breaks_nothing(node: NodeView, target: str) -> None:
@@ -400,6 +422,7 @@ EXTENDED = [
         forward({"atten_mask": mask(S1, S2), "real_shift": tensor((B, N1, S1, S2))}, {"cpu_masked_bias": "added"}),
     ),
     ("EXT-MASKED-VALUES", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_masked_values": "zero"})),
+    ("EXT-MASK-BATCH", "G0", forward({"atten_mask": mask(B, 1, S1, S2)}, {"cpu_mask_batch": "repeated"})),
     ("EXT-BAND-MASK", "FA.11", forward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 2})),
     ("EXT-BAND-MASK", "FA.11", forward({"atten_mask": mask(1, N1, 1, 1)}, {"sparse_mode": 4})),
     ("EXT-VALUE-WIDER", "FA.4", forward({"value": tensor((B, N2, S2, D + 8))})),

@@ -195,6 +195,20 @@ LOST = {
         ),
         for_ascend("no-empty-rows"),
     ),
+    "heads among the rows": Lost(
+        MissedCode.EXPANDED_MASK,
+        "a part of the axes that are one dimension",
+        "",
+        lambda: parse(
+            "kt = Transpose<perm=[0,2,1]>(k) s3 = MatMul(q, kt) four = Constant<value=int64[4] {2,5,4,6}>() "
+            "s = Reshape(s3, four) f = Constant<value=float {-inf}>() x = Where(m, s, f) "
+            + SOFTMAX.format("x")
+            + "three = Constant<value=int64[3] {2,20,6}>() p3 = Reshape(p, three) y = MatMul(p3, v)",
+            "bool[2,5,1,6] m",
+            inputs="float[2,20,8] q, float[2,6,8] k, float[2,6,8] v",
+            outputs="float[2,20,8] y",
+        ),
+    ),
     "labels": Lost(
         MissedCode.NOT_PACKED,
         "not proven unbroken",

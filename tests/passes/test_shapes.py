@@ -411,6 +411,10 @@ def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
 
 # -- operators -------------------------------------------------------------------------------------
 
+COUNTED = "n = Shape<start = 1, end = 2>(x) back = Neg(n)"
+ENDS = "<int64[1] f = {0}, int64[1] e = {9223372036854775807}, int64[1] a = {1}, float[1,2] t = {1, 2}>"
+"""A Slice of the last S elements, of which there are no more: XLM takes what is new of a sequence so."""
+
 
 @pytest.mark.parametrize(
     ("opset", "inputs", "body", "more", "expected"),
@@ -418,6 +422,8 @@ def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
         (12, "float[B,1,S] x", "y = Squeeze<axes = [1]>(x)", "", (B, S)),
         (12, "float[B,S] x", "y = Unsqueeze<axes = [1, 3]>(x)", "", (B, 1, S, 1)),
         (9, "float[B,S] x", "y = Slice<axes = [1], starts = [0], ends = [1]>(x)", "", (B, Dim.min(S, 1))),
+        (15, "float[B,S] x", f"{COUNTED} y = Slice(x, back, e, a)", ENDS, (B, S)),
+        (15, "float[B,S] x", f"{COUNTED} z = Slice(t, f, n, a) y = Slice(z, back, e, a)", ENDS, (1, Dim.min(S, 2))),
         (12, "float[B,6] x", "y, z = Split<axis = 1, split = [2, 4]>(x)", "", (B, 2)),
         (13, "float[B,6] x", "y, z = Split<axis = 1>(x, n)", "<int64[2] n = {1, 5}>", (B, 1)),
         (18, "float[B,7] x", "z, y = Split<axis = 1, num_outputs = 2>(x)", "", (B, 3)),

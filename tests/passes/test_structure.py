@@ -92,6 +92,10 @@ CAUSAL = {
         "t = LessOrEqual(j, i) b_ = Shape<start=0, end=1>(q) n_ = Constant<value=int64[1] {1}>() "
         "full = Concat<axis=0>(b_, n_, rows_, columns_) m = Expand(t, full)"
     ),
+    "rows counted from the end": (
+        "t = LessOrEqual(j, i) back = Neg(rows_) e_ = Constant<value=int64[1] {9223372036854775807}>() "
+        "m = Slice(t, back, e_, first)"
+    ),
     "And with true": "y_ = Constant<value=bool {1}>() t = LessOrEqual(j, i) m = And(y_, t)",
     "transposed": "t = LessOrEqual(i, j) t_ = Not(t) e = Equal(i, j) u = Or(t_, e) m = Identity(u)",
     "positions counted from a vector of one": (
@@ -599,6 +603,21 @@ def test_padding_that_is_expanded_over_the_rows(mask: str, causal: bool) -> None
     assert (block.mask, attrs["sparse_mode"]) == (("causal+atten_mask", 2) if causal else ("atten_mask", 0))
     result, _ = fused(proto)
     assert "Expand" not in {node.op_type for node in result.graph.node}
+
+
+@pytest.mark.parametrize("more", ["", "d_ = Cast<to=7>(e_) nd = Cast<to=9>(d_) n_e = Not(nd) "])
+def test_padding_of_another_size_that_is_expanded_over_heads_and_rows(more: str) -> None:
+    """Of the rows one is computed, for each head. A single column is one for all keys."""
+    full = EXPANDED.replace("n_ = Constant<value=int64[1] {1}>()", "n_ = Constant<value=int64[1] {4}>()")
+    proto = model(
+        full + "e_ = Expand(pad, full) " + more + f"m = Identity({'n_e' if more else 'e_'})", more="bool[C,1,1,U] pad"
+    )
+    result, report = fused(proto)
+    (block,) = report.blocks
+    assert (block.status, block.mask, block.missed) == ("fused", "atten_mask", ())
+    for batch, rows, masks, columns in ((2, 5, 2, 5), (2, 5, 1, 1), (1, 1, 1, 1), (3, 70, 3, 70)):
+        feeds = feeds_of(proto, {"B": batch, "S": rows, "C": masks, "U": columns})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
 BESIDE_BIAS = {

@@ -72,3 +72,31 @@ def test_packed_heads_of_one_are_no_batch():
     inputs = {"query": random(0, 4, 1, 3), "key": random(1, 5, 1, 3), "value": random(2, 1, 1, 3)}
     with pytest.raises(reference.ReferenceInputError, match="value: has 1 as T, expected 5 as key"):
         forward(inputs | lengths, input_layout="TND")
+
+
+@pytest.mark.parametrize("layout", FOUR_LAYOUTS)
+@pytest.mark.parametrize("windows", [1, 2, 3, 6])
+def test_masks_of_a_part_of_the_batch_are_repeated(layout, windows):
+    """With cpu_mask_batch, also beside operands of batch 1."""
+    q, k, v = random(0, 6, N1, S1, D), random(1, 6, N2, S2, D), random(2, 1, N2, S2, DV)
+    inputs = dict(zip(("query", "key", "value"), (to_layout(x, layout) for x in (q, k, v)), strict=True))
+    masks = {
+        "atten_mask": np.random.default_rng(3).random((windows, 1, S1, S2)) < 0.4,
+        "real_shift": random(4, windows, N1, S1, S2),
+    }
+    attrs = {"input_layout": layout, "head_num": N1, "pse_type": 0}
+    got = forward(inputs | masks, cpu_mask_batch="repeated", **attrs)
+    whole = {name: np.tile(mask, (6 // windows, 1, 1, 1)) for name, mask in masks.items()}
+    for name, array in forward(inputs | whole, **attrs).items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+@pytest.mark.parametrize(("windows", "attr"), [(3, ""), (4, "repeated"), (0, "repeated")])
+def test_masks_of_another_batch_are_refused(windows, attr):
+    q, k, v = random(0, 6, N1, S1, D), random(1, 6, N2, S2, D), random(2, 6, N2, S2, DV)
+    for name, mask in (
+        ("atten_mask", np.ones((windows, 1, S1, S2), np.bool_)),
+        ("real_shift", np.ones((windows, N1, S1, S2))),
+    ):
+        with pytest.raises(reference.ReferenceInputError, match=name):
+            forward({"query": q, "key": k, "value": v, name: mask}, cpu_mask_batch=attr)

@@ -21,6 +21,8 @@ def flash_attention_score(call: OpCall) -> dict[str, Output]:
     """softmax_max and softmax_sum (float32), softmax_out (never computed, [0,0,0,0]) and attention_out."""
     attention = Attention(repeat_batch(shorten_keys(call)), pse_name="real_shift")
     side = attention.query_side
+    if call.attrs.get("cpu_mask_batch") == "repeated" and side.layout == "TND":
+        raise call.error("cpu_mask_batch", "'repeated' needs a layout with a batch, not TND")
     order = check_order(call, "softmax_out_layout")
     empty_rows, nan_rows = (str(call.attrs.get(name, "")) for name in ("cpu_empty_rows", "cpu_nan_rows"))
     valueless = call.attrs.get("cpu_masked_values") == "zero"

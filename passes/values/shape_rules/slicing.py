@@ -110,7 +110,10 @@ def sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
 
 
 def _clamped(dim: Dim, bound: Dim) -> Dim | None:
+    """A bound of a Slice counted from the first element, from 0 to the length; None where its sign is unknown."""
     value = bound.const
+    if (-dim - bound).is_at_least(0):
+        return Dim(0)  # -0, too, which is not counted from the end: the axis has no elements then
     if value is not None and value >= _END:
         return dim
     if bound.is_at_least(0):

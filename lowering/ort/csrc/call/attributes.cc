@@ -15,7 +15,7 @@ using E = ort::Element;
 namespace {
 
 // FlashAttentionScore and its gradient share these attributes and their defaults, so the forward operator's names serve
-// both. Only the forward operator has cpu_masked_values; a gradient gets its default.
+// both. Only the forward operator has cpu_masked_values and cpu_mask_batch; a gradient gets their defaults.
 namespace attr = flash_attention_score::attr;
 namespace gradient = flash_attention_score_grad::attr;
 
@@ -72,6 +72,7 @@ class Reader {
                                  {{"", NanRows::nan}, {"zero", NanRows::zero}, {"infinite", NanRows::infinite}});
     a.masked_bias = one_of<bool>(&Rules::mask, attr::cpu_masked_bias, {{"", false}, {"added", true}});
     a.masked_values = one_of<bool>(&Rules::mask, attr::cpu_masked_values, {{"", true}, {"zero", false}});
+    a.repeated_masks = one_of<bool>(&Rules::mask, attr::cpu_mask_batch, {{"", false}, {"repeated", true}});
     a.mask_value = info_.get(attr::cpu_mask_value);
     if (a.masked_bias && !(has(Role::pse) && has(Role::atten_mask))) {
       diagnostics_.invalid(&Rules::mask,
@@ -80,6 +81,9 @@ class Reader {
     }
     if (a.masked_bias && !a.masked_values) {
       diagnostics_.invalid(&Rules::mask, "cpu_masked_values is \"zero\" beside cpu_masked_bias, expected \"\"");
+    }
+    if (a.repeated_masks && a.layout == Layout::TND) {
+      diagnostics_.invalid(&Rules::mask, "cpu_mask_batch is \"repeated\" for input_layout TND, expected \"\"");
     }
     if (has(Role::sink) && a.empty_rows != EmptyRows::zero) {
       diagnostics_.invalid(&Rules::sink, "cpu_empty_rows is \"" + info_.get(attr::cpu_empty_rows) +

@@ -22,6 +22,7 @@ struct Attributes {
   float mask_value = -__builtin_inff();
   bool masked_bias = false;
   bool masked_values = true;
+  bool repeated_masks = false;  // cpu_mask_batch is "repeated"
   NanRows nan_rows = NanRows::nan;
 
   // Rows of the compressed mask [rows,2048] of sparse_mode; modes 2 to 4 may have a mask of the keys in its place. 0 if the

@@ -7,7 +7,7 @@
 //
 // The type of a bias tensor is the query's or float32 (EXT-SHIFT-FLOAT). Its shape is one of
 //
-//     [B,N1,S1,S2]     any dimension may be 1 (EXT-SHIFT-BROADCAST); not in TND
+//     [B,N1,S1,S2]     any dimension may be 1 (EXT-SHIFT-BROADCAST), B also a divisor (EXT-MASK-BATCH); not in TND
 //     [B,N1,1024,S2]   the last 1024 rows (compressed ALiBi); B, N1 and S2 may be 1; in TND, S2 is the longest
 //     flat             TND only: see read_packed_bias
 #include <algorithm>
@@ -93,15 +93,15 @@ void Call::read_bias() {
   const int64_t keys = packed() ? longest_key_ : key_.length;
   const Dims full = {static_cast<int64_t>(lengths_.size()), query_.heads,
                      compressed ? kCompressedPseRows : query_.length, keys};
-  bool matches = d.size() == 4;
-  for (size_t i = 0; matches && i < 4; ++i) matches = is_one_or(d[i], full[i]);
-  if (!matches) wrong_shape(&Rules::bias, Role::pse, fa::text_of(full) + ", any of these dimensions may be 1");
+  bool matches = d.size() == 4 && is_mask_batch(d[0]);
+  for (size_t i = 1; matches && i < 4; ++i) matches = is_one_or(d[i], full[i]);
+  if (!matches) wrong_shape(&Rules::bias, Role::pse, fa::text_of(full) + smaller_masks());
   if (compressed) check_compressed_bias();
   problem_.pse_first_stored = keys - kCompressedPseRows;
   problem_.pse_column = d[3] == keys ? 1 : 0;
   for (size_t n = 0; n < sequences_.size(); ++n) {
     Sequence& s = sequences_[n];
-    s.pse = d[0] == 1 ? 0 : static_cast<int64_t>(batch_of_[n]) * d[1] * d[2] * d[3];
+    s.pse = static_cast<int64_t>(batch_of_[n]) % d[0] * d[1] * d[2] * d[3];
     s.pse_head = d[1] == 1 ? 0 : d[2] * d[3];
     s.pse_row = d[2] == 1 ? 0 : d[3];
   }

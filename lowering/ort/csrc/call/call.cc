@@ -45,6 +45,18 @@ void Call::wrong_shape(Topic topic, Role role, const std::string& expected) cons
   invalid(topic, text(role) + " has shape " + fa::text_of(in(role).dims) + ", expected " + expected);
 }
 
+// Whether a mask or bias may have this batch size. With cpu_mask_batch it may divide the batch: entry b of the batch then
+// reads entry b % size of the mask.
+bool Call::is_mask_batch(int64_t size) const {
+  const auto batch = static_cast<int64_t>(lengths_.size());
+  return is_one_or(size, batch) || (a_.repeated_masks && size > 0 && batch % size == 0);
+}
+
+// The end of an error message: which other sizes a mask or bias may have.
+std::string Call::smaller_masks() const {
+  return std::string(", any of these dimensions may be 1") + (a_.repeated_masks ? ", the first one a divisor" : "");
+}
+
 // The first element of an optional tensor of integers, the only one the operator reads; 0 if there is none.
 int64_t Call::first_integer(Role role) const {
   const Tensor& tensor = in(role);

@@ -53,6 +53,8 @@ class Call {
   std::string text(Role role) const { return std::string("input ") + signature_.name(role); }
   [[noreturn]] void invalid(Topic topic, const std::string& text) const { diagnostics_.invalid(topic, text); }
   [[noreturn]] void wrong_shape(Topic topic, Role role, const std::string& expected) const;
+  bool is_mask_batch(int64_t size) const;
+  std::string smaller_masks() const;
   int64_t first_integer(Role role) const;
 
   // call.cc: sizes, strides, sequences

@@ -15,7 +15,7 @@
 //
 // A mask of the scores is [B,N1,S1,S2] or [S1,S2], and any dimension may be 1 (EXT-MASK-BROADCAST). In TND it is
 // [maxS1,maxS2] or [sum of S1, sum of S2]; query and key may have more rows than these sums. A mask of the keys is
-// [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). Row i then attends key j if the band allows it and the mask is
+// [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). In both, B may be a divisor of the batch (EXT-MASK-BATCH). Row i then attends key j if the band allows it and the mask is
 // 0. A band may contain no key of a row (EXT-BAND-OUTSIDE); the row then attends nothing.
 #include <algorithm>
 #include <cstring>
@@ -152,10 +152,13 @@ void Call::read_score_mask() {
   const Dims& d = in(Role::atten_mask).dims;
   const Dims full = {batch_, query_.heads, query_.length, key_.length};
   bool matches = d.size() == 2 || d.size() == 4;
-  for (size_t i = 0; matches && i < d.size(); ++i) matches = is_one_or(d[d.size() - 1 - i], full[3 - i]);
+  for (size_t i = 0; matches && i < d.size(); ++i) {
+    const int64_t size = d[d.size() - 1 - i];
+    matches = i == 3 ? is_mask_batch(size) : is_one_or(size, full[3 - i]);
+  }
   if (!matches) {
     wrong_shape(&Rules::mask, Role::atten_mask,
-                fa::text_of(full) + " or " + fa::text_of({full[2], full[3]}) + ", any of these dimensions may be 1");
+                fa::text_of(full) + " or " + fa::text_of({full[2], full[3]}) + smaller_masks());
   }
   set_mask_strides(d.size() == 4 ? d : Dims{1, 1, d[0], d[1]});
 }
@@ -164,9 +167,9 @@ void Call::read_key_mask() {
   const Dims& d = in(Role::atten_mask).dims;
   const std::string mode = " beside the band of sparse_mode " + std::to_string(a_.sparse_mode);
   if (packed()) wrong_shape(&Rules::mask, Role::atten_mask, "[2048,2048] for input_layout TND");
-  if (!is_one_or(d[0], batch_) || !is_one_or(d[1], query_.heads) || !is_one_or(d[3], key_.length)) {
+  if (!is_mask_batch(d[0]) || !is_one_or(d[1], query_.heads) || !is_one_or(d[3], key_.length)) {
     wrong_shape(&Rules::mask, Role::atten_mask,
-                fa::text_of({batch_, query_.heads, 1, key_.length}) + mode + ", any of these dimensions may be 1");
+                fa::text_of({batch_, query_.heads, 1, key_.length}) + mode + smaller_masks());
   }
   set_mask_strides(d);
 }
@@ -179,7 +182,7 @@ void Call::set_mask_strides(const Dims& shape) {
   problem_.mask_head = shape[1] == 1 ? 0 : shape[2] * shape[3];
   if (shape[0] == 1) return;
   for (size_t n = 0; n < sequences_.size(); ++n) {
-    sequences_[n].mask = static_cast<int64_t>(batch_of_[n]) * shape[1] * shape[2] * shape[3];
+    sequences_[n].mask = static_cast<int64_t>(batch_of_[n]) % shape[0] * shape[1] * shape[2] * shape[3];
   }
 }
 
