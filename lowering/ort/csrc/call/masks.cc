@@ -15,8 +15,9 @@
 //
 // A mask of the scores is [B,N1,S1,S2] or [S1,S2], and any dimension may be 1 (EXT-MASK-BROADCAST). In TND it is
 // [maxS1,maxS2] or [sum of S1, sum of S2]; query and key may have more rows than these sums. A mask of the keys is
-// [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). In both, B may be a divisor of the batch (EXT-MASK-BATCH). Row i then attends key j if the band allows it and the mask is
-// 0. A band may contain no key of a row (EXT-BAND-OUTSIDE); the row then attends nothing.
+// [B,N1,1,S2], where B, N1 and S2 may be 1 (EXT-BAND-MASK). In both, B may be a divisor of the batch (EXT-MASK-BATCH). Row i
+// then attends key j if the band allows it and the mask is 0. A band may contain no key of a row (EXT-BAND-OUTSIDE); the row
+// then attends nothing.
 #include <algorithm>
 #include <cstring>
 
