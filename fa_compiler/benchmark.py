@@ -8,6 +8,7 @@ model, which holds the session and runs it twice.
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -219,8 +220,10 @@ def _run_twice(path: Path, inputs: Path, threads: int) -> None:
 def _peak() -> int:
     """The peak memory of this process in bytes.
 
-    What getrusage calls the largest resident set includes the one of the process that started this one.
+    What Linux's getrusage calls the largest resident set includes the one of the process that started this one.
     """
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
