@@ -8,7 +8,6 @@ model, which holds the session and runs it twice.
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -223,6 +222,8 @@ def _peak() -> int:
     What Linux's getrusage calls the largest resident set includes the one of the process that started this one.
     """
     if sys.platform == "darwin":
+        import resource
+
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
