@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the aarch64 wheel beside ONNX Runtime's own aarch64 wheel, and runs a sample of tests/lowering with it, in an
-# aarch64 Python under qemu-user.
+# Installs the aarch64 wheel beside ONNX Runtime's own aarch64 wheel, and runs 500 tests of tests/lowering with it, in an
+# aarch64 Python under qemu-user: some minutes.
 #
 #   usage: run_aarch64.sh WHEEL FOLDER [pytest's arguments]
 #
@@ -8,7 +8,8 @@
 #   AARCH64_ROOT   a Debian for arm64 with python3 (default: debootstrap, which only root can run, makes FOLDER/root)
 #   PYTHON         an interpreter with pip
 #
-# Where the emulator or debootstrap is missing, this says so and succeeds.
+# Where the emulator or debootstrap is missing, this says so and succeeds. Tests that start Python again cannot run here:
+# the system does not know how to start a program for aarch64.
 set -eu
 wheel=$(realpath "${1:?usage: run_aarch64.sh WHEEL FOLDER}")
 mkdir -p "${2:?usage: run_aarch64.sh WHEEL FOLDER}"
