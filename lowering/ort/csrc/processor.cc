@@ -20,7 +20,7 @@ uint32_t saved_state() {
 bool has(const Feature& feature) {
   uint32_t registers[4] = {};
   auto& [eax, ebx, ecx, edx] = registers;
-  // A leaf above the highest one gives zeros here. So does a subleaf above the highest one of its leaf: the processor says so.
+  // False where the processor has no such leaf. For a subleaf that it does not have, it answers with zeros.
   if (!__get_cpuid_count(feature.leaf, feature.subleaf, &eax, &ebx, &ecx, &edx)) return false;
   const uint32_t bits = registers[static_cast<int>(feature.where)];
   return (bits >> feature.bit & 1u) && (saved_state() & feature.state) == feature.state;
