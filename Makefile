@@ -7,11 +7,13 @@
 #   make sanitize the kernel tests and random calls on a library built with address and undefined-behaviour sanitizers
 #   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators --seconds 300" says which and how long
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
+#   make wheels   wheels for Linux on x86-64 and aarch64, and a source distribution, in build/wheels; where qemu-user is,
+#                 a sample of the tests on the aarch64 one
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
-#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web
+#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -28,7 +30,7 @@ SANITIZED_FUZZ := operators --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
-.PHONY: demo test sanitize sanitize-fuzz sanitized neon lint bench fuzz docs compat clean
+.PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels lint bench fuzz docs compat clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -63,6 +65,10 @@ export CXX_AARCH64 QEMU_AARCH64
 neon: $(VENV)/.tools
 	PATH="$(BIN):$$PATH" lowering/ort/csrc/neon.sh build/neon
 
+wheels: $(VENV)-wheels/.wheels
+	$(VENV)-wheels/bin/python wheels/build.py
+	PYTHON=$(VENV)-wheels/bin/python wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
+
 bench: $(VENV)/.package
 	$(BIN)/python -m bench $(BENCH)
 
@@ -78,7 +84,7 @@ docs: $(VENV)-docs/.docs
 	$(VENV)-docs/bin/sphinx-build -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
-compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools build/web/.web
+compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools build/web/.web build/hosts/.hosts
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
@@ -86,9 +92,10 @@ compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools bui
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
+	if [ -d build/hosts/node_modules ]; then PYTHONPATH=. $(BIN)/python tests/compat/check_hosts.py build/hosts/node_modules; fi
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs $(VENV)-wheels build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -117,6 +124,13 @@ $(VENV)-tools/.tools: pyproject.toml
 		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common openvino
 	@touch $@
 
+# An environment with a compiler for other processors and older systems.
+$(VENV)-wheels/.wheels: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-wheels
+	$(VENV)-wheels/bin/python -m pip install --quiet --disable-pip-version-check build "scikit-build-core>=1.0" cmake \
+		ninja ziglang auditwheel pyelftools
+	@touch $@
+
 # An environment with Sphinx, and with what the documented functions import.
 $(VENV)-docs/.docs: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-docs
@@ -128,6 +142,13 @@ build/web/.web:
 	@mkdir -p $(@D)
 	@if command -v npm >/dev/null; then npm install --prefix $(@D) --no-save --silent onnxruntime-web; \
 		else echo "npm is missing: onnxruntime-web is left out"; fi
+	@touch $@
+
+# What the programs in other languages need: ONNX Runtime for Node, and its headers for C++.
+build/hosts/.hosts:
+	@mkdir -p $(@D)
+	@if command -v npm >/dev/null; then npm install --prefix $(@D) --no-save --silent --ignore-scripts onnxruntime-node \
+		com.github.asus4.onnxruntime; else echo "npm is missing: the programs in C++ and Node are left out"; fi
 	@touch $@
 
 # An environment with an older runtime; it uses the library that .venv built.

@@ -5,10 +5,10 @@
 The model is a decoding step of an exporter. In each layer it concatenates the keys and values of earlier tokens with
 those of the new token, and returns both, so every step copies every cache. It runs in three variants:
 
-    original   the exported model fused      the result of `fa_compiler.optimize`: attention is one operator, but the
-    caches are still copied in place   the result with `in_place_caches`: the caches are buffers for --room tokens, and
-    an input is the number of
-               tokens that they hold
+    original   the exported model
+    fused      the result of `fa_compiler.optimize`: attention is one operator, but the caches are still copied
+    in place   the result with `in_place_caches`: the caches are buffers for --room tokens, and an input is the number
+               of tokens that they hold
 
 In the last variant each buffer is bound as past and as present (IOBinding). The output of ONNX Runtime's ScatterND then
 has the memory of its input, and only one row is written. The attention reads the used rows directly from the buffer.

@@ -219,8 +219,12 @@ def _run_twice(path: Path, inputs: Path, threads: int) -> None:
 def _peak() -> int:
     """The peak memory of this process in bytes.
 
-    What getrusage calls the largest resident set includes the one of the process that started this one.
+    What Linux's getrusage calls the largest resident set includes the one of the process that started this one.
     """
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

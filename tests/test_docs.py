@@ -13,6 +13,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+import onnx
 import pytest
 
 from fa_compiler.atc.run import ROUTES
@@ -118,6 +120,18 @@ def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.Monke
     thread.join()
     server.server_close()
     assert len(answer) == 64
+
+
+def test_the_recipe_of_quantising_keeps_the_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, *_ = re.findall(r"```python\n(.*?)```", PAGES["recipes.md"], re.DOTALL)
+    shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert sum(node.op_type == "FlashAttention" for node in onnx.load("quantised.onnx").graph.node) == 2
+    ids = np.ones((1, 8), np.int64)
+    (hidden, *_) = names["session"].run(None, {"input_ids": ids, "attention_mask": ids})
+    assert hidden.shape == (1, 8, 64)
 
 
 def test_every_environment_variable_is_documented() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -129,6 +130,21 @@ def test_a_source_distribution_has_every_file_once(tmp_path: Path) -> None:
     assert not [name for name in names if name.parts[:2] == ("fa_compiler", "passes")]
     (package,) = tmp_path.glob("*/fa_compiler")
     assert all((package / name / "__init__.py").is_file() for name in ("passes", "lowering", "op_registry"))
+
+
+def test_without_a_compiler_the_build_says_what_to_install(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if cmake is None:
+        pytest.skip("cmake is missing")
+    result = subprocess.run(
+        [cmake, "-S", str(ROOT / "lowering" / "ort" / "csrc"), "-B", str(tmp_path)],
+        env=os.environ | {"CXX": "/no/such/c++ -m64"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode
+    said = " ".join(result.stderr.split())
+    assert "there is no C++ compiler (/no/such/c++). Install GCC or Clang with C++20" in said
 
 
 def test_the_checkout_works_from_its_root() -> None:

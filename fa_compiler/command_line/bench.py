@@ -7,7 +7,7 @@ import json
 
 from fa_compiler.benchmark import Benchmark, Timing, bench
 from fa_compiler.command_line.exit_codes import OK
-from fa_compiler.command_line.models import assumed, progress_bar
+from fa_compiler.command_line.models import assumed, progress_bar, wrote
 from fa_compiler.command_line.render import print_table
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(measured.to_json(), indent=2, ensure_ascii=False))
     else:
         _print(measured)
+        if args.html is not None:
+            print(wrote(args.html))
     return OK
 
 

@@ -57,7 +57,7 @@ def optimize(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         if (gain := gain_line(report, loaded.proto, proto)) is not None:
             print(gain)
-        print(f"wrote {printable(str(args.output))}")
+        print(wrote(args.output, args.html, args.report))
     return _strict_exit_code(report) if args.strict else OK
 
 
@@ -107,7 +107,14 @@ def inspect(args: argparse.Namespace) -> int:
         from fa_compiler.command_line.render import print_report
 
         print_report(report, args.explain)
+        if args.html is not None:
+            print(wrote(args.html))
     return OK
+
+
+def wrote(*paths: Path | None) -> str:
+    """The line that names the files that a command wrote."""
+    return f"wrote {', '.join(printable(str(path)) for path in paths if path is not None)}"
 
 
 def _inspect_runtimes(args: argparse.Namespace) -> int:

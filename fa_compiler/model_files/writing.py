@@ -293,13 +293,14 @@ def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
 
 
 def _copy_some(source: int, target: int, start: int, place: int, count: int) -> int:
-    try:
-        done = os.copy_file_range(source, target, count, start, place)
-        if done:
-            return done
-    except OSError as error:
-        if error.errno not in _NO_KERNEL_COPY:
-            raise
+    if hasattr(os, "copy_file_range"):  # not on macOS
+        try:
+            done = os.copy_file_range(source, target, count, start, place)
+            if done:
+                return done
+        except OSError as error:
+            if error.errno not in _NO_KERNEL_COPY:
+                raise
     chunk = os.pread(source, min(count, _CHUNK), start)
     if not chunk:
         raise OSError(None, "the weights became shorter while they were copied")

@@ -7,6 +7,7 @@ its drawings, and asks no network for anything.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,6 +21,7 @@ from fa_compiler.lowering.drawing import Arrow, Box, shortened, svg
 from fa_compiler.lowering.onnx_file import to_graph_operators
 from fa_compiler.model_files.foreign_types import without_types
 from fa_compiler.model_files.reading import LoadedModel
+from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.page.regions import Region, Regions, data_inputs, shape_texts
 from fa_compiler.passes import Block, Report
@@ -137,6 +139,8 @@ def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto 
     heads = [block.heads[0] for block in report.blocks if block.status == "fused" and block.heads and block.heads[0]]
     if heads:
         yield from _memory(max(heads))
+    if result is not None:
+        yield from _operators(original, result)
     yield "</section>"
 
 
@@ -160,6 +164,17 @@ def _memory(heads: int) -> Iterator[str]:
         size = in_units(score_bytes(heads, length, length))
         yield f"<tr><td>{length:,}</td><td>{size}</td></tr>"
     yield "</tbody></table>"
+
+
+def _operators(original: onnx.ModelProto, result: onnx.ModelProto) -> Iterator[str]:
+    """The number of nodes of each operator before and after, folded away."""
+    before, after = (Counter(node.op_type for node in all_nodes(model.graph.node)) for model in (original, result))
+    yield "<details><summary>Nodes by operator</summary><table><thead><tr>"
+    yield from (f"<th scope='col'>{column}</th>" for column in ("operator", "before", "after"))
+    yield "</tr></thead><tbody>"
+    for name in sorted({*before, *after}):
+        yield f"<tr><td>{escape(name)}</td><td>{before[name]:,}</td><td>{after[name]:,}</td></tr>"
+    yield "</tbody></table></details>"
 
 
 def _left(report: Report) -> Iterator[str]:

@@ -74,6 +74,7 @@ def test_a_page_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """Where no length runs, and where nothing is fused."""
     path, page = str(saved(positions(), tmp_path / "model.onnx")), tmp_path / "gain.html"
     assert main(["bench", path, "--lengths", "16", "--seconds", "0.01", "--html", str(page)]) == 0
+    assert f"wrote {page}\n" in capsys.readouterr().out
     assert "No length could be measured." in page.read_text()
     assert main(["bench", path, "--lengths", "8", "--seconds", "0.01", "--html", str(page)]) == 0
     assert "Nothing is fused" in page.read_text()

@@ -31,7 +31,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     """Output, exit codes and streams of the real command."""
     path = saved(attention(), tmp_path / "model.onnx")
     done = subprocess.run(
-        [*COMMAND, "optimize", "model.onnx", "-o", "out.onnx"],
+        [*COMMAND, "optimize", "model.onnx", "-o", "out.onnx", "--html", "page.html", "--report", "report.json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -39,7 +39,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 fused (of 1)" in done.stdout
-    assert "wrote out.onnx" in done.stdout
+    assert "wrote out.onnx, page.html, report.json" in done.stdout
     saved_by_it = "at 4,096 tokens 512 MiB of scores and probabilities are not held any more"
     assert f"\n5 nodes before, 1 after; {saved_by_it}\nwrote" in done.stdout
     assert ops(tmp_path / "out.onnx") == ["FlashAttention"]

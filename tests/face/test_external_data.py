@@ -83,6 +83,15 @@ def test_copy_where_the_kernel_cannot(code: int, tmp_path: Path, monkeypatch: py
     assert list((tmp_path / "more").iterdir()) == []
 
 
+def test_copy_where_there_is_no_copy_in_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python on macOS has no copy_file_range."""
+    path, weight = projected(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    monkeypatch.delattr(writing.os, "copy_file_range")
+    fa_compiler.optimize(path, tmp_path / "out" / "m.onnx")
+    np.testing.assert_array_equal(weight_of(tmp_path / "out" / "m.onnx"), weight)
+
+
 def test_copying_tells_how_far_it_is(tmp_path: Path) -> None:
     path, _ = projected(tmp_path / "in")
     with (tmp_path / "in" / "weights.bin").open("r+b") as file:

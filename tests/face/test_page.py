@@ -96,6 +96,8 @@ def test_equal_layers_are_one_kind(tmp_path: Path) -> None:
     page = _Page(text)
     assert "All 3 attentions are fused." in page.text
     assert "nodes before 15 nodes after 3" in re.sub(r"(?<=[a-z])(?=\d)|(?<=\d)(?=[a-z])", " ", page.text)
+    for row in ("FlashAttentionScore</td><td>0</td><td>3<", "MatMul</td><td>6</td><td>0<"):
+        assert f"<tr><td>{row}/td></tr>" in text
     (kind,) = page.of_class("kind")
     assert kind["data-status"] == "fused"
     assert "3 × FlashAttentionScore, BNSD, 4 heads, no mask" in page.text

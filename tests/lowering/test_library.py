@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -19,11 +20,16 @@ from fa_compiler import ops
 from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, library_path, register_custom_ops
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import dtypes, full_attrs, get
+from tests.kernel_variants import compiled, runs
 
 from .problems import OP, OUTPUTS, TRIANGLE, Form, agree, check
 from .variants import AVAILABLE, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
+_AVX2 = {"avx2", "fma", "f16c"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+NEEDED = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512 | {"avx512_bf16"}}
+"""What each variant for x86-64 needs of the processor, in the words of Linux."""
 
 
 def test_the_library_shows_one_symbol_and_needs_only_libc() -> None:
@@ -44,6 +50,27 @@ def test_every_variant_of_the_machine(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FA_COMPILER_ISA", name)
     form = Form()
     check(form.inputs(np.random.default_rng(1)), form.all_attrs)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one instruction set")
+def test_a_variant_runs_where_the_system_tells_of_its_instructions() -> None:
+    """Not the baseline alone, as where a toolchain's question to the processor is always answered with no."""
+    (flags, *_) = re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    for name in {*compiled()} - {"baseline", "reference"}:
+        assert runs(name) == (NEEDED[name] <= set(flags.split())), name
+
+
+def test_the_library_is_not_unloaded() -> None:
+    """Destructors of static objects may be called at the end of the process, and have to be there."""
+    code = f"""
+import ctypes
+from pathlib import Path
+import _ctypes
+path = {library.library_path()!r}
+_ctypes.dlclose(ctypes.CDLL(path)._handle)
+assert path in Path("/proc/self/maps").read_text()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_both_names_give_an_absolute_path() -> None:

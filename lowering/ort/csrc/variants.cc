@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "processor.hpp"
+
 namespace fa {
 
 #define FA_VARIANT(isa, supported) FA_DECLARE_KERNELS(isa)
@@ -14,8 +16,7 @@ FA_DECLARE_KERNELS(reference)
 namespace {
 
 // CMakeLists.txt writes variants.inc: FA_VARIANT(name, condition) for each instruction set, the best one first. The
-// condition checks that the processor has the instructions and that the operating system saves their registers
-// (xgetbv). The reference is used only if FA_COMPILER_ISA names it.
+// condition checks that the processor has the instructions and that the operating system saves their registers. The reference is used only if FA_COMPILER_ISA names it.
 #define FA_VARIANT(isa, supported) \
   {#isa, [] { return bool(supported); }, isa::attention, isa::gradient, &isa::sparse_kernels, isa::decode},
 constexpr Variant kVariants[] = {

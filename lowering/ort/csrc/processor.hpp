@@ -1,0 +1,34 @@
+// What the processor can do, asked of the processor itself. __builtin_cpu_supports relies on tables that the compiler's own
+// runtime library fills; some toolchains, such as Zig's, leave them empty, and the answer is then always no.
+#pragma once
+
+#include <cstdint>
+
+namespace fa::processor {
+
+// Where CPUID reports a feature (Intel's Software Developer's Manual, volume 2A, CPUID).
+enum class Register { eax, ebx, ecx, edx };
+struct Feature {
+  uint32_t leaf, subleaf;
+  Register where;
+  int bit;
+  uint32_t state;  // the bits of XCR0 that the operating system has to set to save the registers of the feature
+};
+
+inline constexpr uint32_t kAvxState = 0x6;      // XMM and YMM
+inline constexpr uint32_t kAvx512State = 0xe6;  // also the mask registers and both parts of ZMM
+
+// The names are those that GCC's option -m takes.
+inline constexpr Feature fma{1, 0, Register::ecx, 12, kAvxState};
+inline constexpr Feature f16c{1, 0, Register::ecx, 29, kAvxState};
+inline constexpr Feature avx2{7, 0, Register::ebx, 5, kAvxState};
+inline constexpr Feature avx512f{7, 0, Register::ebx, 16, kAvx512State};
+inline constexpr Feature avx512dq{7, 0, Register::ebx, 17, kAvx512State};
+inline constexpr Feature avx512bw{7, 0, Register::ebx, 30, kAvx512State};
+inline constexpr Feature avx512vl{7, 0, Register::ebx, 31, kAvx512State};
+inline constexpr Feature avx512bf16{7, 1, Register::eax, 5, kAvx512State};
+
+// Whether the processor has the feature and the operating system saves its registers. Only for x86-64.
+bool has(const Feature& feature);
+
+}  // namespace fa::processor
