@@ -66,8 +66,8 @@ neon: $(VENV)/.tools
 	PATH="$(BIN):$$PATH" lowering/ort/csrc/neon.sh build/neon
 
 wheels: $(VENV)-wheels/.wheels
-	$(VENV)-wheels/bin/python wheels/build.py
-	PYTHON=$(VENV)-wheels/bin/python wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
+	$(VENV)-wheels/bin/python .ci/wheels/build.py
+	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
 
 bench: $(VENV)/.package
 	$(BIN)/python -m bench $(BENCH)

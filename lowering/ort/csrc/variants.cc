@@ -16,7 +16,8 @@ FA_DECLARE_KERNELS(reference)
 namespace {
 
 // CMakeLists.txt writes variants.inc: FA_VARIANT(name, condition) for each instruction set, the best one first. The
-// condition checks that the processor has the instructions and that the operating system saves their registers. The reference is used only if FA_COMPILER_ISA names it.
+// condition checks that the processor has the instructions and that the operating system saves their registers. The
+// reference is used only if FA_COMPILER_ISA names it.
 #define FA_VARIANT(isa, supported) \
   {#isa, [] { return bool(supported); }, isa::attention, isa::gradient, &isa::sparse_kernels, isa::decode},
 constexpr Variant kVariants[] = {

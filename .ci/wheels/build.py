@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from check import GLIBC, PROCESSORS, check
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "build" / "wheels"
 WORK = ROOT / "build" / "wheels-work"
 """The sources as they are unpacked from the source distribution, and the objects of each processor."""

@@ -15,7 +15,7 @@ wheel=$(realpath "${1:?usage: run_aarch64.sh WHEEL FOLDER}")
 mkdir -p "${2:?usage: run_aarch64.sh WHEEL FOLDER}"
 folder=$(realpath "$2")
 shift 2
-sources=$(cd "$(dirname "$0")/.." && pwd)
+sources=$(cd "$(dirname "$0")/../.." && pwd)
 root=${AARCH64_ROOT:-$folder/root}
 qemu=${QEMU_AARCH64:-$(command -v qemu-aarch64-static || command -v qemu-aarch64 || true)}
 
