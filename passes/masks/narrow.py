@@ -4,14 +4,16 @@ Older exporters expand a padding mask over the query rows before they cast, inve
 works on S x S elements. A simplifier leaves such a mask of constant lengths as a constant of S x S elements. Grammar of
 what is proven constant along dimension d, from a value upwards:
 
-    constant := Expand(x)                       x has size 1 in d, and the result's sizes elsewhere
+    constant := Expand(x, sizes)                x has size 1 in d, and elsewhere the result's sizes or the sizes are
+                                                constant
               | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
                                                 few numbers, and d is the last but one of its dimensions that are not 1
               | op(operands)                    element by element, every operand constant along d or of size 1 there
               | Slice(constant)                 along other dimensions than d
 
-A narrowed Expand(x) is x, and a narrowed constant is its first row. Any other narrowed tensor comes from the same
-operators on narrowed operands, so its elements are the same by construction.
+A narrowed Expand(x) is x or, where x has other sizes elsewhere, an Expand of it to the constant sizes with 1 for d. It
+refuses the same runs. A narrowed constant is its first row. Any other narrowed tensor comes from the same operators on
+narrowed operands, so its elements are the same by construction.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.values.constant_patterns import bits
+from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_bounds
 
@@ -76,7 +79,7 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         own = None if node.inputs[0] is None else info.shape(node.inputs[0])
         if own is None or len(own) != len(shape) or own[axis].const != 1:
             return None
-        return [] if all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True))) else None
+        return [] if _is_wide_along(axis, own, shape) or _expanded_sizes(node, shape) is not None else None
     if is_op(node, "Slice"):
         cut, source = slice_bounds(node, info, len(shape)), node.inputs[0]
         uncut = cut is not None and all(other != axis for other, _, _ in cut)
@@ -92,6 +95,17 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         if place >= 0 and own[place].const != 1:
             operands.append((operand, place))
     return operands
+
+
+def _is_wide_along(axis: int, own: Shape, shape: Shape) -> bool:
+    """Does an Expand from one shape to another change no dimension but this one?"""
+    return all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True)))
+
+
+def _expanded_sizes(node: ir.Node, shape: Shape) -> np.ndarray | None:
+    """The constant sizes that an Expand gives to all dimensions of its result; None where they are not constant."""
+    sizes = constant(node.inputs[1])
+    return sizes if sizes is not None and len(sizes) == len(shape) else None
 
 
 def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
@@ -121,7 +135,7 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
         assert node is not None and wide is not None
         if is_op(node, "Expand"):
             assert node.inputs[0] is not None
-            done[key] = node.inputs[0]
+            done[key] = _narrowed_expand(node, node.inputs[0], axis, builder)
         else:
             places = dict(wide)
             operands = [
@@ -133,3 +147,15 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
             attrs = {name: attr.value for name, attr in node.attributes.items()}
             done[key] = builder.op(node.op_type, operands, builder.info.dtype(value), attrs)
     return done[key]
+
+
+def _narrowed_expand(node: ir.Node, source: ir.Value, axis: int, builder: Builder) -> ir.Value:
+    """What an Expand of `source` gives without the dimension that it makes of a 1."""
+    own, shape = builder.info.shape(source), builder.info.shape(node.outputs[0])
+    assert own is not None and shape is not None
+    if _is_wide_along(axis, own, shape):
+        return source
+    sizes = _expanded_sizes(node, shape)
+    assert sizes is not None
+    narrow = [1 if k == axis else int(size) for k, size in enumerate(sizes)]
+    return builder.op("Expand", [source, builder.ints(narrow)], builder.info.dtype(source))
