@@ -412,6 +412,11 @@ def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
 # -- operators -------------------------------------------------------------------------------------
 
 
+REPEATS = "int64 n = {2}, int64[2] v = {1, 3}, int64[1] m = {-1}"
+REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
+"""One dimension is repeated: TorchScript writes repeat_interleave so, with a OneHot of the dimension."""
+
+
 @pytest.mark.parametrize(
     ("opset", "inputs", "body", "more", "expected"),
     [
@@ -448,6 +453,10 @@ def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
         (20, "float[B,S] x", "y = NonZero(c)", "<int64[2] c = {0, 0}>", (1, 0)),
         (20, "float[2,S] x, int64[B,1] i", "y = GatherElements(x, i)", "", (B, 1)),
         (20, "int64[B,S] x", "y = OneHot(x, n, v)", "<int64 n = {5}, float[2] v = {0.0, 1.0}>", (B, S, 5)),
+        *(
+            (20, "float[B,S] x", REPEATED, f"<int64[1] i = {{{i}}}, {REPEATS}>", shape)
+            for i, shape in ((1, (B, S * 3)), (-2, (B * 3, S)), (2, (B, S)))
+        ),
         (20, "float[B,S,4] x, float[4] g", "y = LayerNormalization(x, g)", "", (B, S, 4)),
         (20, "float[B,3,8,D] x, float[6,3,1,1] w", "y = Conv<strides = [2, 1]>(x, w)", "", (B, 6, 4, D)),
         (16, "float[B,3,8,D] x, float[B,S,4,2] g", "y = GridSample(x, g)", "", (B, 3, S, 4)),
