@@ -11,7 +11,8 @@
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
-#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web
+#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; ends with make sweep
+#   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first)
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -26,9 +27,10 @@ BENCH := all
 FUZZ := all --seconds 600
 SANITIZED_FUZZ := operators --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
+SWEEP_VENVS := $(VENV)-sweep $(VENV)-optimum $(VENV)-convert
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
-.PHONY: demo test sanitize sanitize-fuzz sanitized neon lint bench fuzz docs compat clean
+.PHONY: demo test sanitize sanitize-fuzz sanitized neon lint bench fuzz docs compat sweep clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -86,9 +88,18 @@ compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools bui
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
+	$(MAKE) sweep
+
+# What is in build/sweep already is not made again. SWEEP="--only REGEX" chooses what is judged, --again REGEX what is judged anew.
+SWEEP :=
+sweep: $(VENV)/.package $(VENV)-sweep/.sweep $(VENV)-optimum/.sweep $(VENV)-convert/.sweep
+	$(VENV)-sweep/bin/python tests/compat/sweep/export.py --state build/sweep
+	$(VENV)-optimum/bin/python tests/compat/sweep/export.py --state build/sweep --collections optimum
+	$(VENV)-convert/bin/python tests/compat/sweep/convert.py --state build/sweep
+	PYTHONPATH=. $(BIN)/python tests/compat/sweep/report.py --state build/sweep --details $(SWEEP)
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs $(SWEEP_VENVS) build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -115,6 +126,16 @@ $(VENV)-tools/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-tools
 	$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime onnx onnx-ir networkx \
 		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common openvino
+	@touch $@
+
+# Environments of the sweep. Its versions are pinned; torchvision, which comes along, has to fit torch exactly and is not needed.
+$(VENV)-sweep/.sweep: tests/compat/sweep/requirements.txt
+$(VENV)-optimum/.sweep: tests/compat/sweep/requirements-optimum.txt
+$(VENV)-convert/.sweep: tests/compat/sweep/requirements-convert.txt
+$(SWEEP_VENVS:%=%/.sweep):
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision
 	@touch $@
 
 # An environment with Sphinx, and with what the documented functions import.
