@@ -5,13 +5,13 @@ works on S x S elements. A simplifier leaves such a mask of constant lengths as 
 what is proven constant along dimension d, from a value upwards:
 
     constant := Expand(x, sizes)                x has size 1 in d, and elsewhere the result's sizes or the sizes are
-                                                constant
+                                                known numbers
               | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
                                                 few numbers, and d is the last but one of its dimensions that are not 1
               | op(operands)                    element by element, every operand constant along d or of size 1 there
               | Slice(constant)                 along other dimensions than d
 
-A narrowed Expand(x) is x or, where x has other sizes elsewhere, an Expand of it to the constant sizes with 1 for d. It
+A narrowed Expand(x) is x or, where x has other sizes elsewhere, an Expand of it to the known sizes with 1 for d. It
 refuses the same runs. A narrowed constant is its first row. Any other narrowed tensor comes from the same operators on
 narrowed operands, so its elements are the same by construction.
 """
@@ -79,7 +79,7 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         own = None if node.inputs[0] is None else info.shape(node.inputs[0])
         if own is None or len(own) != len(shape) or own[axis].const != 1:
             return None
-        return [] if _is_wide_along(axis, own, shape) or _expanded_sizes(node, shape) is not None else None
+        return [] if _is_wide_along(axis, own, shape) or _expanded_sizes(node, shape, info) is not None else None
     if is_op(node, "Slice"):
         cut, source = slice_bounds(node, info, len(shape)), node.inputs[0]
         uncut = cut is not None and all(other != axis for other, _, _ in cut)
@@ -102,10 +102,13 @@ def _is_wide_along(axis: int, own: Shape, shape: Shape) -> bool:
     return all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True)))
 
 
-def _expanded_sizes(node: ir.Node, shape: Shape) -> np.ndarray | None:
-    """The constant sizes that an Expand gives to all dimensions of its result; None where they are not constant."""
-    sizes = constant(node.inputs[1])
-    return sizes if sizes is not None and len(sizes) == len(shape) else None
+def _expanded_sizes(node: ir.Node, shape: Shape, info: ShapeInfo) -> list[int] | None:
+    """The numbers to which an Expand widens the dimensions of its result; None where one is open."""
+    content = None if node.inputs[1] is None else info.content(node.inputs[1])
+    if not isinstance(content, tuple) or len(content) != len(shape):
+        return None
+    sizes = [dim.const for dim in content]
+    return [size for size in sizes if size is not None] if None not in sizes else None
 
 
 def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
@@ -155,7 +158,7 @@ def _narrowed_expand(node: ir.Node, source: ir.Value, axis: int, builder: Builde
     assert own is not None and shape is not None
     if _is_wide_along(axis, own, shape):
         return source
-    sizes = _expanded_sizes(node, shape)
+    sizes = _expanded_sizes(node, shape, builder.info)
     assert sizes is not None
-    narrow = [1 if k == axis else int(size) for k, size in enumerate(sizes)]
+    narrow = [1 if k == axis else size for k, size in enumerate(sizes)]
     return builder.op("Expand", [source, builder.ints(narrow)], builder.info.dtype(source))

@@ -585,9 +585,17 @@ def test_a_number_that_padding_adds_is_made_from_one_row(number: str) -> None:
     assert (block.mask, block.missed) == ("real_shift", ())
 
 
-def test_a_mask_that_constant_sizes_expand_is_read_by_row() -> None:
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "sizes = Constant<value=int64[4] {2,4,5,6}>() ",
+        "heads = Constant<value=int64[2] {2,4}>() rest = Constant<value=int64[2] {5,6}>() "
+        "sizes = Concat<axis=0>(heads, rest) ",
+    ],
+)
+def test_a_mask_that_known_sizes_expand_is_read_by_row(sizes: str) -> None:
     """Exporters bake sizes in: an Expand to numbers may widen other dimensions than that of the rows, too."""
-    body = "sizes = Constant<value=int64[4] {2,4,5,6}>() m = Expand(kept, sizes) " + SELECT
+    body = f"{sizes} m = Expand(kept, sizes) {SELECT}"
     inputs = "float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[B,1,1,T] kept"
     proto = parse(PRODUCT_QK + NUMBERS + body + SOFTMAX.format("x") + PRODUCT_PV, inputs=inputs, opset=17)
     result, report = fused(proto)

@@ -175,13 +175,15 @@ def main() -> int:
             ("converted", "converter", "converter"),
         ):
             lines: dict[str, Totals] = defaultdict(Totals)
-            found = list(verdicts(arguments.state / folder, arguments.only, arguments.again, server))
+            judged_all = list(verdicts(arguments.state / folder, arguments.only, arguments.again, server))
+            found = [each for each in judged_all if each[2]["runs"]]
             for _, entry, verdict in found:
                 lines[entry[column] + (f", {entry['exporter']}" if folder == "exports" else "")].add(verdict)
             if arguments.details:
                 details((name, verdict) for name, _, verdict in found)
             architectures = {(entry["collection"], entry["architecture"]) for _, entry, _ in found}
-            print(f"\n{len(architectures)} architectures in {folder}")
+            print(f"\n{len(architectures)} architectures in {folder}", end="; ")
+            print(f"{len(judged_all) - len(found)} files are left out, because ONNX Runtime does not run the original")
             broken |= table(title, lines)
     return int(broken)
 
