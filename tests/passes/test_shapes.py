@@ -439,6 +439,16 @@ REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
         (20, "float[B,S] x", "y = Pad(x, p)", "<int64[4] p = {0, 1, 2, 3}>", (B + 2, S + 4)),
         (20, "float[B,S] x", "y = Pad(x, p, , a)", "<int64[2] p = {1, 2}, int64[1] a = {-1}>", (B, S + 3)),
         (20, "float[B,S,5] x", "y, i = TopK(x, k)", "<int64[1] k = {3}>", (B, S, 3)),
+        *(
+            (
+                20,
+                "float[B,S] x",
+                f"n = Shape<start = 1, end = 2>(x) m = Neg(n) y = Slice({bounds}, one)",
+                "<int64[1] one = {1}, int64[1] all = {9223372036854775807}>",
+                (B, size),
+            )
+            for bounds, size in (("x, m, all, one", S), ("x, m, m, one", 0))
+        ),
         (20, "float[B,S] x", "y = ArgMax<axis = 1, keepdims = 0>(x)", "", (B,)),
         (20, "float[B,S,4] x, float[B,4,S] w", "y = MatMul(x, w)", "", (B, S, S)),
         (20, "float[4] x, float[B,4,S] w", "y = MatMul(x, w)", "", (B, S)),

@@ -115,6 +115,8 @@ def _clamped(dim: Dim, bound: Dim) -> Dim | None:
         return dim
     if bound.is_at_least(0):
         return Dim.min(bound, dim)
+    if (-bound - dim).is_at_least(0):  # counted from the end, it is the first element or lies before it
+        return Dim(0)
     if (-bound).is_at_least(1):
         return Dim.max(dim + bound, 0)
     return None

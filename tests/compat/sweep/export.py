@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from child import attempt
-from rows import EXPORTERS, Row
+from rows import Row
 
 COLLECTIONS = ("transformers", "timm", "vit_pytorch", "x_transformers", "diffusers")
 """Those of requirements.txt."""
@@ -142,14 +142,14 @@ def export(row: Row, exporter: str, folder: Path) -> None:
     np.savez(target.with_suffix(".npz"), **feeds)
 
 
-def warm_up() -> None:
-    """Import in this process what each export would import again, and fill caches, by exporting a tiny module twice."""
+def warm_up(exporters: Iterable[str]) -> None:
+    """Import in this process what each export would import again, and fill caches, by exporting a tiny module."""
     import torch
 
     torch.set_num_threads(1)  # a forked process must not wait for threads of its parent
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
     with tempfile.TemporaryDirectory() as folder:
-        for exporter in EXPORTERS:
+        for exporter in set(exporters).intersection(OPSET):
             row = Row("warm", "up", lambda _: (module, {"input": torch.zeros(1, 2)}))
             with contextlib.redirect_stdout(io.StringIO()):
                 with_torch(row, exporter, Path(folder) / f"{exporter}.onnx")
@@ -184,13 +184,13 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="export again what failed")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    warm_up()
     for collection in arguments.collections:
         for name in getattr(import_module(f"{collection}_rows"), "PRELOADED", ()):
             import_module(name)
     in_turn = itertools.zip_longest(*(rows_of(collection) for collection in arguments.collections))
     rows = [row for group in in_turn for row in group if row is not None and re.search(arguments.only, row.name)]
     exporters = arguments.exporters or dict.fromkeys(exporter for row in rows for exporter in row.exporters)
+    warm_up(exporters)
     run(rows, exporters, arguments.state / "exports", arguments.timeout, arguments.again)
 
 
