@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 import compare_inputs
 import compare_run
 import mask_structure
-from compare_check import check
+from compare_check import coarsest_type
 from line_server import serve
 
 import fa_compiler
@@ -61,8 +61,8 @@ def judge(job: Mapping[str, Any]) -> dict[str, Any]:
     count(verdict, report)
     if not verdict["runs"]:
         return verdict
-    compared(verdict, job)
     if verdict["fused"]:
+        compared(verdict, job)
         original, fused = onnx.load(job["model"]), onnx.load(job["fused"])
         verdict["growth"] = Path(job["fused"]).stat().st_size - Path(job["model"]).stat().st_size
         verdict["constants"] = constant_bytes(fused) - constant_bytes(original)
@@ -115,14 +115,15 @@ def is_inexpressible(block: Any) -> bool:
 
 def compared(verdict: dict[str, Any], job: Mapping[str, Any]) -> None:
     """Compare on the inputs of the export and, as far as the original takes them, on others (compare_inputs.py)."""
-    coarsest = check({"original": job["model"], "optimised": job["fused"]})["coarsest"]
+    original = onnx.load(job["model"])
+    coarsest = coarsest_type(original)
     runs = {"original": job["model"], "optimised": job["fused"], "library": str(library_path()), "coarsest": coarsest}
     step = STEP if job["quantised"] else 0.0
     rounds = [("", job["inputs"], step)]
     for variant, words in enumerate(compare_inputs.VARIANTS):
         place = str(Path(job["fused"]).with_suffix(f".{variant}.npz"))
         feeds = compare_run.load_inputs(job["inputs"])
-        np.savez(place, **compare_inputs.vary(onnx.load(job["model"]), feeds, variant))
+        np.savez(place, **compare_inputs.vary(original, feeds, variant))
         rounds.append((f"({words}) ", place, max(step, EMPTY_ROW_TOLERANCE if "masked everywhere" in words else 0.0)))
     for words, inputs, step in rounds:
         answer = compare_run.run({**runs, "inputs": inputs, "lenient": True, "step": step})
