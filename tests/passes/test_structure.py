@@ -577,6 +577,24 @@ def test_layers_share_the_mask_of_the_mode(target: Target, shape: list[int]) -> 
     assert target == "ascend" or [2048, 2048] not in sizes
 
 
+@pytest.mark.parametrize(("kept", "structured"), [("bool[B,1,1,T] kept", True), ("bool[B,1,R,T] kept", False)])
+def test_padding_of_one_column_for_a_known_number_of_keys(kept: str, structured: bool) -> None:
+    """The exporter baked the number of keys in, but not that of the padding, which may be 1 then, and is repeated."""
+    causal = (
+        "square = Constant<value=int64[2] {6,6}>() all = ConstantOfShape<value=int64[1] {1}>(square) "
+        "below = Trilu<upper=0>(all) c = Cast<to=9>(below) t = Where(c, s, low) "
+    )
+    inputs = f"float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v, {kept}"
+    body = PRODUCT_QK + NUMBERS + causal + "x = Where(kept, t, minus) " + SOFTMAX.format("x") + PRODUCT_PV
+    proto = parse(body, inputs=inputs, opset=17)
+    result, report = fused(proto)
+    assert not report.blocks[0].missed if structured else report.blocks[0].missed
+    for batch, keys in ((2, 6), (1, 6), (2, 1), (1, 1)):
+        feeds = feeds_of(proto, {"B": batch, "T": keys, "R": 6})
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+
+
 @pytest.mark.parametrize("number", ["-1e4", "-65504"])
 def test_a_number_that_padding_adds_is_made_from_one_row(number: str) -> None:
     """The number may not outweigh the scores, so the mask stays a bias; but no bias of all rows is made or read."""
