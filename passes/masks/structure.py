@@ -18,8 +18,8 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
-longer scores. Padding may have one column for a known number of keys (`may_have_one_column`). It may have batch and head
-sizes that are not proven, because the operator compares them with its own.
+longer scores. Padding may have one column for a known number of keys (`may_have_one_column`). It may have batch and
+head sizes that are not proven, because the operator compares them with its own.
 """
 
 from __future__ import annotations

@@ -91,10 +91,11 @@ def _masks(node: onnx.NodeProto) -> dict[str, str]:
 
 def _judged(node: onnx.NodeProto, found: dict[str, np.ndarray]) -> str:
     """kept, lost, or nothing where there is no structure."""
-    mode = next((each.i for each in node.attribute if each.name == MODE), 0)
-    word = "kept" if mode not in (0, 1) else ""
+    if next((each.i for each in node.attribute if each.name == MODE), 0) not in (0, 1):
+        return "kept"
+    word = ""
     for name, value in _masks(node).items():
-        if not value or (name == MASK and mode not in (0, 1)):
+        if not value:
             continue
         allowed = allowed_keys(name, found[value])
         if allowed is None or allowed.all():
