@@ -37,8 +37,9 @@ their 8 bits (0.4 % of the largest), and each layer adds such moves."""
 OTHER_ATTENTION = ("talking heads", "QuantizeLinear on the probabilities", "on 8-bit numbers")
 """Parts of the reasons of declines for which there is no operator: heads that are not independent, and scores or
 probabilities that are rounded to 8 bits."""
-VOUCHED = ("masks-dominate", "no-empty-rows", "drop-activation-quantisation")
-"""What hints let the user vouch for where something is declined or lost in a file of 16 or 8 bits."""
+VOUCHED = ("masks-dominate", "binary-masks", "no-empty-rows", "drop-activation-quantisation")
+"""What hints let the user vouch for where something is declined or lost: in files of 16 or 8 bits, and where a mask is
+computed from integers that may be others than 0 and 1."""
 
 
 def judge(job: Mapping[str, Any]) -> dict[str, Any]:
