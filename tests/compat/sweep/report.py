@@ -14,8 +14,8 @@ of the attentions are fused or of the structures are kept.
     wrong         models with another result than the original's; failed: in which fa_compiler raised an exception
     refused       models that fa_compiler refuses and ONNX Runtime runs; grown: files with a mask as a new constant
     *_vouched     fused and kept if the user vouches for what the hints name: that the numbers of masks outweigh scores,
-                  which float16 does not prove, that masks hold 0 and 1, that no row is masked everywhere, and that scores
-                  need not be rounded to 8 bits. The floor of structures counts these
+                  which float16 does not prove, that masks hold 0 and 1, that no row is masked everywhere, and that
+                  scores need not be rounded to 8 bits. The floor of structures counts these
 """
 
 from __future__ import annotations
