@@ -13,7 +13,8 @@
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
-#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node
+#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; at the end make sweep
+#   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first)
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -28,9 +29,10 @@ BENCH := all
 FUZZ := all --seconds 600
 SANITIZED_FUZZ := operators --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
+SWEEP_VENVS := $(VENV)-sweep $(VENV)-optimum $(VENV)-convert
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
-.PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels lint bench fuzz docs compat clean
+.PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels lint bench fuzz docs compat sweep clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -93,9 +95,19 @@ compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools bui
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
 	if [ -d build/hosts/node_modules ]; then PYTHONPATH=. $(BIN)/python tests/compat/check_hosts.py build/hosts/node_modules; fi
+	$(MAKE) sweep
+
+# What is in build/sweep already is not made again. SWEEP="--only REGEX" chooses what is judged, and --again REGEX what is
+# judged anew.
+SWEEP :=
+sweep: $(VENV)/.package $(VENV)-sweep/.sweep $(VENV)-optimum/.sweep $(VENV)-convert/.sweep
+	$(VENV)-sweep/bin/python tests/compat/sweep/export.py --state build/sweep
+	$(VENV)-optimum/bin/python tests/compat/sweep/export.py --state build/sweep --collections optimum
+	$(VENV)-convert/bin/python tests/compat/sweep/convert.py --state build/sweep
+	PYTHONPATH=. $(BIN)/python tests/compat/sweep/report.py --state build/sweep --details $(SWEEP)
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs $(VENV)-wheels build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs $(VENV)-wheels $(SWEEP_VENVS) build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -129,6 +141,16 @@ $(VENV)-wheels/.wheels: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-wheels
 	$(VENV)-wheels/bin/python -m pip install --quiet --disable-pip-version-check build "scikit-build-core>=1.0" cmake \
 		ninja ziglang auditwheel pyelftools
+	@touch $@
+
+# Environments of the sweep, with pinned versions. torchvision comes along, has to fit torch exactly, and is not needed.
+$(VENV)-sweep/.sweep: tests/compat/sweep/requirements.txt
+$(VENV)-optimum/.sweep: tests/compat/sweep/requirements-optimum.txt
+$(VENV)-convert/.sweep: tests/compat/sweep/requirements-convert.txt
+$(SWEEP_VENVS:%=%/.sweep):
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision
 	@touch $@
 
 # An environment with Sphinx, and with what the documented functions import.

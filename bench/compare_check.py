@@ -37,7 +37,7 @@ def check(job: Mapping[str, Any]) -> dict[str, Any]:
         "problem": full_check(job["optimised"]),
         "softmaxes": sum(n for (_, op), n in kinds.items() if op in ("Softmax", "Attention", "FlexAttention")),
         "nodes": len(ours) + sum(_in_functions(optimised, optimised.graph.node)),
-        "coarsest": _coarsest(original),
+        "coarsest": coarsest_type(original),
         "same_interface": _interface(original) == _interface(optimised),
     }
 
@@ -69,7 +69,8 @@ def _in_functions(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> It
             yield from _in_functions(model, body.node)
 
 
-def _coarsest(model: onnx.ModelProto) -> str | None:
+def coarsest_type(model: onnx.ModelProto) -> str | None:
+    """The coarsest half-precision type that a model declares, or None."""
     graph = model.graph
     found = {HALVES.get(tensor.data_type) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info):

@@ -32,7 +32,9 @@ case covers are declined: a fill among them does not dominate.
 
 In case 10 the terms may be carried out on 0 instead of on the scores, because a dominating fill is equal to the sum of
 itself and a score. Where several addends make one bias, rounding.py proves that both orders of the additions round
-alike, or declines.
+alike, or declines. A first addend of {0, v} that is the same for all rows, by the structure of its mask, is made from
+one row: v where the padding excludes the key, and 0 elsewhere. These are the numbers that the model adds, so nothing
+has to dominate.
 
 In cases 8 and 9 the CPU kernel does not read the score of a masked key. With cpu_masked_bias the score is v + bias
 (case 8) or the bias alone (case 9). For a selection that is exactly what the original computes. For an addend {0, v} it
@@ -120,6 +122,9 @@ COARSE = (
     "such a number"
 )
 """Why an operator that computes in 16 bits cannot be given a mask of such numbers."""
+LARGEST_ADDED = 1e11
+"""The size up to which an added number may be written as a selection in the bias. IncreFlashAttention takes a selection
+of -1e12 for its own mask, which replaces scores."""
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that test the computed scores or probabilities, or nothing: they do not depend on how the mask is planned."""
 
@@ -367,7 +372,7 @@ class MaskPlanner:
             check_adds_up(live, index, self.values)
         _check_unmasked(live, guard)
         assumed = self._rounding_assumptions(live)
-        return MaskPlan(bias=self._bias(live), nan_rows=guard.nan_rows, assumed=assumed)
+        return MaskPlan(bias=self._bias_by_keys(live), nan_rows=guard.nan_rows, assumed=assumed)
 
     def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
         """The terms that change a softmax. One number up to `most` that is added to all scores does not."""
@@ -375,6 +380,19 @@ class MaskPlanner:
 
     def _bias(self, terms: tuple[Term, ...]) -> tuple[BiasOp, ...]:
         return bias_ops(terms, self.viewer, stepwise=self.options.target == "ort")
+
+    def _bias_by_keys(self, terms: tuple[Term, ...]) -> tuple[BiasOp, ...]:
+        """The bias of these terms. A first addend that holds one number at the keys that padding excludes, in all rows,
+        and 0 elsewhere, is made by putting this number at these keys: the same numbers, of one row."""
+        steps, first = self._bias(terms), terms[0]
+        number = self.viewer.facts.sets.only_besides_zero(first.operand.value) if isinstance(first, Add) else None
+        if not isinstance(first, Add) or number is None or abs(number) > LARGEST_ADDED or self.gradient:
+            return steps
+        found = self.structure((first,))
+        if not isinstance(found, Structure) or found.mode is not None or found.packing is not None:
+            return steps
+        excluded_keys = [padded(each, self.viewer, first.node) for each in found.padding]
+        return (*(each.filled(first.node, number * first.sign) for each in excluded_keys), *steps[1:])
 
     def _rounding_assumptions(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
         """The assumptions under which a bias of these terms rounds like the terms one by one. Raises Decline."""

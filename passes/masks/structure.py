@@ -18,8 +18,8 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
-longer scores. Padding may have batch and head sizes that are not proven, because the operator compares them with its
-own.
+longer scores. Padding may have one column for a known number of keys (`may_have_one_column`). It may have batch and
+head sizes that are not proven, because the operator compares them with its own.
 """
 
 from __future__ import annotations
@@ -144,6 +144,8 @@ def structure(
     for term in terms:
         try:
             other_sizes = reader.other_sizes(term)
+            if other_sizes is not None and reader.may_have_one_column(term):
+                other_sizes = None
             if other_sizes is not None and not same_sizes:
                 raise other_sizes
             parts.extend(reader.read(term))
@@ -295,6 +297,20 @@ class _TermReader:
             reason = f"the {shape[row]} rows of {name} are not proven to be the {rows} rows of the scores"
             return _Unstructured(reason, ONE_NAME)
         return None
+
+    def may_have_one_column(self, term: MaskTerm) -> bool:
+        """Is the term nothing but padding, of which only the number of columns is not that of the keys?
+
+        The scores have a known number of keys, not 1. In every run that succeeds the padding has so many columns, or
+        one for all keys, and the operator repeats that one, too. Raises _Unstructured.
+        """
+        place, (rows, columns) = self._placed(term), self.grid.sizes
+        if columns.const in (None, 1) or (place.row is not None and place.shape[place.row] != rows):
+            return False
+        try:
+            return all(isinstance(part, Padding) for part in self.read(term))
+        except _Unstructured:
+            return False
 
     def _part(self, part: Formula, place: _Placed, term: MaskTerm) -> list[Band | Padding | Packing] | None:
         row, column = place.row, place.column

@@ -416,6 +416,11 @@ ENDS = "<int64[1] f = {0}, int64[1] e = {9223372036854775807}, int64[1] a = {1},
 """A Slice of the last S elements, of which there are no more: XLM takes what is new of a sequence so."""
 
 
+REPEATS = "int64 n = {2}, int64[2] v = {1, 3}, int64[1] m = {-1}"
+REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
+"""One dimension is repeated: TorchScript writes repeat_interleave so, with a OneHot of the dimension."""
+
+
 @pytest.mark.parametrize(
     ("opset", "inputs", "body", "more", "expected"),
     [
@@ -440,6 +445,16 @@ ENDS = "<int64[1] f = {0}, int64[1] e = {9223372036854775807}, int64[1] a = {1},
         (20, "float[B,S] x", "y = Pad(x, p)", "<int64[4] p = {0, 1, 2, 3}>", (B + 2, S + 4)),
         (20, "float[B,S] x", "y = Pad(x, p, , a)", "<int64[2] p = {1, 2}, int64[1] a = {-1}>", (B, S + 3)),
         (20, "float[B,S,5] x", "y, i = TopK(x, k)", "<int64[1] k = {3}>", (B, S, 3)),
+        *(
+            (
+                20,
+                "float[B,S] x",
+                f"n = Shape<start = 1, end = 2>(x) m = Neg(n) y = Slice({bounds}, one)",
+                "<int64[1] one = {1}, int64[1] all = {9223372036854775807}>",
+                (B, size),
+            )
+            for bounds, size in (("x, m, all, one", S), ("x, m, m, one", 0))
+        ),
         (20, "float[B,S] x", "y = ArgMax<axis = 1, keepdims = 0>(x)", "", (B,)),
         (20, "float[B,S,4] x, float[B,4,S] w", "y = MatMul(x, w)", "", (B, S, S)),
         (20, "float[4] x, float[B,4,S] w", "y = MatMul(x, w)", "", (B, S)),
@@ -454,6 +469,10 @@ ENDS = "<int64[1] f = {0}, int64[1] e = {9223372036854775807}, int64[1] a = {1},
         (20, "float[B,S] x", "y = NonZero(c)", "<int64[2] c = {0, 0}>", (1, 0)),
         (20, "float[2,S] x, int64[B,1] i", "y = GatherElements(x, i)", "", (B, 1)),
         (20, "int64[B,S] x", "y = OneHot(x, n, v)", "<int64 n = {5}, float[2] v = {0.0, 1.0}>", (B, S, 5)),
+        *(
+            (20, "float[B,S] x", REPEATED, f"<int64[1] i = {{{i}}}, {REPEATS}>", shape)
+            for i, shape in ((1, (B, S * 3)), (-2, (B * 3, S)), (2, (B, S)))
+        ),
         (20, "float[B,S,4] x, float[4] g", "y = LayerNormalization(x, g)", "", (B, S, 4)),
         (20, "float[B,3,8,D] x, float[6,3,1,1] w", "y = Conv<strides = [2, 1]>(x, w)", "", (B, 6, 4, D)),
         (16, "float[B,3,8,D] x, float[B,S,4,2] g", "y = GridSample(x, g)", "", (B, 3, S, 4)),

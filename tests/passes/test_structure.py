@@ -581,6 +581,53 @@ def test_layers_share_the_mask_of_the_mode(target: Target, shape: list[int]) -> 
     assert target == "ascend" or [2048, 2048] not in sizes
 
 
+@pytest.mark.parametrize(("kept", "structured"), [("bool[B,1,1,T] kept", True), ("bool[B,1,R,T] kept", False)])
+def test_padding_of_one_column_for_a_known_number_of_keys(kept: str, structured: bool) -> None:
+    """The exporter baked the number of keys in, but not that of the padding, which may be 1 then, and is repeated."""
+    causal = (
+        "square = Constant<value=int64[2] {6,6}>() all = ConstantOfShape<value=int64[1] {1}>(square) "
+        "below = Trilu<upper=0>(all) c = Cast<to=9>(below) t = Where(c, s, low) "
+    )
+    inputs = f"float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v, {kept}"
+    body = PRODUCT_QK + NUMBERS + causal + "x = Where(kept, t, minus) " + SOFTMAX.format("x") + PRODUCT_PV
+    proto = parse(body, inputs=inputs, opset=17)
+    result, report = fused(proto)
+    assert not report.blocks[0].missed if structured else report.blocks[0].missed
+    for batch, keys in ((2, 6), (1, 6), (2, 1), (1, 1)):
+        feeds = feeds_of(proto, {"B": batch, "T": keys, "R": 6})
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("number", ["-1e4", "-65504"])
+def test_a_number_that_padding_adds_is_made_from_one_row(number: str) -> None:
+    """The number may not outweigh the scores, so the mask stays a bias; but no bias of all rows is made or read."""
+    use = f"much = Constant<value=float {{{number}}}>() f = Where(m, nothing, much) x = Add(s, f) "
+    block, _ = same(model("always = GreaterOrEqual(i, zero) m = And(always, kept)", use, more="bool[B,1,1,S] kept"))
+    assert (block.mask, block.missed) == ("real_shift", ())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "sizes = Constant<value=int64[4] {2,4,5,6}>() ",
+        "heads = Constant<value=int64[2] {2,4}>() rest = Constant<value=int64[2] {5,6}>() "
+        "sizes = Concat<axis=0>(heads, rest) ",
+    ],
+)
+def test_a_mask_that_known_sizes_expand_is_read_by_row(sizes: str) -> None:
+    """Exporters bake sizes in: an Expand to numbers may widen other dimensions than that of the rows, too."""
+    body = f"{sizes} m = Expand(kept, sizes) {SELECT}"
+    inputs = "float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[B,1,1,T] kept"
+    proto = parse(PRODUCT_QK + NUMBERS + body + SOFTMAX.format("x") + PRODUCT_PV, inputs=inputs, opset=17)
+    result, report = fused(proto)
+    assert (report.blocks[0].mask, report.blocks[0].missed) == ("atten_mask", ())
+    for shape in ((2, 6), (1, 6), (2, 1)):
+        feeds = feeds_of(proto, {"B": shape[0], "T": shape[1]})
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+
+
 EXPANDED = (
     "b_ = Shape<start=0, end=1>(q) n_ = Constant<value=int64[1] {1}>() full = Concat<axis=0>(b_, n_, rows_, rows_) "
 )

@@ -127,4 +127,17 @@ def _one_hot(ctx: Context) -> Fact:
     if axis is None:
         return Fact(None, ctx.dtype(2))
     length = depth[0] if depth and len(depth) == 1 else Dim.fresh()
-    return Fact((*indices[:axis], length, *indices[axis:]), ctx.dtype(2))
+    shape = (*indices[:axis], length, *indices[axis:])
+    content = _placed(ctx, length.const)
+    return Fact(shape, ctx.dtype(2), None if content is None else content.reshape([dim.const or 0 for dim in shape]))
+
+
+def _placed(ctx: Context, length: int | None) -> Content | None:
+    """What a OneHot of a single index holds: the second number at the index, and the first one elsewhere."""
+    index, numbers = ctx.ints(0), ctx.content(2)
+    if index is None or len(index) != 1 or length is None or not 0 < length <= LIMIT or numbers is None:
+        return None
+    result = np.full(length, numbers[0], dtype=numbers.dtype)
+    if -length <= index[0] < length:  # any other index is none of the places
+        result[index[0]] = numbers[1]
+    return result
