@@ -10,10 +10,13 @@ Grammar; the code cites the numbers of the cases. Each value is read by the plac
       3     | Add(whole, t) | Add(t, whole)            in one box of the scores, and with one t
     emitted, where every element is proven to be that of the scores at its own place, or the sum of it and one of t
       4     Add(scores, Pad(t))                        0 outside of the box
+    emitted, where the places are all of the scores
+      5     updates                                    of any form
 
 Torch's exporters write scores[:, :, 1:, 1:] += t like this: relative positions that a class token does not have
-(MViTv2). A score outside of the box is added to 0, which leaves it as it is: NaN and infinities stay, and a softmax
-does not tell -0 from 0. In the box the same two numbers are added. So the result is the same in every run.
+(MViTv2). Without a class token they write scores[:, :, :, :] += t (5). A score outside of the box is added to 0, which
+leaves it as it is: NaN and infinities stay, and a softmax does not tell -0 from 0. In the box the same two numbers are
+added. So the result is the same in every run.
 
 Refused: t that is repeated along a dimension in which the box is not the whole; t of another type than float32, whose
 Pad not every release of ONNX Runtime has; opsets without ScatterND.
@@ -67,6 +70,18 @@ class PartSum:
         return builder.op("Add", [self.scores, padded], dtype)
 
 
+@dataclass(frozen=True)
+class Overwritten:
+    """An assignment to all places: `whole` is the result."""
+
+    whole: ir.Value
+    updates: ir.Value
+
+    def emitted(self, builder: Builder) -> ir.Value:
+        """Case 5."""
+        return self.updates
+
+
 def add_to_whole(
     graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> dict[ir.Node, Move]:
@@ -74,14 +89,17 @@ def add_to_whole(
     softmaxes. The graph stays as it is where there are none."""
     moves: dict[ir.Node, Move] = {}
     for node in reversed([each for each in graph if is_op(each, "ScatterND")]):  # the last assignment first
-        part = _part_sum(node, matcher.facts.info) if node.graph is graph else None
+        info = matcher.facts.info
+        part = (_overwritten(node, info) or _part_sum(node, info)) if node.graph is graph else None
         anchor = next((each for each in found if depends(each.scores, node)), None) if part is not None else None
         if part is not None and anchor is not None and (move := _moved(graph, part, anchor, matcher, new_builder())):
             moves[anchor.node] = move
     return moves
 
 
-def _moved(graph: ir.Graph, part: PartSum, anchor: SoftmaxAnchor, matcher: Matcher, builder: Builder) -> Move | None:
+def _moved(
+    graph: ir.Graph, part: PartSum | Overwritten, anchor: SoftmaxAnchor, matcher: Matcher, builder: Builder
+) -> Move | None:
     taken = set(builder.names.taken)
     move = Move.replacing((part.whole, part.emitted(builder)))
     graph.meta.pop(ORDER, None)
@@ -95,6 +113,35 @@ def _moved(graph: ir.Graph, part: PartSum, anchor: SoftmaxAnchor, matcher: Match
     builder.drop_unused_constants()
     builder.names.taken.intersection_update(taken)
     return None
+
+
+def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:
+    """Case 5."""
+    whole, places, updates = node.inputs
+    if whole is None or places is None or updates is None:
+        return None
+    shape, listed, starts = info.shape(whole), info.shape(places), _starts(node, info)
+    if shape is None or listed is None or starts is None or any(starts):
+        return None
+    return Overwritten(node.outputs[0], updates) if listed[:-1] == shape[: len(starts)] else None
+
+
+def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
+    """Where the box of a ScatterND begins, along each dimension that its places have; None where they are no box."""
+    whole, places = node.inputs[:2]
+    shape, listed = (None if value is None else info.shape(value) for value in (whole, places))
+    depth = listed[-1].const if listed else None
+    if places is None or shape is None or listed is None or not overwrites(node):
+        return None
+    if depth != len(listed) - 1 or depth > len(shape):
+        return None
+    line = Positions(info, listed[:-1])
+    starts = [
+        _distance(line.number(places, (*line.identity_index, Affine.number(k, depth))), line.identity_index[k])
+        for k in range(depth)
+    ]
+    known = [start for start in starts if start is not None]
+    return known if len(known) == depth else None
 
 
 def _part_sum(node: ir.Node, info: ShapeInfo) -> PartSum | None:
@@ -198,23 +245,15 @@ class _Elements:
 
     def _written(self, node: ir.Node, index: Index, box: Box) -> list[_Piece] | None:
         whole, places, updates = node.inputs
-        if whole is None or places is None or updates is None or not overwrites(node):
+        if whole is None or places is None or updates is None:
             return None
         info = self.reader.info
-        shape, listed = info.shape(whole), info.shape(places)
-        depth = listed[-1].const if listed else None
-        if shape is None or listed is None or depth != len(listed) - 1 or depth > len(index):
+        shape, listed, starts = info.shape(whole), info.shape(places), _starts(node, info)
+        if shape is None or listed is None or starts is None or len(starts) > len(index):
             return None
-        line = Positions(info, listed[:-1])
-        starts = [
-            _distance(line.number(places, (*line.identity_index, Affine.number(k, depth))), line.identity_index[k])
-            for k in range(depth)
-        ]
         inner: list[tuple[int, int | None]] = list(box)
         shifted = list(index)
         for k, start in enumerate(starts):
-            if start is None:
-                return None
             shifted[k] = index[k] + -start
             if start == 0 and listed[k] == shape[k]:
                 continue

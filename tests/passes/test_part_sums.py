@@ -49,6 +49,41 @@ def test_a_term_of_a_part_is_padded(term: tuple[int, ...], target: Target) -> No
         assert_same(run(result, given)[0], run(proto, given)[0], 1e-5)
 
 
+ALL_PLACES = BODY.replace("Range(one, ", "Range(zero, ")
+GRID = (
+    "grid = Constant<value=int64[6] {2,4,5,1,3,2}>() of_t = Constant<value=int64[6] {2,4,5,1,3,1}>() "
+    "apart = Reshape(s, grid) t6 = Reshape(t, of_t) grown = Add(apart, t6) box = Shape(s) sum = Reshape(grown, box) "
+)
+SUMS = {"the scores": ("box = Shape(s) sum = Add(s, t) ", (2, 4, 5, 6)), "a grid of keys": (GRID, (2, 4, 5, 3))}
+
+
+@pytest.mark.parametrize(("body", "term"), SUMS.values(), ids=SUMS)
+def test_an_assignment_to_all_places_is_left_out(body: str, term: tuple[int, ...]) -> None:
+    """MViTv2 without a class token: what is written may be of any form."""
+    sizes = FIXED.format(",".join(map(str, term)))
+    proto = parse(ALL_PLACES.replace(BOX, body), inputs=sizes, outputs="float[2,4,5,8] y")
+    result, report = fused(proto)
+    assert [(block.status, block.mask, block.assumed) for block in report.blocks] == [("fused", "real_shift", ())]
+    assert "ScatterND" not in {node.op_type for node in result.graph.node}
+    assert_same(run(result, feeds(term))[0], run(proto, feeds(term))[0], 1e-5)
+
+
+def test_an_assignment_to_all_rows_but_one_stays() -> None:
+    """The last row keeps its scores. The other ones are written in a form that cannot be read by the place."""
+    cut = "ends = Constant<value=int64[2] {4, 9}>() origin = Constant<value=int64[2] {0, 0}>() "
+    cut += "part = Slice(s, origin, ends, axes) four = Constant<value=int64 {4}>() "
+    body = cut + GRID.replace("{2,4,5,", "{2,4,4,").replace("(s, grid)", "(part, grid)").replace(
+        "Shape(s)", "Shape(part)"
+    )
+    before, after = ALL_PLACES.split(BOX)
+    rows = before.replace(LINES.replace("Range(one, ", "Range(zero, "), "")
+    lines = LINES.replace("Range(one, ", "Range(zero, ").replace("Range(zero, rs, one)", "Range(zero, four, one)")
+    proto = parse(rows + body + lines + after, inputs=FIXED.format("2,4,4,3"), outputs="float[2,4,5,8] y")
+    result, report = fused(proto)
+    assert [block.status for block in report.blocks] == ["declined"]
+    assert_same(run(result, feeds((2, 4, 4, 3)))[0], run(proto, feeds((2, 4, 4, 3)))[0], 1e-5)
+
+
 def test_a_term_of_another_type_is_not_padded() -> None:
     """The sum is computed in float64 and cast back."""
     wide = BOX.replace(
