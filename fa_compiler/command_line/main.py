@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_verify(commands)
     _add_bench(commands)
+    _add_run(commands)
     _add_registry(commands)
     _add_atc(commands)
     _add_air(commands)
@@ -254,6 +255,20 @@ def _add_bench(commands: _Commands) -> None:
     command.add_argument("--html", metavar="PAGE.html", type=Path, help="write a page with the figures as bars")
     command.add_argument("--quiet", action="store_true", help="show no progress")
     command.set_defaults(run="bench.run")
+
+
+def _add_run(commands: _Commands) -> None:
+    examples = """\
+  fa-compiler run model.onnx --inputs x.npz --outputs y.npz
+"""
+    text = "run a model, fused or not, in ONNX Runtime, and write its outputs"
+    command = _command(commands, "run", text, examples)
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command.add_argument("--inputs", metavar="X.npz", type=Path, required=True, help="the inputs by name")
+    command.add_argument("--outputs", metavar="Y.npz", type=Path, required=True, help="where the outputs are written")
+    command.add_argument("--threads", metavar="N", type=int, default=0, help="threads of ONNX Runtime (default: all)")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.set_defaults(run="run.run")
 
 
 def _add_registry(commands: _Commands) -> None:

@@ -159,10 +159,10 @@ def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> 
     return {name: _typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
 
 
-def save_inputs(path: Path, feeds: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file that `load_inputs` reads, whatever the names are: some are arguments of numpy.savez."""
     with zipfile.ZipFile(path, "w") as archive:
-        for name, array in feeds.items():
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
 
