@@ -1,0 +1,433 @@
+"""Makes the graph of a rank from the graph of one process, value by value and on demand.
+
+A value of the given graph has up to two forms in the new one:
+
+    whole(v)      equal on all ranks, and equal to v
+    local(v, p)   the rank's own part of v: v with only the rank's positions along the sequence, which v carries at p
+
+Both are defined by v alone. So a rule that makes one of them is right if it is right for its own operator, whatever the
+graph around it does; there is no plan that the rules have to keep to. What an operator demands of its inputs follows
+from what is demanded of its result, and the first demand is that of the model's outputs.
+
+whole(v) of an input that every rank reads a part of is an AllGather. This is meant for masks and token ids: a value
+that a projection, a norm or an embedding makes of the tokens is refused, because every rank would compute the whole
+model. Sizes are those of the whole sequence in both forms. A rule that needs the number of the rank's own tokens
+computes it (`part_of_target`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import collectives
+from fa_compiler.passes.build import Names
+from fa_compiler.passes.nodes import graph_opset, is_op, subgraphs, values_read
+from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
+from fa_compiler.passes.parallel.places import Place, Refusal
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Dim
+
+INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
+LIGHT_FEATURES = 16
+"""The most numbers per token of an input, or of a looked-up table, of which every rank may have the whole sequence."""
+
+HEAVY = frozenset(
+    {
+        *("MatMul", "Gemm", "Einsum", "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
+        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
+        *("SkipSimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization", "Attention"),
+    }
+)
+"""Operators whose whole result no rank computes if it carries the sequence."""
+
+Choose: TypeAlias = Callable[[AttentionSizes], Choice]
+LocalRule: TypeAlias = Callable[["Sharder", ir.Node, int, Place], ir.Value]
+"""Makes the local form of an output of a node: (sharder, node, number of the output, place). Raises Refusal."""
+WholeRule: TypeAlias = Callable[["Sharder", ir.Node, int], ir.Value]
+"""Makes the whole form of an output of a node from local forms of its inputs. Raises Refusal."""
+
+LOCAL_RULES: dict[str, LocalRule] = {}
+COLLAPSING_RULES: dict[str, WholeRule] = {}
+"""The rules of operators that take tokens out of the sequence, or reduce it."""
+
+
+def local_rule(*op_types: str) -> Callable[[LocalRule], LocalRule]:
+    """Enter a rule for the local form of these operators' results."""
+
+    def enter(rule: LocalRule) -> LocalRule:
+        LOCAL_RULES.update(dict.fromkeys(op_types, rule))
+        return rule
+
+    return enter
+
+
+def collapsing_rule(*op_types: str) -> Callable[[WholeRule], WholeRule]:
+    """Enter a rule for the whole form of these operators' results, which reads local forms."""
+
+    def enter(rule: WholeRule) -> WholeRule:
+        COLLAPSING_RULES.update(dict.fromkeys(op_types, rule))
+        return rule
+
+    return enter
+
+
+class Sharder:
+    """The new graph while it is made.
+
+    Args:
+        graph: the graph of one process. It stays as it is; the new nodes share its attributes and weights.
+        info: what is known of it.
+        length: the length of the sequence.
+        axes: the inputs of which every rank reads its part, and the dimension along which.
+        ranks: the number of ranks.
+        choose: chooses the method of an attention (methods.py).
+    """
+
+    def __init__(
+        self, graph: ir.Graph, info: ShapeInfo, length: Dim, axes: Mapping[str, int], ranks: int, choose: Choose
+    ) -> None:
+        self.graph, self.info, self.length, self.axes = graph, info, length, axes
+        self.ranks, self.choose = ranks, choose
+        self.choices: list[Choice] = []
+        self.names = Names({name for output in graph.outputs if (name := output.name)})
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        self.inputs = {
+            value: self._input(value) for value in graph.inputs if value.const_value is None and value.name is not None
+        }
+        self._wholes: dict[ir.Value, ir.Value | Refusal] = {}
+        self._locals: dict[tuple[ir.Value, Place], ir.Value | Refusal] = {}
+        self._clones: dict[tuple[object, ...], ir.Node] = {}
+        self._touched = self._find_touched()
+        self.opset = graph_opset(graph)
+        self._part: tuple[ir.Value, ir.Value, ir.Value] | None = None
+
+    # -- the two forms ------------------------------------------------------------------------
+
+    def whole(self, value: ir.Value, reader: ir.Node | None) -> ir.Value:
+        """The whole form of a value. `reader` is the node that a refusal names."""
+        try:
+            return self._whole(value)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, refusal.node or reader) from None
+
+    def local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
+        """The local form of a value that carries the sequence at this place. `reader` is the node that a refusal
+        names."""
+        found = self._locals.get((value, place))
+        if found is None:
+            try:
+                found = self._make_local(value, place, reader)
+            except Refusal as refusal:
+                found = refusal
+            self._locals[value, place] = found
+        if isinstance(found, Refusal):
+            raise Refusal(found.reason, found.node or reader)
+        return found
+
+    def shape(self, value: ir.Value, node: ir.Node | None) -> tuple[Dim, ...]:
+        """The shape of a value of the given graph. Raises Refusal where the rank is unknown."""
+        shape = self.info.shape(value)
+        if shape is None:
+            raise Refusal(f"the rank of {value.name!r} is unknown", node)
+        return shape
+
+    def carries(self, value: ir.Value) -> bool:
+        """May the value have a dimension of the sequence? True where a size is unknown."""
+        shape = self.info.shape(value)
+        return shape is None or any(self.may_be_sequence(size) for size in shape)
+
+    def may_be_sequence(self, size: Dim) -> bool:
+        """May a dimension of this size run over the sequence, alone or merged with others?"""
+        length = self.length.const
+        if length is not None:
+            return size.const is None or (size.const > 0 and size.const % length == 0)
+        return not size.is_known or bool(size.atoms & self.length.atoms) or any(atom.args for atom in size.atoms)
+
+    def is_touched(self, value: ir.Value) -> bool:
+        """Do the elements of the value depend on those of an input of which every rank reads a part?"""
+        return value in self._touched
+
+    def _whole(self, value: ir.Value) -> ir.Value:
+        """`whole`, whose refusal names no node where the one that reads the value is to blame."""
+        found = self._wholes.get(value)
+        if found is None:
+            try:
+                found = self._make_whole(value)
+            except Refusal as refusal:
+                found = refusal
+            self._wholes[value] = found
+        if isinstance(found, Refusal):
+            raise found
+        return found
+
+    def _make_whole(self, value: ir.Value) -> ir.Value:
+        node = value.producer()
+        if node is None:
+            return self._whole_leaf(value)
+        if is_op(node, "Shape"):
+            return self._whole_shape(node)
+        try:
+            self._check_light(value, node)
+            return self._clone_whole(value, node)
+        except Refusal:
+            rule = COLLAPSING_RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            if rule is None:
+                raise
+            return rule(self, node, node.outputs.index(value))
+
+    def _check_light(self, value: ir.Value, node: ir.Node) -> None:
+        if not self.is_touched(value) or not self.carries(value):
+            return
+        heavy = node.op_type in HEAVY
+        if is_op(node, "Gather") and node.inputs[0] is not None and not self.is_touched(node.inputs[0]):
+            table = self.info.shape(node.inputs[0])
+            width = 1 if table is None else math.prod(size.const or 1 for size in table[1:])
+            heavy = table is None or width > LIGHT_FEATURES
+        if heavy:
+            raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
+
+    def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        inputs = [None if each is None else self._whole(each) for each in node.inputs]
+        if subgraphs(node):
+            given = {id(each) for each in node.inputs}
+            inner = [each for each in values_read(node) if id(each) not in given and each.graph is self.graph]
+            if inner:
+                raise Refusal("its subgraphs read values of the graph around them", node)
+        return self.clone(node, inputs).outputs[node.outputs.index(value)]
+
+    def _whole_leaf(self, value: ir.Value) -> ir.Value:
+        if value.const_value is not None:
+            return self._initializer(value)
+        if value not in self.inputs:
+            raise Refusal(f"it reads {value.name!r}, which the graph does not make", None)
+        axis = self.axes.get(value.name or "")
+        if axis is None:
+            return self.inputs[value]
+        features = [size.const for size in self.shape(value, None)[1:] if size.const is not None]
+        if math.prod(features) > LIGHT_FEATURES:
+            raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
+        return self.emit(
+            collectives.ALL_GATHER, [self.inputs[value]], value.dtype, {"axis": axis}, domain=collectives.DOMAIN
+        )
+
+    def _whole_shape(self, node: ir.Node) -> ir.Value:
+        source = node.inputs[0]
+        assert source is not None
+        shape = self.shape(source, node)
+        start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+        end = node.attributes["end"].as_int() if "end" in node.attributes else len(shape)
+        parts = [self.size(size) for size in shape[start:end]]
+        if not parts:
+            return self.constant(np.zeros(0, np.int64))
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return self.clone(node, [self.whole(source, node)]).outputs[0]
+        return known[0] if len(known) == 1 else self.emit("Concat", known, INT64, {"axis": 0})
+
+    def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
+        node = value.producer()
+        if node is None:
+            if value in self.inputs and place.alone and self.axes.get(value.name or "") == place.dim:
+                return self.inputs[value]
+            return self.take(value, place, reader)
+        rule = LOCAL_RULES.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft", "ascend") else None
+        if rule is None:
+            first = Refusal("it is not known how the operator treats the sequence", node)
+        else:
+            try:
+                return rule(self, node, node.outputs.index(value), place)
+            except Refusal as refusal:
+                first = refusal
+        try:
+            return self.take(value, place, reader)
+        except Refusal:
+            raise first from None
+
+    # -- pieces that rules use ----------------------------------------------------------------
+
+    def take(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
+        """The local form, taken out of the whole form."""
+        if not place.alone:
+            raise Refusal(f"{value.name!r} has the sequence merged with other dimensions", reader)
+        whole, (positions, _, _) = self.whole(value, reader), self.part
+        return self.emit("Gather", [whole, positions], self.info.dtype(value), {"axis": place.dim})
+
+    def aligned(self, value: ir.Value | None, place: Place, rank: int, size: Dim, node: ir.Node) -> ir.Value | None:
+        """The form of an operand that is broadcast to a result of this rank, whose dimension at the place has this
+        size: local if the operand has it, whole if it has 1 there. The rank's part of a dimension that may be either is
+        chosen when the model runs."""
+        if value is None:
+            return None
+        shape = self.shape(value, node)
+        own = place.at(place.dim - (rank - len(shape)))
+        if own.dim < 0 or shape[own.dim].const == 1:
+            return self.whole(value, node)
+        if shape[own.dim] == size:
+            return self.local(value, own, node)
+        if not own.alone:
+            raise Refusal(f"the sizes of {value.name!r} are not proven to fit the sequence", node)
+        whole, (positions, _, _) = self.whole(value, node), self.part
+        sizes = self.emit("Shape", [whole], INT64)
+        last = self.emit("Gather", [sizes, self.constant(np.array([own.dim]))], INT64, {"axis": 0})
+        last = self.emit("Sub", [last, self.constant(np.array([1]))], INT64)
+        index = self.emit("Min", [positions, last], INT64)
+        return self.emit("Gather", [whole, index], self.info.dtype(value), {"axis": own.dim})
+
+    def part_of_target(self, target: ir.Value, dim: int, rank: int, node: ir.Node) -> ir.Value:
+        """The sizes of a Reshape or Expand whose dimension `dim` runs over the sequence, for the rank's own part.
+
+        A size above 1 there is the whole one, which is scaled. 1, 0 and -1 mean the same for the part.
+        """
+        whole = self.whole(target, node)
+        _, length, count = self.part
+        here = self.constant(np.arange(rank) == dim)
+        above = self.emit("Greater", [whole, self.constant(np.array([1]))], BOOL)
+        scaled = self.emit("Mul", [self.emit("Div", [whole, length], INT64), count], INT64)
+        return self.emit("Where", [self.emit("And", [here, above], BOOL), scaled, whole], INT64)
+
+    def size(self, size: Dim) -> ir.Value | None:
+        """A size as int64 [1], computed from the inputs; None where that is not possible."""
+        if size.const is not None:
+            return self.constant(np.array([size.const]))
+        if size == self.length:
+            return self.part[1]
+        for value, own in self.inputs.items():
+            for dim, each in enumerate(self.info.shape(value) or ()):
+                if each == size and self.axes.get(value.name or "") != dim:
+                    every = self.emit("Shape", [own], INT64)
+                    return self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0})
+        return self._composed(size)
+
+    def _composed(self, size: Dim) -> ir.Value | None:
+        """A size that is a sum of products of sizes."""
+        if size.single_atom is not None:
+            return None
+        total: ir.Value | None = None
+        for factor, atoms in size.terms:
+            term = self.constant(np.array([factor]))
+            for atom in atoms:
+                other = self.size(atom)
+                if other is None:
+                    return None
+                term = self.emit("Mul", [term, other], INT64)
+            total = term if total is None else self.emit("Add", [total, term], INT64)
+        return total
+
+    @property
+    def part(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The rank's positions, the number of all tokens and the number of the rank's own."""
+        if self._part is None:
+            node = ir.node(
+                collectives.SEQUENCE_PART, [], domain=collectives.DOMAIN, num_outputs=3, name=self.names.new("part")
+            )
+            for output, stem in zip(node.outputs, ("positions", "length", "count"), strict=True):
+                output.name, output.dtype = self.names.new(stem), INT64
+            self.nodes.insert(0, node)
+            self._part = (node.outputs[0], node.outputs[1], node.outputs[2])
+        return self._part
+
+    def wholes(self, node: ir.Node, first: int) -> list[ir.Value | None]:
+        """The whole forms of a node's inputs from the one at `first` on; None for an absent one."""
+        return [None if value is None else self.whole(value, node) for value in node.inputs[first:]]
+
+    def clone(
+        self, node: ir.Node, inputs: Sequence[ir.Value | None], attrs: Mapping[str, ir.Attr] | None = None
+    ) -> ir.Node:
+        """A copy of a node with other inputs; the same one for an equal request."""
+        attributes = list(node.attributes.values()) if attrs is None else list(attrs.values())
+        key = (node, tuple(map(id, inputs)), tuple(map(id, attributes)))
+        if key not in self._clones:
+            made = ir.Node(
+                node.domain,
+                node.op_type,
+                list(inputs),
+                attributes,
+                overload=node.overload,
+                num_outputs=len(node.outputs),
+                name=self.names.new(node.name or node.op_type),
+            )
+            for old, new in zip(node.outputs, made.outputs, strict=True):
+                new.name = self.names.new(old.name) if old.name else ""
+                _set_type(new, self.info.dtype(old))
+            self.nodes.append(made)
+            self._clones[key] = made
+        return self._clones[key]
+
+    def emit(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        dtype: ir.DataType | None,
+        attrs: Mapping[str, int | str | Sequence[int]] | None = None,
+        domain: str = "",
+    ) -> ir.Value:
+        """The output of a new node; the same value for an equal request."""
+        key = (domain, op_type, tuple(map(id, inputs)), repr(sorted((attrs or {}).items())))
+        if key not in self._clones:
+            node = ir.node(
+                op_type, list(inputs), dict(attrs or {}), domain=domain, name=self.names.new(f"fa_{op_type}")
+            )
+            node.outputs[0].name = self.names.new(f"fa_{op_type}_output")
+            _set_type(node.outputs[0], dtype)
+            self.nodes.append(node)
+            self._clones[key] = node
+        return self._clones[key].outputs[0]
+
+    def emit_copy(self, value: ir.Value) -> ir.Value:
+        """The same tensor as another value, which can have a name of its own."""
+        node = ir.node("Identity", [value], name=self.names.new("fa_Identity"))
+        node.outputs[0].name = self.names.new("fa_Identity_output")
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """An initializer with this content; the same one for equal content."""
+        name = f"fa_{array.dtype}_{'_'.join(map(str, array.shape))}_{array.tobytes().hex()[:64]}"
+        key = ("constant", array.dtype.str, array.shape, array.tobytes())
+        if key not in self._clones:
+            tensor = ir.tensor(array, name=self.names.new(name))
+            value = ir.Value(name=tensor.name, const_value=tensor)
+            value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
+            self.initializers[tensor.name or ""] = value
+            self._clones[key] = ir.node("Identity", [value])
+        found = self._clones[key].inputs[0]
+        assert found is not None
+        return found
+
+    # -- internals ----------------------------------------------------------------------------
+
+    def _initializer(self, value: ir.Value) -> ir.Value:
+        tensor = value.const_value
+        assert tensor is not None and value.name is not None
+        name = self.names.new(value.name)
+        made = ir.Value(name=name, const_value=tensor)
+        made.dtype, made.shape = tensor.dtype, value.shape
+        self.initializers[name] = made
+        return made
+
+    def _input(self, value: ir.Value) -> ir.Value:
+        shape = None if value.shape is None else list(value.shape)
+        axis = self.axes.get(value.name or "")
+        if axis is not None and shape is not None:
+            shape[axis] = ir.SymbolicDim("part_of_sequence")
+        made = ir.Value(name=self.names.new(value.name or ""), type=value.type)
+        made.shape = None if shape is None else ir.Shape(shape)
+        return made
+
+    def _find_touched(self) -> set[ir.Value]:
+        touched = {value for value in self.graph.inputs if (value.name or "") in self.axes}
+        for node in self.graph:
+            if not is_op(node, "Shape", "Size") and any(value in touched for value in values_read(node)):
+                touched.update(node.outputs)
+        return touched
+
+
+def _set_type(value: ir.Value, dtype: ir.DataType | None) -> None:
+    if dtype is not None:
+        value.dtype = dtype
