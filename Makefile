@@ -11,7 +11,7 @@
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
-#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web
+#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; sharded models in processes of MPI
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -78,7 +78,7 @@ docs: $(VENV)-docs/.docs
 	$(VENV)-docs/bin/sphinx-build -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
-compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools build/web/.web
+compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-mpi/.mpi build/web/.web
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
@@ -86,9 +86,10 @@ compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools bui
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
+	PYTHONPATH=. $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-mpi $(VENV)-docs build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -115,6 +116,13 @@ $(VENV)-tools/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-tools
 	$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime onnx onnx-ir networkx \
 		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common openvino
+	@touch $@
+
+# An environment with MPI; it uses the library that .venv built.
+$(VENV)-mpi/.mpi: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-mpi
+	$(VENV)-mpi/bin/python -m pip install --quiet --disable-pip-version-check mpi4py mpich onnxruntime onnx onnx-ir \
+		networkx numpy ml_dtypes rich pytest pytest-xdist hypothesis
 	@touch $@
 
 # An environment with Sphinx, and with what the documented functions import.

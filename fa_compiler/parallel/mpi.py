@@ -25,7 +25,7 @@ from fa_compiler.parallel.communicator import (
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS")
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Environment variables in which launchers of MPI tell how many ranks they started."""
 
 _POLL = 50e-6
