@@ -16,6 +16,7 @@ counted from the top left and from the bottom right, are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import onnx_ir as ir
 
@@ -51,7 +52,8 @@ def attention(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
         if name in ("query", "key", "value", "query_rope", "key_rope"):
             forms[name] = sharder.local(value, Place(SEQUENCE_AXIS[layout]), node)
         elif name == "sink" or choice.method == collectives.ALL_TO_ALL:
-            forms[name] = sharder.whole(value, node)
+            with sharder.gathering() if name == "real_shift" else nullcontext():
+                forms[name] = sharder.whole(value, node)
         else:
             forms[name] = _rows(sharder, node, name, value)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
@@ -124,7 +126,8 @@ def _rows(sharder: Sharder, node: ir.Node, name: str, value: ir.Value) -> ir.Val
     if name == "real_shift" and (len(shape) != 4 or (shape[2].const != 1 and shape[2] != sharder.length)):
         raise Refusal("the rows of its bias are not proven to be those of the sequence", node)
     place = Place(len(shape) - 2)
-    found = sharder.aligned(value, place, len(shape), sharder.length, node)
+    with sharder.gathering() if name == "real_shift" else nullcontext():
+        found = sharder.aligned(value, place, len(shape), sharder.length, node)
     assert found is not None
     return found
 

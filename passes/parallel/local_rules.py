@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from fa_compiler.passes.layout.views import is_inference_dropout
 from fa_compiler.passes.nodes import input_of, int_attr, places_of, text_attr
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
@@ -59,8 +60,7 @@ def elementwise(sharder: Sharder, node: ir.Node, output: int, place: Place) -> i
 @local_rule("Dropout")
 def dropout(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """The Dropout of inference; one of training draws other numbers on each rank."""
-    training = input_of(node, 2)
-    if training is not None and sharder.info.scalar(training) != 0:
+    if not is_inference_dropout(node):
         raise Refusal("a Dropout of training draws random numbers", node)
     first = sharder.local(needed(node, 0), place, node)
     rest = sharder.wholes(node, 1)
@@ -100,18 +100,29 @@ def along_one_axis(sharder: Sharder, node: ir.Node, output: int, place: Place) -
     behind = behind or (kind.endswith("max") and sharder.opset < 13)
     if place.dim == axis or (behind and place.dim > axis):
         raise Refusal(f"{MIXES}, along axis {axis}", node)
+    if kind in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"):
+        weights = [value for value in node.inputs[1:] if value is not None]
+        if any(len(sharder.shape(value, node)) > rank - axis for value in weights):
+            raise Refusal("its weights may differ along the sequence", node)
+    return _with_first_local(sharder, node, place).outputs[output]
+
+
+@local_rule("GlobalAveragePool", "GlobalMaxPool")
+def pooled_features(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A mean or maximum over the dimensions behind the second one."""
+    if place.dim > 1:
+        raise Refusal(f"{MIXES}, along axis {place.dim}", node)
     return _with_first_local(sharder, node, place).outputs[output]
 
 
 @local_rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 def skip_norm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """A norm over the last axis of the sum of two tensors of one shape."""
-    rank, _ = size_at(sharder, node, 0, place)
+    """A norm over the last axis of the sum of two tensors, the second of which may be broadcast."""
+    rank, size = size_at(sharder, node, 0, place)
     if place.dim == rank - 1:
         raise Refusal(f"{MIXES}, along its last axis", node)
-    both = [sharder.local(needed(node, index), place, node) for index in (0, 1)]
-    rest = sharder.wholes(node, 2)
-    return sharder.clone(node, [*both, *rest]).outputs[output]
+    both = [sharder.aligned(needed(node, index), place, rank, size, node) for index in (0, 1)]
+    return sharder.clone(node, [*both, *sharder.wholes(node, 2)]).outputs[output]
 
 
 @local_rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum")

@@ -39,8 +39,8 @@ def units(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Valu
     source = needed(node, 0)
     ranks = len(sharder.shape(source, node)), len(sharder.shape(node.outputs[0], node))
     named, longer = axes_of(node), max(ranks)
-    if named is None:
-        return _reshaped(sharder, node, place)
+    if named is None:  # a Squeeze without axes would remove a sequence of which a rank has one token
+        raise Refusal("its axes are unknown", node)
     places = {axis % longer for axis in named}
     others = [dim for dim in range(longer) if dim not in places]
     dim = others.index(place.dim) if node.op_type == "Unsqueeze" else others[place.dim]
@@ -248,11 +248,9 @@ def reduced(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     kind = node.op_type.removeprefix("Reduce").lower()
     if kind == "mean":
         _, length, count = sharder.part
-        share = [sharder.emit("Cast", [each], dtype, {"to": int(dtype)}) for each in (count, length)]
-        weight = _scalar_of(sharder, sharder.emit("Div", share, dtype), dtype)
-        own, kind = sharder.emit("Mul", [own, weight], dtype), "sum"
+        wide = ir.DataType.DOUBLE  # a float16 holds no large number of tokens
+        share = [sharder.emit("Cast", [each], wide, {"to": int(wide)}) for each in (count, length)]
+        weight = sharder.emit("Cast", [sharder.emit("Div", share, wide)], dtype, {"to": int(dtype)})
+        scalar = sharder.emit("Reshape", [weight, sharder.constant(np.zeros(0, np.int64))], dtype)
+        own, kind = sharder.emit("Mul", [own, scalar], dtype), "sum"
     return sharder.emit(collectives.ALL_REDUCE, [own], dtype, {"reduction": kind}, domain=collectives.DOMAIN)
-
-
-def _scalar_of(sharder: Sharder, vector: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return sharder.emit("Reshape", [vector, sharder.constant(np.zeros(0, np.int64))], dtype)

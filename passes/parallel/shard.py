@@ -70,6 +70,9 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     remember_versions(model)
     _name_alike(graph, options.axes)
     info = analyse(model)
+    if not options.axes and (alike := _broadcast_inputs(graph, info)):
+        _name_alike(graph, alike)
+        info = analyse(model)
     length, axes = _sequence(graph, info, options.axes)
     chosen = partial(choose, wanted=options.method, ranks=options.ranks, length=options.length, batch=options.batch)
     sharder = Sharder(graph, info, length, axes, options.ranks, chosen)
@@ -159,6 +162,22 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
     return lengths.most_common(1)[0][0]
 
 
+def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
+    """The dimensions of inputs whose sizes are broadcast together to the length of the attentions. An exporter gave
+    each a name of its own. A sharded model runs only with inputs of one length, so they may be taken for equal."""
+    try:
+        parts = _length_of_attentions(graph, info).broadcast_parts
+    except Refusal:
+        return {}
+    found = {}
+    for value in graph.inputs:
+        shape = info.shape(value) or ()
+        dim = next((dim for dim, size in enumerate(shape) if size in parts), None)
+        if dim is not None and value.name is not None:
+            found[value.name] = dim
+    return found if len(parts) > 1 else {}
+
+
 def _output(sharder: Sharder, value: ir.Value) -> tuple[ir.Value, int | None]:
     """An output of the ranks' model, and the dimension in which each rank has its part."""
     shape = sharder.shape(value, value.producer())
@@ -198,11 +217,13 @@ def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Mod
         opset_imports={**model.graph.opset_imports, collectives.DOMAIN: collectives.VERSION},
         name=model.graph.name,
     )
-    graph.opset_imports.pop(DOMAIN, None)
+    if all(node.domain != DOMAIN for node in nodes):
+        graph.opset_imports.pop(DOMAIN, None)
     return ir.Model(
         graph,
         ir_version=model.ir_version,
         producer_name=model.producer_name,
+        functions=list(model.functions.values()),
         metadata_props=dict(model.metadata_props),
     )
 

@@ -11,14 +11,16 @@ from what is demanded of its result, and the first demand is that of the model's
 
 whole(v) of an input that every rank reads a part of is an AllGather. This is meant for masks and token ids: a value
 that a projection, a norm or an embedding makes of the tokens is refused, because every rank would compute the whole
-model. Sizes are those of the whole sequence in both forms. A rule that needs the number of the rank's own tokens
-computes it (`part_of_target`).
+model. Only a bias of an attention may be made of such a value (relative positions that are looked up by the keys): the
+ranks compute their parts of it and gather them. Sizes are those of the whole sequence in both forms. A rule that needs
+the number of the rank's own tokens computes it (`part_of_target`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +28,8 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives
 from fa_compiler.passes.build import Names
-from fa_compiler.passes.nodes import graph_opset, is_op, subgraphs, values_read
+from fa_compiler.passes.layout.views import is_inference_dropout
+from fa_compiler.passes.nodes import RANDOM, graph_opset, is_op, subgraphs, values_read
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -35,6 +38,9 @@ from fa_compiler.passes.values.symbolic import Dim
 INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
 LIGHT_FEATURES = 16
 """The most numbers per token of an input, or of a looked-up table, of which every rank may have the whole sequence."""
+
+CIRCLE = Refusal("it mixes the sequence", None)
+"""The refusal of a form while it is made: a form that needs itself cannot be made."""
 
 HEAVY = frozenset(
     {
@@ -100,11 +106,13 @@ class Sharder:
         self.inputs = {
             value: self._input(value) for value in graph.inputs if value.const_value is None and value.name is not None
         }
-        self._wholes: dict[ir.Value, ir.Value | Refusal] = {}
-        self._locals: dict[tuple[ir.Value, Place], ir.Value | Refusal] = {}
+        self._wholes: dict[ir.Value, ir.Value] = {}
+        self._locals: dict[tuple[ir.Value, Place], ir.Value] = {}
+        self._refusals: dict[tuple[ir.Value, Place | None, bool], Refusal] = {}
         self._clones: dict[tuple[object, ...], ir.Node] = {}
         self._touched = self._find_touched()
         self.opset = graph_opset(graph)
+        self._gathers = False
         self._part: tuple[ir.Value, ir.Value, ir.Value] | None = None
 
     # -- the two forms ------------------------------------------------------------------------
@@ -119,16 +127,20 @@ class Sharder:
     def local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         """The local form of a value that carries the sequence at this place. `reader` is the node that a refusal
         names."""
-        found = self._locals.get((value, place))
-        if found is None:
+        if (found := self._locals.get((value, place))) is not None:
+            return found
+        key = (value, place, self._gathers)
+        if key not in self._refusals:
+            self._refusals[key] = CIRCLE
             try:
-                found = self._make_local(value, place, reader)
+                made = self._locals[value, place] = self._make_local(value, place, reader)
             except Refusal as refusal:
-                found = refusal
-            self._locals[value, place] = found
-        if isinstance(found, Refusal):
-            raise Refusal(found.reason, found.node or reader)
-        return found
+                self._refusals[key] = refusal
+            else:
+                del self._refusals[key]
+                return made
+        refused = self._refusals[key]
+        raise Refusal(refused.reason, refused.node or reader)
 
     def shape(self, value: ir.Value, node: ir.Node | None) -> tuple[Dim, ...]:
         """The shape of a value of the given graph. Raises Refusal where the rank is unknown."""
@@ -155,16 +167,19 @@ class Sharder:
 
     def _whole(self, value: ir.Value) -> ir.Value:
         """`whole`, whose refusal names no node where the one that reads the value is to blame."""
-        found = self._wholes.get(value)
-        if found is None:
+        if (found := self._wholes.get(value)) is not None:
+            return found
+        key = (value, None, self._gathers)
+        if key not in self._refusals:
+            self._refusals[key] = CIRCLE
             try:
-                found = self._make_whole(value)
+                made = self._wholes[value] = self._make_whole(value)
             except Refusal as refusal:
-                found = refusal
-            self._wholes[value] = found
-        if isinstance(found, Refusal):
-            raise found
-        return found
+                self._refusals[key] = refusal
+            else:
+                del self._refusals[key]
+                return made
+        raise self._refusals[key]
 
     def _make_whole(self, value: ir.Value) -> ir.Value:
         node = value.producer()
@@ -176,10 +191,30 @@ class Sharder:
             self._check_light(value, node)
             return self._clone_whole(value, node)
         except Refusal:
+            if self._gathers and (dim := self._sequence_dim(value)) is not None:
+                return self._gathered(self.local(value, Place(dim), node), self.info.dtype(value), dim)
             rule = COLLAPSING_RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
             if rule is None:
                 raise
             return rule(self, node, node.outputs.index(value))
+
+    def _sequence_dim(self, value: ir.Value) -> int | None:
+        """The first dimension that is as long as the sequence."""
+        shape = self.info.shape(value) or ()
+        return shape.index(self.length) if self.length in shape else None
+
+    def _gathered(self, part: ir.Value, dtype: ir.DataType | None, axis: int) -> ir.Value:
+        return self.emit(collectives.ALL_GATHER, [part], dtype, {"axis": axis}, domain=collectives.DOMAIN)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Gather the whole form of anything that carries the sequence, meanwhile. This is for biases that are made of
+        the keys: they need all keys, as attention does."""
+        before, self._gathers = self._gathers, True
+        try:
+            yield
+        finally:
+            self._gathers = before
 
     def _check_light(self, value: ir.Value, node: ir.Node) -> None:
         if not self.is_touched(value) or not self.carries(value):
@@ -193,6 +228,8 @@ class Sharder:
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
 
     def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and is_inference_dropout(node)):
+            raise Refusal("it draws random numbers", node)
         inputs = [None if each is None else self._whole(each) for each in node.inputs]
         if subgraphs(node):
             given = {id(each) for each in node.inputs}
@@ -212,9 +249,7 @@ class Sharder:
         features = [size.const for size in self.shape(value, None)[1:] if size.const is not None]
         if math.prod(features) > LIGHT_FEATURES:
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
-        return self.emit(
-            collectives.ALL_GATHER, [self.inputs[value]], value.dtype, {"axis": axis}, domain=collectives.DOMAIN
-        )
+        return self._gathered(self.inputs[value], value.dtype, axis)
 
     def _whole_shape(self, node: ir.Node) -> ir.Value:
         source = node.inputs[0]
@@ -227,8 +262,21 @@ class Sharder:
             return self.constant(np.zeros(0, np.int64))
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
-            return self.clone(node, [self.whole(source, node)]).outputs[0]
+            known = self._sizes_of_part(source, parts, range(len(shape))[start:end], node)
         return known[0] if len(known) == 1 else self.emit("Concat", known, INT64, {"axis": 0})
+
+    def _sizes_of_part(
+        self, source: ir.Value, parts: Sequence[ir.Value | None], dims: Sequence[int], node: ir.Node
+    ) -> list[ir.Value]:
+        """The sizes of dimensions: those that are known, and the others from the rank's part of the tensor, which
+        differs from the whole one only along the sequence."""
+        dim = self._sequence_dim(source)
+        form = self.whole(source, node) if dim is None else self.local(source, Place(dim), node)
+        every = self.emit("Shape", [form], INT64)
+        return [
+            self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0}) if part is None else part
+            for part, dim in zip(parts, dims, strict=True)
+        ]
 
     def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         node = value.producer()

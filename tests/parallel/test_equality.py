@@ -15,6 +15,7 @@ MODELS = {
     "gpt2": "BSH, causal, learned positions",
     "llama": "BNSD, causal, grouped heads, rotary positions",
     "bloom__tsn_eager_op14": "a bias from the mask (ALiBi)",
+    "bert_relkey__tso_eager_op13": "a bias made of the keys, which are gathered for it",
     "mistral__tsn_eager_op14": "a causal window",
     "modernbert__dynamon_sdpa_op20": "a window to both sides",
     "roberta__tsn_eager_op14": "positions counted along the sequence",
@@ -24,9 +25,8 @@ NOT_DIVIDED = {3, 8}
 """Numbers of ranks that do not divide 4 heads."""
 
 
-@pytest.mark.parametrize("ranks, length", pairwise([1, 2, 3, 4, 8], [16, 29]))
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_every_number_of_ranks(name: str, ranks: int, length: int) -> None:
+@pytest.mark.parametrize("ranks, name, length", pairwise([1, 2, 3, 4, 8], ["bert", "gpt2", "llama"], [16, 29]))
+def test_every_number_of_ranks(ranks: int, name: str, length: int) -> None:
     feeds = text(name, length)
     expected = by_one(name, feeds)
     for method in METHODS:

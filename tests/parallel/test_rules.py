@@ -54,7 +54,9 @@ def model(nodes: Sequence[onnx.NodeProto], weights: dict[str, Array], rank: int)
         [y],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8
+    )
 
 
 def both(made: onnx.ModelProto, folder: Path) -> tuple[dict[str, Array], dict[str, Array], Sharded]:
@@ -208,6 +210,16 @@ PARTS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
     "tiled features": ([node("Tile", "x times")], {"times": ints(1, 1, 2)}, 3),
     "padded features": ([node("Pad", "x pads")], {"pads": ints(0, 0, 1, 0, 0, 2)}, 3),
     "the best features": ([node("TopK", "x k", "y i", axis=-1)], {"k": ints(3)}, 3),
+    "features pooled as pixels": ([node("GlobalAveragePool", "x")], {}, 3),
+    "a norm of a sum with positions": (
+        [
+            helper.make_node(
+                "SkipLayerNormalization", ["x", "p", "g"], ["y"], "SkipLayerNormalization_y", domain="com.microsoft"
+            )
+        ],
+        {"p": RNG.standard_normal((1, LENGTH, WIDTH)).astype(np.float32), "g": W[0]},
+        3,
+    ),
     "one hot": (
         [node("OneHot", "ids depth values", "h", axis=-1), node("MatMul", "h t")],
         {"depth": np.array(7), "values": np.array([0, 1], np.float32), "t": TABLE},
@@ -288,6 +300,18 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         3,
         "node 'Einsum_s' (Einsum): it mixes the sequence: each rank would need 'h' of all tokens",
     ),
+    "a norm with weights for each token": (
+        [node("LayerNormalization", "x g", axis=-1)],
+        {"g": RNG.standard_normal((LENGTH, WIDTH)).astype(np.float32)},
+        3,
+        "node 'LayerNormalization_y' (LayerNormalization): its weights may differ along the sequence",
+    ),
+    "random numbers": (
+        [node("RandomNormalLike", "x", "r"), node("Add", "x r")],
+        {},
+        3,
+        "node 'RandomNormalLike_r' (RandomNormalLike): it is not known how the operator treats the sequence",
+    ),
     "joined tokens": (
         [node("MatMul", "x w", "h"), node("Concat", "h h", axis=1)],
         {"w": W},
@@ -310,3 +334,26 @@ def test_what_mixes_the_sequence_is_refused(name: str, tmp_path: Path) -> None:
         both(model(nodes, weights, rank), tmp_path)
     assert said in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_two_names_for_one_length(tmp_path: Path) -> None:
+    """The length of the attention is that of x and of a mask, to which an exporter gave another name. Both become the
+    sequence, and inputs of two lengths are refused."""
+    names = [("x", TensorProto.FLOAT, ["batch", "seq", WIDTH]), ("m", TensorProto.FLOAT, ["batch", "other", 1])]
+    nodes = [
+        node("Mul", "x m", "h"),
+        node("Transpose", "h", "t", perm=[0, 2, 1]),
+        node("MatMul", "h t", "s"),
+        node("Softmax", "s", "p", axis=-1),
+        node("MatMul", "p h"),
+    ]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 3)
+    graph = helper.make_graph(nodes, "two", [helper.make_tensor_value_info(*name) for name in names], [y])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feeds = {"x": X, "m": RNG.standard_normal((BATCH, LENGTH, 1)).astype(np.float32)}
+    result = fa_compiler.shard(made, tmp_path / "out", RANKS)
+    assert result.report.inputs == {"x": 1, "m": 1}
+    expected = dict(zip(["y"], ort.InferenceSession(made.SerializeToString()).run(["y"], feeds), strict=True))
+    check(expected, by_ranks(result.path, RANKS, feeds))
+    with pytest.raises(InputError, match=r"the inputs need sequences of one length \('x' has 13, 'm' has 1\)"):
+        by_ranks(result.path, RANKS, {**feeds, "m": feeds["m"][:, :1]})
