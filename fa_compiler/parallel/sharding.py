@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def shard(
     """
     target = Path(output)
     options = _checked(sequence_parallel, method, axes, length, batch)
-    fusing = make_options("ort", None, None, assume)
+    fusing = replace(make_options("ort", None, None, assume), packs=False)
     loaded = load(model)
     check_target(target)
     with without_collections():

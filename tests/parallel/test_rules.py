@@ -357,3 +357,47 @@ def test_two_names_for_one_length(tmp_path: Path) -> None:
     check(expected, by_ranks(result.path, RANKS, feeds))
     with pytest.raises(InputError, match=r"the inputs need sequences of one length \('x' has 13, 'm' has 1\)"):
         by_ranks(result.path, RANKS, {**feeds, "m": feeds["m"][:, :1]})
+
+
+@pytest.mark.parametrize("method", ["gather", "all-to-all", "ring"])
+def test_packed_sequences(method: str, tmp_path: Path) -> None:
+    """A token attends to the tokens of its own sequence before it. The labels of sequences are counted along all
+    tokens; their mask has the rank's rows, or all rows where the ranks divide the heads."""
+    heads = {
+        "heads": ints(0, 0, 3, 8),
+        "zero": np.array(0),
+        "one": np.array(1),
+        "three": np.array(3),
+        "axis": np.array(1),
+    }
+    last = np.array([2], np.int64)
+    nodes = [
+        node("Reshape", "x heads", "r"),
+        node("Transpose", "r", "q", perm=[0, 2, 1, 3]),
+        node("Transpose", "r", "k", perm=[0, 2, 3, 1]),
+        node("MatMul", "q k", "s"),
+        node("Equal", "ids three", "begins"),
+        node("Cast", "begins", "counts", to=TensorProto.INT64),
+        node("CumSum", "counts axis", "label"),
+        node("Unsqueeze", "label last", "rows"),
+        node("Unsqueeze", "label next", "keys"),
+        node("Equal", "rows keys", "same"),
+        node("Shape", "ids", "sizes"),
+        node("Gather", "sizes one", "count"),
+        node("Range", "zero count one", "i"),
+        node("Unsqueeze", "i next", "above"),
+        node("LessOrEqual", "i above", "causal"),
+        node("And", "same causal", "both"),
+        node("Unsqueeze", "both next", "mask"),
+        node("Where", "mask s low", "m"),
+        node("Softmax", "m", "p", axis=-1),
+        node("MatMul", "p q", "o"),
+        node("Transpose", "o", "t", perm=[0, 2, 1, 3]),
+        node("Reshape", "t back"),
+    ]
+    weights = {**heads, "last": last, "next": ints(1), "low": np.array(-np.inf, np.float32), "back": ints(0, 0, WIDTH)}
+    made = model(nodes, weights, 3)
+    assert fa_compiler.inspect(made).blocks[0].mask == "packed+causal"
+    expected = ort.InferenceSession(made.SerializeToString()).run(["y"], {"x": X, "ids": IDS})
+    result = fa_compiler.shard(made, tmp_path / "out", RANKS, method=method)
+    check({"y": expected[0]}, by_ranks(result.path, RANKS, {"x": X, "ids": IDS}))
