@@ -126,5 +126,23 @@ def _one_hot(ctx: Context) -> Fact:
     axis = axis_in(ctx.int_attr("axis", -1), len(indices) + 1)
     if axis is None:
         return Fact(None, ctx.dtype(2))
+    content = _one_hot_content(ctx, axis)
+    if content is not None:
+        return content_fact(content, ctx.dtype(2))
     length = depth[0] if depth and len(depth) == 1 else Dim.fresh()
     return Fact((*indices[:axis], length, *indices[axis:]), ctx.dtype(2))
+
+
+def _one_hot_content(ctx: Context, axis: int) -> Content | None:
+    """The elements of a small OneHot of known indices; None for another one."""
+    indices, depth, values = ctx.ints(0), ctx.ints(1), ctx.dims(2)
+    shape = ctx.content(0)
+    if indices is None or depth is None or values is None or shape is None or len(depth) != 1 or len(values) != 2:
+        return None
+    if not 0 <= len(indices) * depth[0] <= LIMIT:
+        return None
+    rows = np.full((len(indices), depth[0]), values[0], dtype=object)
+    for row, index in zip(rows, indices, strict=True):
+        if -depth[0] <= index < depth[0]:
+            row[index] = values[1]
+    return np.moveaxis(rows.reshape(*shape.shape, depth[0]), -1, axis)

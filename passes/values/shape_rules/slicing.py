@@ -113,6 +113,8 @@ def _clamped(dim: Dim, bound: Dim) -> Dim | None:
     value = bound.const
     if value is not None and value >= _END:
         return dim
+    if bound == -dim:
+        return Dim(0)
     if bound.is_at_least(0):
         return Dim.min(bound, dim)
     if (-bound).is_at_least(1):
