@@ -59,5 +59,6 @@ def chunks(order: str, ranks: int, rank: int, length: int) -> tuple[Chunk, ...]:
 
 
 def shortest(order: str, ranks: int) -> int:
-    """The length of the shortest sequence of which every chunk has a token."""
-    return ranks if order == CONTIGUOUS else 2 * ranks
+    """The length of the shortest sequence of which every chunk has a token. It is 2 at least: a dimension of 1 would be
+    broadcast."""
+    return max(2, ranks if order == CONTIGUOUS else 2 * ranks)

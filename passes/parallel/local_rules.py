@@ -16,10 +16,11 @@ A demand that is not in this list is refused, or taken out of the whole value (s
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.views import is_inference_dropout
-from fa_compiler.passes.nodes import input_of, int_attr, places_of, text_attr
+from fa_compiler.passes.nodes import input_of, int_attr, is_op, places_of, source_through, text_attr
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
 from fa_compiler.passes.values.symbolic import Dim
@@ -347,15 +348,62 @@ def filled(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Val
 
 @local_rule("ScatterND")
 def scatter_nd(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """Updates of whole slices: the sequence is a dimension behind those that the indices name."""
-    indices = sharder.shape(needed(node, 1), node)
-    width, updates = indices[-1].const, len(sharder.shape(needed(node, 2), node))
+    """Updates of whole slices, where the sequence is a dimension behind those that the indices name; or updates of each
+    token by itself, where the indices along the sequence count its tokens."""
+    data, indices, updates = (needed(node, index) for index in range(3))
+    width = sharder.shape(indices, node)[-1].const
     rank, _ = size_at(sharder, node, output, place)
-    if width is None or place.dim < width:
-        raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
-    forms = [
-        sharder.local(needed(node, 0), place, node),
-        sharder.whole(needed(node, 1), node),
-        sharder.local(needed(node, 2), place.at(updates - rank + place.dim), node),
-    ]
+    if width is None:
+        raise Refusal("the length of its indices is unknown", node)
+    if place.dim < width:
+        own, dim = _own_indices(sharder, node, indices, place.dim, width)
+    else:
+        own, dim = sharder.whole(indices, node), len(sharder.shape(updates, node)) - rank + place.dim
+    forms = [sharder.local(data, place, node), own, sharder.local(updates, place.at(dim), node)]
     return sharder.clone(node, forms).outputs[output]
+
+
+def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, width: int) -> tuple[ir.Value, int]:
+    """The indices [.., width] of the rank's part, where entry `part` counts the tokens along one of their dimensions,
+    and this dimension.
+
+        indices := Concat(entries, axis = -1)        one entry for each dimension
+        entry   := Unsqueeze(grid, last)             the one that counts
+        grid    := Expand(line) | line
+        line    := Range(0, S, 1) moved by Reshape and Unsqueeze, with 1 in all dimensions but one
+    """
+    join = indices.producer()
+    rank = len(sharder.shape(indices, node))
+    if not is_op(join, "Concat") or join is None or int_attr(join, "axis", 0) % rank != rank - 1:
+        raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
+    entries = [each for each in join.inputs if each is not None]
+    dim = _counts_along(sharder, entries[part]) if len(entries) == width else None
+    if dim is None:
+        raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
+    forms = [sharder.local(each, Place(dim), node) for each in entries]
+    zero, one = (sharder.constant(np.array(number)) for number in (0, 1))
+    _, _, count = sharder.part
+    scalar = sharder.emit("Reshape", [count, sharder.constant(np.zeros(0, np.int64))], INT64)
+    line = sharder.emit("Range", [zero, scalar, one], INT64)
+    line = sharder.emit("Reshape", [line, sharder.constant(np.array([-1] + [1] * (rank - 1 - dim)))], INT64)
+    forms[part] = sharder.emit("Add", [sharder.emit("Mul", [forms[part], zero], INT64), line], INT64)
+    return sharder.clone(join, forms).outputs[0], dim
+
+
+def _counts_along(sharder: Sharder, entry: ir.Value) -> int | None:
+    """The dimension along which an entry of indices counts the tokens of the sequence from 0; None if it does not."""
+    maker = entry.producer()
+    shape = sharder.info.shape(entry)
+    if maker is None or not is_op(maker, "Unsqueeze") or shape is None or sharder.info.dtype(entry) != INT64:
+        return None
+    if places_of(maker, len(shape)) != [len(shape) - 1]:
+        return None
+    grid = needed(maker, 0)
+    line = source_through(grid, "Expand")
+    sizes = sharder.shape(line, maker)
+    longer = [dim for dim, size in enumerate(sizes) if size.const != 1]
+    counter = source_through(line, "Reshape", "Unsqueeze").producer()
+    if counter is None or not is_op(counter, "Range") or len(longer) != 1 or sizes[longer[0]] != sharder.length:
+        return None
+    begin, step = (sharder.info.scalar(needed(counter, index)) for index in (0, 2))
+    return len(shape) - 1 - len(sizes) + longer[0] if (begin, step) == (0, 1) else None

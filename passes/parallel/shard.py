@@ -137,6 +137,8 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
         length = shapes[name][axis]
     else:
         length = _length_of_attentions(graph, info)
+        named = {size for shape in shapes.values() for size in shape if size in length.broadcast_parts}
+        length = named.pop() if len(named) == 1 else length
     axes = {name: axis % len(shapes[name]) for name, axis in given.items()}
     for name, shape in shapes.items():
         if name not in axes and length in shape:

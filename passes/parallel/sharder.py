@@ -143,11 +143,19 @@ class Sharder:
         raise Refusal(refused.reason, refused.node or reader)
 
     def shape(self, value: ir.Value, node: ir.Node | None) -> tuple[Dim, ...]:
-        """The shape of a value of the given graph. Raises Refusal where the rank is unknown."""
+        """The shape of a value of the given graph. Raises Refusal where the rank is unknown.
+
+        A sequence has two tokens at least. So a size that is the sequence's broadcast with another one is the
+        sequence's.
+        """
         shape = self.info.shape(value)
         if shape is None:
             raise Refusal(f"the rank of {value.name!r} is unknown", node)
-        return shape
+        return tuple(map(self._settled, shape))
+
+    def _settled(self, size: Dim) -> Dim:
+        found = {atom: self.length for atom in size.atoms if atom.op == "broadcast" and self.length in atom.args}
+        return size.substitute(found) if found else size
 
     def carries(self, value: ir.Value) -> bool:
         """May the value have a dimension of the sequence? True where a size is unknown."""
@@ -200,7 +208,7 @@ class Sharder:
 
     def _sequence_dim(self, value: ir.Value) -> int | None:
         """The first dimension that is as long as the sequence."""
-        shape = self.info.shape(value) or ()
+        shape = self.shape(value, value.producer())
         return shape.index(self.length) if self.length in shape else None
 
     def _gathered(self, part: ir.Value, dtype: ir.DataType | None, axis: int) -> ir.Value:
