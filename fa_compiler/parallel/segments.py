@@ -172,19 +172,22 @@ class _SegmentMaker:
     proto: onnx.ModelProto
     weights: Mapping[str, onnx.TensorProto]
     types: Mapping[str, onnx.ValueInfoProto]
+    outer: frozenset[str]
+    """The values of the main graph; a subgraph has others of its own."""
 
     @staticmethod
     def of(proto: onnx.ModelProto) -> _SegmentMaker:
         graph = proto.graph
         infos = (*graph.value_info, *graph.input, *graph.output)
         weights = {tensor.name: tensor for tensor in graph.initializer}
-        return _SegmentMaker(proto, weights, {info.name: info for info in infos})
+        outer = {each for node in graph.node for each in node.output} | {info.name for info in graph.input}
+        return _SegmentMaker(proto, weights, {info.name: info for info in infos}, frozenset(outer))
 
     def segment(self, nodes: list[onnx.NodeProto], outside: set[str]) -> Segment:
         """The segment of these nodes. `outside` are the values that the rest of the graph reads."""
         made = {each for node in nodes for each in node.output if each}
         read = dict.fromkeys(each for node in nodes for each in _read(node) if each not in made)
-        inputs = [each for each in read if each not in self.weights and self._is_outer(each)]
+        inputs = [each for each in read if each in self.outer and each not in self.weights]
         ends = outside.union(output.name for output in self.proto.graph.output)
         outputs = [each for node in nodes for each in node.output if each in ends]
         model = onnx.ModelProto(ir_version=self.proto.ir_version)
@@ -197,10 +200,6 @@ class _SegmentMaker:
         graph.input.extend(map(self._info, inputs))
         graph.output.extend(map(self._info, outputs))
         return Segment(model, tuple(inputs), tuple(outputs))
-
-    def _is_outer(self, name: str) -> bool:
-        """Is this a value of the main graph, and not one that a subgraph makes for itself?"""
-        return name in self.types
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         """The value with its type and without sizes: those in the file may be of the whole sequence."""

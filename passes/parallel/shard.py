@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
-from fa_compiler.passes.nodes import remember_versions, text_attr
+from fa_compiler.passes.nodes import remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
 from fa_compiler.passes.parallel.methods import Choice, choose
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
@@ -210,7 +210,7 @@ def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Mod
             made.dtype = old.dtype
         outputs[index] = made
     nodes = _needed(sharder.nodes, outputs)
-    read = {value for node in nodes for value in node.inputs}
+    read = {value for node in nodes for value in values_read(node)}
     graph = ir.Graph(
         list(sharder.inputs.values()),
         outputs,
@@ -245,5 +245,5 @@ def _needed(nodes: list[ir.Node], outputs: list[ir.Value]) -> list[ir.Node]:
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.outputs):
             kept.append(node)
-            wanted.update(value for value in node.inputs if value is not None)
+            wanted.update(values_read(node))
     return kept[::-1]

@@ -239,12 +239,52 @@ class Sharder:
         if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and is_inference_dropout(node)):
             raise Refusal("it draws random numbers", node)
         inputs = [None if each is None else self._whole(each) for each in node.inputs]
+        attrs = None
         if subgraphs(node):
-            given = {id(each) for each in node.inputs}
-            inner = [each for each in values_read(node) if id(each) not in given and each.graph is self.graph]
-            if inner:
-                raise Refusal("its subgraphs read values of the graph around them", node)
-        return self.clone(node, inputs).outputs[node.outputs.index(value)]
+            attrs = {name: self._own_attribute(attr, {}) for name, attr in node.attributes.items()}
+        return self.clone(node, inputs, attrs).outputs[node.outputs.index(value)]
+
+    def _own_attribute(self, attr: ir.Attr, known: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+        """An attribute for a node of the new graph. Graphs are copied: what they read of the graph around them is
+        whole. `known` are the values of the copied graphs around the attribute."""
+        if attr.type == ir.AttributeType.GRAPH:
+            return ir.AttrGraph(attr.name, self._copied(attr.as_graph(), known))
+        if attr.type == ir.AttributeType.GRAPHS:
+            return ir.AttrGraphs(attr.name, [self._copied(each, known) for each in attr.as_graphs()])
+        return attr
+
+    def _copied(self, body: ir.Graph, known: Mapping[ir.Value, ir.Value]) -> ir.Graph:
+        own = dict(known)
+        for value in (*body.inputs, *body.initializers.values()):
+            own[value] = self._named_like(value)
+
+        def form(value: ir.Value) -> ir.Value:
+            return own[value] if value in own else self._whole(value)
+
+        nodes = []
+        for node in body:
+            made = ir.Node(
+                node.domain,
+                node.op_type,
+                [None if each is None else form(each) for each in node.inputs],
+                [self._own_attribute(attr, own) for attr in node.attributes.values()],
+                overload=node.overload,
+                outputs=[self._named_like(each) for each in node.outputs],
+                name=self.names.new(node.name or node.op_type),
+            )
+            own.update(zip(node.outputs, made.outputs, strict=True))
+            nodes.append(made)
+        return ir.Graph(
+            [own[value] for value in body.inputs],
+            [form(value) for value in body.outputs],
+            nodes=nodes,
+            initializers=[own[value] for value in body.initializers.values()],
+            name=body.name,
+        )
+
+    def _named_like(self, value: ir.Value) -> ir.Value:
+        name = self.names.new(value.name) if value.name else ""
+        return ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
 
     def _whole_leaf(self, value: ir.Value) -> ir.Value:
         if value.const_value is not None:

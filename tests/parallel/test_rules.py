@@ -69,6 +69,16 @@ def both(made: onnx.ModelProto, folder: Path) -> tuple[dict[str, Array], dict[st
     return expected, by_ranks(result.path, RANKS, feeds), result
 
 
+def branch(op: str) -> onnx.GraphProto:
+    """A branch that reads a value of the graph around it, of all tokens."""
+    y = helper.make_tensor_value_info(f"{op}_y", TensorProto.INT64, None)
+    inner = [
+        helper.make_node(op, ["ids"], [f"{op}_x"], op),
+        helper.make_node("Abs", [f"{op}_x"], [f"{op}_y"], f"{op}2"),
+    ]
+    return helper.make_graph(inner, op, [], [y])
+
+
 SHAPE = [node("Shape", "x", "shape"), node("Gather", "shape one", "seq"), node("Gather", "shape zero", "bat")]
 SIZES = {"one": ints(1), "zero": ints(0)}
 
@@ -230,6 +240,19 @@ PARTS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
             "token_line": ints(-1, 1),
             "places": ints(20, 3, 9, 11),
         },
+        3,
+    ),
+    "a table that an If chooses": (
+        [
+            node("Shape", "ids", "sizes"),
+            node("Gather", "sizes one_", "count"),
+            node("Greater", "count long", "many"),
+            helper.make_node(
+                "If", ["many"], ["chosen"], "If_chosen", then_branch=branch("Neg"), else_branch=branch("Abs")
+            ),
+            node("Gather", "t chosen"),
+        ],
+        {"one_": np.array(1), "long": np.array(12), "t": TABLE},
         3,
     ),
     "quantised": (
