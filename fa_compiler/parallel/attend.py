@@ -104,7 +104,7 @@ class Call:
         after = self.after if self.after >= UNLIMITED else self.after + shift
         mask = _cut(self.mask, rows, columns, first)
         banded = pre < rows[1] - rows[0] - 1 or after < columns[1] - columns[0] - 1
-        if mask is None and banded:
+        if mask is None and (banded or self.attrs.get("cpu_masked_bias")):  # this attribute goes with a mask
             mask = np.zeros((1, 1), np.bool_)
         inputs = {
             "query": query[0],

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fa_compiler.comparison.feeds import load_inputs
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.parallel.communicator import Array, Communicator
+from fa_compiler.parallel.input_file import load_part
+from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.session import ShardedSession
 from fa_compiler.running.one_process import check_outputs, save_outputs
 
@@ -49,12 +50,12 @@ def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
         InputError: ONNX Runtime fails in the run. The other ranks do not know it.
         RankError: another rank failed in the run, or does not answer.
     """
-    session, feeds = agreed(own, lambda: _opened(task, own))
-    results = session.run(feeds)
+    session, feeds, parts = agreed(own, lambda: _opened(task, own))
+    results = session.run_part(feeds, parts)
     if task.keep_parts:
-        results = {**results, "positions": session.parts(feeds).positions(own.rank)}
+        results = {**results, "positions": parts.positions(own.rank)}
     else:
-        results = session.gather(results, feeds)
+        results = session.gather_parts(results, parts)
     agreed(own, lambda: save_outputs(task.place(own.rank, own.size), results) if results else None)
     return results
 
@@ -82,10 +83,11 @@ def agreed(communicator: Communicator, step: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # a step that returns None has this type
 
 
-def _opened(task: ShardedRun, communicator: Communicator) -> tuple[ShardedSession, dict[str, Array]]:
+def _opened(task: ShardedRun, communicator: Communicator) -> tuple[ShardedSession, dict[str, Array], Parts]:
+    """The session, this rank's part of the inputs, and how the sequence is divided."""
     assert task.loaded.path is not None
     check_outputs(task.place(communicator.rank, communicator.size), task.inputs, task.loaded)
     session = ShardedSession(task.loaded.path, communicator, task.threads)
-    feeds = load_inputs(task.inputs, task.loaded.proto)
-    session.parts(feeds)
-    return session, feeds
+    axes, rank = session.record.inputs, communicator.rank
+    feeds, parts = load_part(task.inputs, task.loaded.proto, axes, rank, session.parts)
+    return session, feeds, parts

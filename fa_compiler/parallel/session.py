@@ -13,7 +13,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort.eager import KernelError
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.op_registry import RegistryError, collectives
-from fa_compiler.parallel.communicator import Alone, Array, Communicator
+from fa_compiler.parallel.communicator import Alone, Array, Communicator, Shape
 from fa_compiler.parallel.methods import sequence_attention
 from fa_compiler.parallel.parts import Parts, gathered, reduced, selected
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
@@ -62,16 +62,19 @@ class ShardedSession:
             if isinstance(step, Segment)
         }
 
-    def parts(self, inputs: Mapping[str, Array]) -> Parts:
-        """How the ranks divide the sequence of these inputs.
+    def parts(self, shapes: Mapping[str, Shape]) -> Parts:
+        """How the ranks divide the sequence of inputs of these shapes.
 
         Raises:
             InputError: the inputs have sequences of several lengths, or one that is too short.
         """
+        missing = [name for name in self.record.inputs if name not in shapes]
+        if missing:
+            raise InputError(f"{self.name} takes the input '{missing[0]}', which is missing")
         lengths = {
-            name: inputs[name].shape[axis]
+            name: shapes[name][axis]
             for name, axis in self.record.inputs.items()
-            if axis is not None and inputs[name].ndim > axis
+            if axis is not None and len(shapes[name]) > axis
         }
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
@@ -87,12 +90,17 @@ class ShardedSession:
             InputError: the inputs do not fit the model, or ONNX Runtime fails.
             RankError: another rank failed or does not answer.
         """
-        parts, rank = self.parts(inputs), self.communicator.rank
-        values = dict(self._constants)
-        values |= {
+        parts, rank = self.parts(shapes_of(inputs)), self.communicator.rank
+        own = {
             name: array if (axis := self.record.inputs.get(name)) is None else parts.own(array, axis, rank)
             for name, array in inputs.items()
         }
+        return self.run_part(own, parts)
+
+    def run_part(self, inputs: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
+        """`run`, for a rank that has its own part of the inputs."""
+        rank = self.communicator.rank
+        values = {**self._constants, **inputs}
         known = (parts.positions(rank), np.array([parts.length]), np.array([parts.count(rank)]))
         values.update(zip(self._plan.part, known, strict=False))
         kept = set(self._outputs)
@@ -108,7 +116,11 @@ class ShardedSession:
 
     def gather(self, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The whole outputs of `run(inputs)` on rank 0; an empty dictionary on the other ranks. Raises RankError."""
-        parts, whole = self.parts(inputs), {}
+        return self.gather_parts(outputs, self.parts(shapes_of(inputs)))
+
+    def gather_parts(self, outputs: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
+        """`gather`, for the outputs of `run_part`."""
+        whole = {}
         for name, array in outputs.items():
             axis = self.record.outputs.get(name)
             if axis is None:
@@ -131,6 +143,11 @@ class ShardedSession:
         if step.op_type == collectives.SELECT_TOKENS:
             return selected(communicator, parts, own[0], own[1], step.attrs["axis"])
         return gathered(communicator, parts, own[0], step.attrs["axis"])
+
+
+def shapes_of(arrays: Mapping[str, Array]) -> dict[str, Shape]:
+    """The shapes of arrays by name."""
+    return {name: array.shape for name, array in arrays.items()}
 
 
 def sharded_record(path: Path) -> Record | None:

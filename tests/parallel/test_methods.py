@@ -114,6 +114,13 @@ def test_a_bias(rows: int) -> None:
     compare(attrs_of("BNSD", "causal", pse_type=0), {**drawn("BNSD"), "real_shift": bias}, 3, ZIGZAG)
 
 
+def test_a_bias_of_masked_keys() -> None:
+    """Some chunks see all their keys, and have no mask of their own."""
+    bias = np.random.default_rng(3).standard_normal((1, HEADS, 1, LENGTH)).astype(np.float32)
+    attrs = attrs_of("BNSD", "causal", pse_type=0, cpu_mask_value=-2.0, cpu_masked_bias="added")
+    compare(attrs, {**drawn("BNSD"), "real_shift": bias}, 3, ZIGZAG)
+
+
 def test_rope_parts() -> None:
     rng = np.random.default_rng(4)
     rope = {

@@ -17,6 +17,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
 from fa_compiler.op_registry import collectives
 from fa_compiler.parallel.communicator import Array, Communicator, RankError
+from fa_compiler.parallel.input_file import load_part
 from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.run import ShardedRun, run_sharded
 from fa_compiler.parallel.session import ShardedSession
@@ -105,6 +106,24 @@ def test_files(tmp_path: Path) -> None:
     check(expected, {"logits": whole})
 
 
+@pytest.mark.parametrize("kind", ["stored", "compressed", "by columns"])
+def test_a_rank_reads_its_part_of_the_inputs(kind: str, tmp_path: Path) -> None:
+    feeds = text("llama", 14, batch=3)
+    if kind == "by columns":
+        feeds = {name: np.asfortranarray(array) for name, array in feeds.items()}
+    (np.savez_compressed if kind == "compressed" else np.savez)(tmp_path / "x.npz", **feeds)
+    result = sharded("llama", RANKS)
+    proto, axes = onnx.load(result.path), result.report.inputs
+    parts = Parts(result.report.order, RANKS, 14)
+    for rank in range(RANKS):
+        own, divided = load_part(
+            tmp_path / "x.npz", proto, axes, rank, lambda shapes: Parts(parts.order, 3, shapes["input_ids"][1])
+        )
+        assert divided == parts
+        for name, array in feeds.items():
+            np.testing.assert_array_equal(own[name], array[:, parts.positions(rank)])
+
+
 def test_an_error_of_one_rank_is_that_of_all(tmp_path: Path) -> None:
     loaded = load(sharded("llama", RANKS).path)
     x, y = inputs(tmp_path, text("llama", 14)), tmp_path / "y.npz"
@@ -145,6 +164,8 @@ def test_another_number_of_ranks() -> None:
         run_threads(2, lambda communicator: ShardedSession(path, communicator), 20)
     with pytest.raises(InputError, match="is made for 3 ranks, and 1 run it"):
         ShardedSession(path)
+    with pytest.raises(InputError, match="takes the input 'attention_mask', which is missing"):
+        ShardedSession(sharded("llama", 1).path).run({"input_ids": np.ones((1, 4), np.int64)})
 
 
 def test_a_model_of_one_rank_needs_no_mpi(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
