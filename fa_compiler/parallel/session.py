@@ -56,11 +56,12 @@ class ShardedSession:
         folder = path.absolute().parent
         constants = self._plan.constants.items()
         self._constants = {name: onnx.numpy_helper.to_array(tensor, str(folder)) for name, tensor in constants}
-        self._sessions = {
-            index: Session(step.model.SerializeToString(), self.name, domains, folder, threads)
-            for index, step in enumerate(self._plan.steps)
-            if isinstance(step, Segment)
-        }
+        self._sessions: dict[int, Session] = {}
+        for index, step in enumerate(self._plan.steps):
+            if isinstance(step, Segment):
+                content = step.model.SerializeToString()
+                step.model.Clear()  # its weights are in the session now
+                self._sessions[index] = Session(content, self.name, domains, folder, threads)
 
     def parts(self, shapes: Mapping[str, Shape]) -> Parts:
         """How the ranks divide the sequence of inputs of these shapes.

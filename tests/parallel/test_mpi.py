@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,20 @@ def test_one_error_on_all_ranks(wrong: str, tmp_path: Path) -> None:
     process = start(ranks, path, "--inputs", x, "--outputs", tmp_path / "y.npz")
     error = process.communicate(timeout=120)[1]
     assert error.count(said) == ranks
+    assert process.returncode != 0
+    assert [each.name for each in tmp_path.iterdir()] == ["x.npz"]
+
+
+@needs_mpi
+def test_a_rank_that_fails_while_it_computes(tmp_path: Path) -> None:
+    """The last token is none that the model knows: the rank that has it says so, and ends the others."""
+    feeds = text("bert", 21)
+    feeds["input_ids"][0, -1] = 999
+    save_arrays(tmp_path / "x.npz", feeds)
+    path = sharded("bert", 3, "gather").path
+    process = start(3, path, "--inputs", tmp_path / "x.npz", "--outputs", tmp_path / "y.npz")
+    error = process.communicate(timeout=60)[1]
+    assert re.search(r"fa-compiler: error: rank 2: .*model.onnx fails in ONNX Runtime: .*out of .*bounds", error)
     assert process.returncode != 0
     assert [each.name for each in tmp_path.iterdir()] == ["x.npz"]
 
