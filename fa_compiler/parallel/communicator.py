@@ -8,7 +8,6 @@ Every wait ends: with what was waited for, with the error of another rank, or af
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -139,9 +138,3 @@ class _Nothing(Pending):
 def as_bytes(array: Array) -> Array:
     """The memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8)
-
-
-def empty(shape: Shape, dtype: np.dtype[Any]) -> Array:
-    """An array without content, whose memory `as_bytes` gives."""
-    assert all(size >= 0 for size in shape) and math.prod(shape) >= 0
-    return np.empty(shape, dtype)

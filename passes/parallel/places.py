@@ -29,10 +29,6 @@ class Place:
         """Is the dimension the sequence and nothing else?"""
         return self.before == ONE and self.after == ONE
 
-    def size(self, length: Dim) -> Dim:
-        """The size of the dimension, for a sequence of this length."""
-        return self.before * length * self.after
-
     def at(self, dim: int) -> Place:
         """The same in another dimension."""
         return Place(dim, self.before, self.after)
