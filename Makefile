@@ -13,7 +13,8 @@
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
-#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; at the end make sweep
+#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; sharded
+#                 models in processes of MPI; at the end make sweep
 #   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first)
 #   make clean    remove what the above made
 #
@@ -86,7 +87,7 @@ docs: $(VENV)-docs/.docs
 	$(VENV)-docs/bin/sphinx-build -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
-compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools build/web/.web build/hosts/.hosts
+compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-mpi/.mpi build/web/.web build/hosts/.hosts
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
@@ -95,6 +96,7 @@ compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools bui
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
 	if [ -d build/hosts/node_modules ]; then PYTHONPATH=. $(BIN)/python tests/compat/check_hosts.py build/hosts/node_modules; fi
+	PYTHONPATH=. $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
 	$(MAKE) sweep
 
 # What is in build/sweep already is not made again. SWEEP="--only REGEX" chooses what is judged, and --again REGEX what is
@@ -107,7 +109,7 @@ sweep: $(VENV)/.package $(VENV)-sweep/.sweep $(VENV)-optimum/.sweep $(VENV)-conv
 	PYTHONPATH=. $(BIN)/python tests/compat/sweep/report.py --state build/sweep --details $(SWEEP)
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs $(VENV)-wheels $(SWEEP_VENVS) build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-mpi $(VENV)-docs $(VENV)-wheels $(SWEEP_VENVS) build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -151,6 +153,13 @@ $(SWEEP_VENVS:%=%/.sweep):
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	$(@D)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision
+	@touch $@
+
+# An environment with MPI; it uses the library that .venv built.
+$(VENV)-mpi/.mpi: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-mpi
+	$(VENV)-mpi/bin/python -m pip install --quiet --disable-pip-version-check mpi4py mpich onnxruntime onnx onnx-ir \
+		networkx numpy ml_dtypes rich pytest pytest-xdist hypothesis
 	@touch $@
 
 # An environment with Sphinx, and with what the documented functions import.

@@ -9,6 +9,7 @@
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
     fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
+    fa_compiler.shard("model.onnx", "out", 4)                       # the model that 4 ranks run with mpirun
     fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
     fa_compiler.reference.run("FlashAttentionScore", inputs, attrs) # the same in float64 NumPy
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
     from fa_compiler.model_graph import graph
+    from fa_compiler.parallel.session import ShardedSession
+    from fa_compiler.parallel.sharding import shard
     from fa_compiler.passes import Report
     from fa_compiler.pipeline import Result, inspect, optimize
     from fa_compiler.session import InferenceSession
@@ -61,6 +64,7 @@ __all__ = [
     "InternalError",
     "Report",
     "Result",
+    "ShardedSession",
     "__version__",
     "bench",
     "compile_for_atc",
@@ -71,6 +75,7 @@ __all__ = [
     "optimize",
     "reference",
     "register_custom_ops",
+    "shard",
     "verify",
 ]
 
@@ -82,6 +87,7 @@ _LAZY = {
     "InternalError": "fa_compiler.errors",
     "Report": "fa_compiler.passes",
     "Result": "fa_compiler.pipeline",
+    "ShardedSession": "fa_compiler.parallel.session",
     "bench": "fa_compiler.benchmark",
     "compile_for_atc": "fa_compiler.atc.run",
     "custom_ops_library": "fa_compiler.lowering.ort",
@@ -89,6 +95,7 @@ _LAZY = {
     "inspect": "fa_compiler.pipeline",
     "optimize": "fa_compiler.pipeline",
     "register_custom_ops": "fa_compiler.lowering.ort",
+    "shard": "fa_compiler.parallel.sharding",
     "verify": "fa_compiler.verification",
 }
 _MODULES = ("ops", "reference")

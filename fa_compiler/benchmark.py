@@ -23,7 +23,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler.comparison.compare import Runner
-from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_inputs
+from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.reading import ModelLike, read_proto
 from fa_compiler.passes import Report
@@ -186,7 +186,7 @@ class _Pair:
                 start = time.perf_counter()
                 calls[side]()
                 times[side].append(time.perf_counter() - start)
-        save_inputs(self._folder / "inputs.npz", feeds)
+        save_arrays(self._folder / "inputs.npz", feeds)
         memory = [self._memory(path) for path in self._paths]
         original, fused = (Timing.of(each, peak) for each, peak in zip(times, memory, strict=True))
         return Measure(length, shapes, len(times[0]), original, fused)

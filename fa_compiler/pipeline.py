@@ -225,22 +225,35 @@ def run(
         InternalError: the result failed our own checks.
     """
     start = time.perf_counter()
-    with _without_collections():
-        model = loaded.to_ir()
-        given = registry_nodes(model)
-        report = fuse(model, options, progress)
-        if loaded.weights is not None:
-            loaded.weights.check(by_path=True)  # the passes read the file by its path
-        report.model, report.target = loaded.name, options.target
-        report.notes[:0] = loaded.repairs
-        info = verify_nodes(model, given, options.platform, options.cann)
-        report.changed_otherwise = bool(loaded.repairs)
+    with without_collections():
+        model, report, info = fuse_loaded(loaded, options, progress)
         proto = _result(loaded, model, report, form, info)
         if options.target == "ort":
             report.notes.extend(remarks(loaded.proto if proto is None else proto))
     report.seconds = time.perf_counter() - start
     _log(report)
     return proto, report
+
+
+def fuse_loaded(
+    loaded: LoadedModel, options: Options, progress: Progress | None = None
+) -> tuple[ir.Model, Report, ShapeInfo | None]:
+    """Fuse a loaded model, and check the fused nodes: the model, the report, and what is known of the model.
+
+    Raises:
+        InputError: the model, or the target for it, is at fault.
+        InternalError: a fused node failed our own checks.
+    """
+    model = loaded.to_ir()
+    given = registry_nodes(model)
+    report = fuse(model, options, progress)
+    if loaded.weights is not None:
+        loaded.weights.check(by_path=True)  # the passes read the file by its path
+    report.model, report.target = loaded.name, options.target
+    report.notes[:0] = loaded.repairs
+    info = verify_nodes(model, given, options.platform, options.cann)
+    report.changed_otherwise = bool(loaded.repairs)
+    return model, report, info
 
 
 def _log(report: Report) -> None:
@@ -253,7 +266,7 @@ def _log(report: Report) -> None:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """Switch garbage collection off. The objects of the passes live until the passes end: a collection would find
     nothing, and all collections together would take a quarter of the time."""
     if not gc.isenabled():
@@ -282,7 +295,7 @@ def _result(
     if not fused and not may_hold_flex(loaded.proto):
         return None
     functions = to_file_operators(model, info if form == "file with bodies" else None) if form != "graph" else []
-    proto = _proto_of(loaded, model)
+    proto = proto_of(loaded, model)
     if form != "graph":
         finish_proto(proto, functions)
     put_back(proto, loaded.foreign)
@@ -295,7 +308,7 @@ def _result(
     return _checked(loaded, proto)
 
 
-def _proto_of(loaded: LoadedModel, model: ir.Model) -> onnx.ModelProto:
+def proto_of(loaded: LoadedModel, model: ir.Model) -> onnx.ModelProto:
     """The model as a proto.
 
     Protobuf reads a text that is not UTF-8, but does not write it. Such a text may be in a field that no check reads:

@@ -69,7 +69,8 @@ class Options:
     `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does
     not work. With `in_place_caches`, caches that grow by a Concat become buffers that are written in place; only the
     target "ort" can have them. `runtime` narrows the targets "onnx" and "contrib" to what one runtime takes. `opset` is
-    the least opset of the result for the target "onnx"; 0 for the least that has Attention.
+    the least opset of the result for the target "onnx"; 0 for the least that has Attention. Without `packs` the mask of
+    packed sequences stays a mask, because a model that is divided along the sequence cannot have the ends of sequences.
     """
 
     target: Target = "ort"
@@ -80,6 +81,7 @@ class Options:
     in_place_caches: bool = False
     runtime: Runtime | None = None
     opset: int = 0
+    packs: bool = True
 
     @property
     def is_standard(self) -> bool:

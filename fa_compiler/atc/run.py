@@ -12,7 +12,6 @@ import onnx
 
 from fa_compiler import __version__
 from fa_compiler.atc import route_air, route_onnx
-from fa_compiler.atc.folder import REPORT, check_target, new_folder
 from fa_compiler.atc.job import Job, Request, Route, RouteResult
 from fa_compiler.atc.script import PRECISIONS, command, script
 from fa_compiler.atc.shapes import (
@@ -27,6 +26,7 @@ from fa_compiler.atc.shapes import (
 )
 from fa_compiler.atc.single import write_all
 from fa_compiler.errors import InputError
+from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product

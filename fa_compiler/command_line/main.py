@@ -20,6 +20,7 @@ from fa_compiler import __version__
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.op_registry.collectives import METHODS
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.options import ASSUMPTIONS, Target
@@ -77,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_verify(commands)
     _add_bench(commands)
+    _add_run(commands)
+    _add_shard(commands)
     _add_registry(commands)
     _add_atc(commands)
     _add_air(commands)
@@ -254,6 +257,71 @@ def _add_bench(commands: _Commands) -> None:
     command.add_argument("--html", metavar="PAGE.html", type=Path, help="write a page with the figures as bars")
     command.add_argument("--quiet", action="store_true", help="show no progress")
     command.set_defaults(run="bench.run")
+
+
+def _add_run(commands: _Commands) -> None:
+    examples = """\
+  fa-compiler run model.onnx --inputs x.npz --outputs y.npz
+  mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz    # a model of `shard`
+"""
+    text = "run a model, fused, sharded or neither, in ONNX Runtime, and write its outputs"
+    command = _command(commands, "run", text, examples)
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command.add_argument("--inputs", metavar="X.npz", type=Path, required=True, help="the inputs by name")
+    command.add_argument("--outputs", metavar="Y.npz", type=Path, required=True, help="where the outputs are written")
+    command.add_argument("--threads", metavar="N", type=int, default=0, help="threads of ONNX Runtime (default: all)")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.add_argument(
+        "--parts",
+        action="store_true",
+        help="of a sharded model: each rank writes its part of the outputs, and the positions of its tokens, to a file "
+        "of its own, such as Y.0-of-4.npz",
+    )
+    command.add_argument(
+        "--timeout",
+        metavar="S",
+        type=_non_negative,
+        default=600.0,
+        help="of a sharded model: how many seconds a rank waits for another one (default 600)",
+    )
+    command.set_defaults(run="run.run")
+
+
+def _add_shard(commands: _Commands) -> None:
+    examples = """\
+  fa-compiler shard model.onnx -o out --sequence-parallel 4
+  fa-compiler shard model.onnx -o out --sequence-parallel 4 --method ring --sequence-axis input_ids:1
+  mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz
+"""
+    text = "fuse a model, and write the model that several ranks run, each on its part of the sequence"
+    command = _command(commands, "shard", text, examples)
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
+    command.add_argument("--sequence-parallel", metavar="N", type=int, required=True, help="the number of ranks")
+    method = command.add_argument(
+        "--method",
+        metavar="auto|gather|all-to-all|ring",
+        default="auto",
+        help="how the ranks compute attention (default: the cheapest for each attention)",
+    )
+    _completed(method, ("auto", *METHODS))
+    command.add_argument(
+        "--sequence-axis",
+        metavar="INPUT:DIM",
+        action="append",
+        default=[],
+        help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
+    )
+    command.add_argument(
+        "--length", metavar="N", type=int, default=8192, help="the tokens for which auto chooses (default 8192)"
+    )
+    command.add_argument(
+        "--batch", metavar="N", type=int, default=1, help="the batch for which auto chooses (default 1)"
+    )
+    _add_assume(command)
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.set_defaults(run="shard.shard")
 
 
 def _add_registry(commands: _Commands) -> None:

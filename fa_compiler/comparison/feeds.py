@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,10 @@ def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> 
     return {name: _typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
 
 
-def save_inputs(path: Path, feeds: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file that `load_inputs` reads, whatever the names are: some are arguments of numpy.savez."""
     with zipfile.ZipFile(path, "w") as archive:
-        for name, array in feeds.items():
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
 
@@ -173,6 +173,13 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
     Raises:
         InputError: the file cannot be read, or does not fit the model.
     """
+    return read_inputs(path, model, lambda archive: {name: archive[name] for name in archive.files})
+
+
+def read_inputs(
+    path: Path, model: onnx.ModelProto, read: Callable[[np.lib.npyio.NpzFile], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """`load_inputs`, where `read` takes the arrays, or parts of them, out of the archive."""
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -180,7 +187,7 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
         wanted = {info.name: info for info in graph_inputs(model)}
         with archive:
             _names_fit(str(path), archive.files, wanted)  # before the arrays are decompressed
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = read(archive)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:

@@ -45,7 +45,7 @@ _IR_VERSION = 8
 _KERNEL_SETTINGS = ("FA_COMPILER_ISA", "FA_COMPILER_FLOAT32_PRODUCTS")
 
 # ONNX Runtime has one class for each status code and no common base class. A few errors are plain RuntimeErrors.
-_ORT_ERRORS: tuple[type[Exception], ...] = (
+ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     *(error for error in vars(pybind).values() if isinstance(error, type) and issubclass(error, Exception)),
 )
@@ -115,7 +115,7 @@ def compute(
     try:
         session = _session(request, tuple(map(os.environ.get, _KERNEL_SETTINGS)))
         results = session.run_with_ort_values(list(request.wanted), fed(request, placed))
-    except _ORT_ERRORS as error:
+    except ORT_ERRORS as error:
         raise KernelError(_kernel_message(spec, str(error))) from None
     return {name: from_ort(result) for name, result in zip(request.wanted, results, strict=True)}
 
@@ -156,7 +156,7 @@ def requested(
 
 def fed(request: Request, placed: Sequence[Array | None], prefix: str = "") -> dict[str, ort.OrtValue]:
     """The model's inputs by name. Equal arrays share one tensor, so a kernel can see that two inputs share memory."""
-    tensors = {id(array): _to_ort(array) for array in placed if array is not None}
+    tensors = {id(array): to_ort(array) for array in placed if array is not None}
     names = _input_names(request.spec, dict(request.attributes))
     return {prefix + name: tensors[id(array)] for name, array in zip(names, placed, strict=False) if array is not None}
 
@@ -269,7 +269,8 @@ def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, A
     return {name: value for name, value in inputs.items() if name != "padding_mask"}
 
 
-def _to_ort(array: Array) -> ort.OrtValue:
+def to_ort(array: Array) -> ort.OrtValue:
+    """The array as a tensor of ONNX Runtime, which shares its memory where it can."""
     array = np.asarray(array, order="C")  # np.ascontiguousarray makes a scalar a vector
     if array.dtype.name == "bfloat16":
         # NumPy does not have bfloat16, so the plain conversion does not know it.
@@ -278,6 +279,7 @@ def _to_ort(array: Array) -> ort.OrtValue:
 
 
 def from_ort(value: ort.OrtValue) -> Array:
+    """The tensor as an array; bfloat16, which NumPy does not have, is `ml_dtypes.bfloat16`."""
     if value.data_type() != "tensor(bfloat16)":
         array: Array = value.numpy()
         return array

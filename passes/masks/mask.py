@@ -667,6 +667,8 @@ class MaskPlanner:
             reason = "packed sequences cannot stand beside a bias"
         elif not self.packing:
             reason = "packed sequences cannot stand beside dropout"
+        elif not self.options.packs:
+            reason = "a model that is divided along the sequence has no ends of packed sequences"
         if reason:
             return replace(fallback, missed=(Missed(MissedCode.NOT_PACKED, reason, packing.labels.name),))
         vouched = UNBROKEN in self.options.assume

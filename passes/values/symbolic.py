@@ -146,6 +146,11 @@ class Dim:
         return tuple(factor for monomial, factor in self._terms.items() if monomial)
 
     @property
+    def terms(self) -> tuple[tuple[int, tuple[Dim, ...]], ...]:
+        """The dim as a sum of products: each factor with the atoms, as dims, by which it is multiplied."""
+        return tuple((factor, tuple(map(Dim._from_atom, monomial))) for monomial, factor in self._terms.items())
+
+    @property
     def single_atom(self) -> Atom | None:
         """The atom when the dim is just that atom, else None."""
         if len(self._terms) == 1:

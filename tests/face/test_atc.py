@@ -18,7 +18,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.atc import route_air, run, shapes, single
-from fa_compiler.atc.folder import new_folder
 from fa_compiler.atc.job import Request, RouteResult
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
@@ -27,6 +26,7 @@ from fa_compiler.lowering.ascend.air.check import check as check_air
 from fa_compiler.lowering.ascend.convert.from_ge import from_ge as onnx_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, absent
 from fa_compiler.lowering.ascend.single_op import check as check_json
+from fa_compiler.model_files.folder import new_folder
 from fa_compiler.op_registry.soc import soc_version
 from tests.lowering.ascend.graphs import weight
 
@@ -254,7 +254,7 @@ def test_only_what_an_earlier_run_wrote_is_replaced(tmp_path: Path, capsys: pyte
     assert not (out / "single_op").exists()
     (out / "notes.txt").write_text("mine")
     assert main(command) == 2
-    assert "holds notes.txt, which fa-compiler atc did not write" in capsys.readouterr().err
+    assert "holds notes.txt, which fa-compiler did not write" in capsys.readouterr().err
     assert (out / "notes.txt").read_text() == "mine"
     assert main(["atc", str(path), "-o", str(path), *SOC]) == 2
     assert "is not a folder" in capsys.readouterr().err

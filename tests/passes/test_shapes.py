@@ -473,6 +473,20 @@ REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
             (20, "float[B,S] x", REPEATED, f"<int64[1] i = {{{i}}}, {REPEATS}>", shape)
             for i, shape in ((1, (B, S * 3)), (-2, (B * 3, S)), (2, (B, S)))
         ),
+        (
+            20,
+            "float[B,S] x",
+            "r = OneHot<axis = 1>(i, n, v) f = Reshape(r, m) y = Tile(x, f)",
+            "<int64[1] i = {-1}, int64 n = {2}, int64[2] v = {1, 3}, int64[1] m = {-1}>",
+            (B, 3 * S),
+        ),
+        (
+            20,
+            "float[B,S] x",
+            "s = Shape<start = 1>(x) n = Neg(s) y = Slice(x, n, e, a)",
+            "<int64[1] e = {9223372036854775807}, int64[1] a = {1}>",
+            (B, S),
+        ),
         (20, "float[B,S,4] x, float[4] g", "y = LayerNormalization(x, g)", "", (B, S, 4)),
         (20, "float[B,3,8,D] x, float[6,3,1,1] w", "y = Conv<strides = [2, 1]>(x, w)", "", (B, 6, 4, D)),
         (16, "float[B,3,8,D] x, float[B,S,4,2] g", "y = GridSample(x, g)", "", (B, 3, S, 4)),

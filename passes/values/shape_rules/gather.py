@@ -126,18 +126,23 @@ def _one_hot(ctx: Context) -> Fact:
     axis = axis_in(ctx.int_attr("axis", -1), len(indices) + 1)
     if axis is None:
         return Fact(None, ctx.dtype(2))
+    content = _one_hot_content(ctx, axis)
+    if content is not None:
+        return content_fact(content, ctx.dtype(2))
     length = depth[0] if depth and len(depth) == 1 else Dim.fresh()
-    shape = (*indices[:axis], length, *indices[axis:])
-    content = _placed(ctx, length.const)
-    return Fact(shape, ctx.dtype(2), None if content is None else content.reshape([dim.const or 0 for dim in shape]))
+    return Fact((*indices[:axis], length, *indices[axis:]), ctx.dtype(2))
 
 
-def _placed(ctx: Context, length: int | None) -> Content | None:
-    """What a OneHot of a single index holds: the second number at the index, and the first one elsewhere."""
-    index, numbers = ctx.ints(0), ctx.content(2)
-    if index is None or len(index) != 1 or length is None or not 0 < length <= LIMIT or numbers is None:
+def _one_hot_content(ctx: Context, axis: int) -> Content | None:
+    """The elements of a small OneHot of known indices; None for another one."""
+    indices, depth, values = ctx.ints(0), ctx.ints(1), ctx.dims(2)
+    shape = ctx.content(0)
+    if indices is None or depth is None or values is None or shape is None or len(depth) != 1 or len(values) != 2:
         return None
-    result = np.full(length, numbers[0], dtype=numbers.dtype)
-    if -length <= index[0] < length:  # any other index is none of the places
-        result[index[0]] = numbers[1]
-    return result
+    if not 0 <= len(indices) * depth[0] <= LIMIT:
+        return None
+    rows = np.full((len(indices), depth[0]), values[0], dtype=object)
+    for row, index in zip(rows, indices, strict=True):
+        if -depth[0] <= index < depth[0]:
+            row[index] = values[1]
+    return np.moveaxis(rows.reshape(*shape.shape, depth[0]), -1, axis)

@@ -116,6 +116,8 @@ def _clamped(dim: Dim, bound: Dim) -> Dim | None:
         return Dim(0)  # -0, too, which is not counted from the end: the axis has no elements then
     if value is not None and value >= _END:
         return dim
+    if bound == -dim:
+        return Dim(0)
     if bound.is_at_least(0):
         return Dim.min(bound, dim)
     if (-bound).is_at_least(1):

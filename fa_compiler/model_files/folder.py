@@ -59,9 +59,7 @@ def check_target(target: Path) -> None:
     there = set(_files(target))
     if there and not there <= _listed(target):
         foreign = sorted(there - _listed(target))[0]
-        raise InputError(
-            f"{target} holds {foreign}, which fa-compiler atc did not write; choose an empty or new folder"
-        )
+        raise InputError(f"{target} holds {foreign}, which fa-compiler did not write; choose an empty or new folder")
 
 
 def _files(folder: Path) -> list[str]:

@@ -1,0 +1,1 @@
+"""Runs sharded models: the ranks, how they talk, and how they compute an attention together."""

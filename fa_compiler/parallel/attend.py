@@ -1,0 +1,138 @@
+"""One call of the attention kernel on some rows and some keys of the sequence.
+
+The ranks compute in the layout SBH, in which tokens come first: chunks of tokens are then contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fa_compiler.lowering.ort import eager
+from fa_compiler.op_registry.collectives import Chunk
+from fa_compiler.op_registry.geometry import UNLIMITED
+from fa_compiler.parallel.communicator import Array
+
+FREE_OF_OTHER_KEYS = ("", "zero", "nan")
+"""The values of cpu_empty_rows for which a row without a key does not depend on any key."""
+
+
+def tokens_first(array: Array, layout: str) -> Array:
+    """A tensor of query, key or value as [S, B, heads * size]."""
+    if layout == "SBH":
+        return array
+    if layout == "BSH":
+        return np.ascontiguousarray(array.swapaxes(0, 1))
+    batch, tokens = (array.shape[0], array.shape[1]) if layout == "BSND" else (array.shape[0], array.shape[2])
+    moved = array.transpose(1, 0, 2, 3) if layout == "BSND" else array.transpose(2, 0, 1, 3)
+    return np.ascontiguousarray(moved).reshape(tokens, batch, -1)
+
+
+def from_tokens_first(array: Array, layout: str, heads: int) -> Array:
+    """The inverse of `tokens_first`, for a tensor of this number of heads."""
+    if layout == "SBH":
+        return array
+    if layout == "BSH":
+        return np.ascontiguousarray(array.swapaxes(0, 1))
+    tokens, batch, width = array.shape
+    split = array.reshape(tokens, batch, heads, width // heads)
+    return np.ascontiguousarray(split.transpose(1, 0, 2, 3) if layout == "BSND" else split.transpose(1, 2, 0, 3))
+
+
+@dataclass(frozen=True)
+class Call:
+    """The attention of one rank: its attributes, and the tensors that do not travel.
+
+    `mask` and `bias` have the keys of the whole sequence as columns (or 1), and as rows those of the queries that they
+    are used with (or 1). `pre` and `after` are the diagonals of the band, counted in positions of the sequence.
+    """
+
+    attrs: Mapping[str, Any]
+    heads: int
+    key_heads: int
+    pre: int
+    after: int
+    mask: Array | None = None
+    bias: Array | None = None
+    sink: Array | None = None
+
+    @property
+    def needs_all_keys(self) -> bool:
+        """Does a row depend on keys that the band excludes?"""
+        empty = str(self.attrs.get("cpu_empty_rows", ""))
+        return empty not in FREE_OF_OTHER_KEYS or "cpu_mask_value" in self.attrs
+
+    def keys_of(self, rows: Chunk, keys: Chunk) -> Chunk | None:
+        """The keys of a range that the rows may depend on; None if there are none."""
+        if self.needs_all_keys:
+            return keys
+        start = keys[0] if self.pre >= UNLIMITED else max(keys[0], rows[0] - self.pre)
+        stop = keys[1] if self.after >= UNLIMITED else min(keys[1], rows[1] + self.after)
+        return (start, stop) if start < stop else None
+
+    def of_heads(self, heads: slice, key_heads: slice) -> Call:
+        """The same for some of the heads."""
+        return replace(
+            self,
+            heads=heads.stop - heads.start,
+            key_heads=key_heads.stop - key_heads.start,
+            mask=_of_heads(self.mask, heads),
+            bias=_of_heads(self.bias, heads),
+            sink=None if self.sink is None else self.sink[heads],
+        )
+
+    def run(
+        self,
+        query: Sequence[Array],
+        keys: Sequence[Array],
+        rows: Chunk,
+        columns: Chunk,
+        first: int = 0,
+        wanted: Sequence[str] = ("attention_out",),
+        **changes: Any,
+    ) -> dict[str, Array]:
+        """The outputs of the kernel for the rows and keys of these positions.
+
+        `query` is query and query_rope, `keys` is key, value and key_rope, all [S, B, heads * size] and of these rows
+        and columns. `first` is the place of the first row among the rows of mask and bias. `changes` are attributes.
+        """
+        shift = rows[0] - columns[0]
+        pre = self.pre if self.pre >= UNLIMITED else self.pre - shift
+        after = self.after if self.after >= UNLIMITED else self.after + shift
+        mask = _cut(self.mask, rows, columns, first)
+        banded = pre < rows[1] - rows[0] - 1 or after < columns[1] - columns[0] - 1
+        if mask is None and (banded or self.attrs.get("cpu_masked_bias")):  # this attribute goes with a mask
+            mask = np.zeros((1, 1), np.bool_)
+        inputs = {
+            "query": query[0],
+            "key": keys[0],
+            "value": keys[1],
+            "real_shift": _cut(self.bias, rows, columns, first),
+            "atten_mask": mask,
+            "sink": self.sink,
+        }
+        if len(query) > 1:
+            inputs |= {"query_rope": query[1], "key_rope": keys[2]}
+        attrs = {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": 0, **changes}
+        attrs |= (
+            {"pre_tockens": pre, "next_tockens": after}
+            if banded
+            else {"pre_tockens": UNLIMITED, "next_tockens": UNLIMITED}
+        )
+        return eager.run("FlashAttentionScore", inputs, attrs, wanted)
+
+
+def _cut(array: Array | None, rows: Chunk, columns: Chunk, first: int) -> Array | None:
+    """The part of a mask or bias for these rows and columns."""
+    if array is None:
+        return None
+    if array.shape[-2] != 1:
+        array = array[..., first : first + rows[1] - rows[0], :]
+    return array if array.shape[-1] == 1 else array[..., columns[0] : columns[1]]
+
+
+def _of_heads(array: Array | None, heads: slice) -> Array | None:
+    return array if array is None or array.ndim < 4 or array.shape[1] == 1 else array[:, heads]

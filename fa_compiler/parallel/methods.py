@@ -1,0 +1,185 @@
+"""How the ranks compute one SequenceAttention together.
+
+    gather        Every rank gathers the keys and values of all tokens, and attends with its own queries.
+    all-to-all    Every rank gets the queries, keys and values of all tokens for some of the heads, attends, and gives
+                  the rows back to the ranks that they belong to.
+    ring          Keys and values travel from rank to rank. Each rank attends to those that it has, while the next ones
+                  arrive, and joins the result with what it has (RingAttentionUpdate).
+
+What a ring cannot compute exactly as one process does, it computes by gathering: scores that are NaN or infinite make
+the statistics of a row undefined. All ranks agree on this after each ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fa_compiler.lowering.ort import eager
+from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, RING, Chunk
+from fa_compiler.parallel.attend import Call, from_tokens_first, tokens_first
+from fa_compiler.parallel.communicator import Array, Communicator
+from fa_compiler.parallel.parts import Parts, gathered
+
+Tensors = Sequence[Array]
+Method: TypeAlias = Callable[[Communicator, Parts, Call, Tensors, Tensors], Array]
+
+LARGEST = np.finfo(np.float32).max
+"""softmax_sum of a row without a key; its softmax_max is the negative number."""
+
+
+def sequence_attention(
+    communicator: Communicator, parts: Parts, attrs: Mapping[str, Any], inputs: Mapping[str, Array]
+) -> Array:
+    """attention_out for the rank's own rows, in the layout of query.
+
+    `attrs` and `inputs` are those of the node, by name (op_registry/collectives.py). Raises RankError, and KernelError
+    if the kernel does not take the call.
+    """
+    kept = {name: value for name, value in attrs.items() if name != "method"}
+    layout, heads = str(kept["input_layout"]), int(kept["head_num"])
+    key = inputs["key"]
+    size = inputs["query"].shape[-1] // heads
+    key_heads = key.shape[-1] // size if layout in ("BSH", "SBH") else key.shape[1 if layout == "BNSD" else 2]
+    call = Call(
+        attrs=kept,
+        heads=heads,
+        key_heads=key_heads,
+        pre=int(kept["pre_tockens"]),
+        after=int(kept["next_tockens"]),
+        mask=inputs.get("atten_mask"),
+        bias=inputs.get("real_shift"),
+        sink=inputs.get("sink"),
+    )
+    query = [tokens_first(inputs[name], layout) for name in ("query", "query_rope") if name in inputs]
+    keys = [tokens_first(inputs[name], layout) for name in ("key", "value", "key_rope") if name in inputs]
+    out = METHODS[str(attrs["method"])](communicator, parts, call, query, keys)
+    return from_tokens_first(out, layout, heads)
+
+
+def own_chunks(parts: Parts, rank: int) -> list[tuple[Chunk, slice]]:
+    """The chunks of a rank that have tokens, each with its place among the rank's tokens."""
+    every = parts.chunks(rank)
+    ends = accumulate((stop - start for start, stop in every), initial=0)
+    return [(chunk, slice(*place)) for chunk, place in zip(every, pairwise(ends), strict=True) if chunk[0] < chunk[1]]
+
+
+def by_gather(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
+    """The method gather."""
+    whole = [gathered(communicator, parts, each, 0) for each in keys]
+    results = []
+    for rows, place in own_chunks(parts, communicator.rank):
+        columns = call.keys_of(rows, (0, parts.length)) or (0, parts.length)
+        own, some = [each[place] for each in query], [each[slice(*columns)] for each in whole]
+        results.append(call.run(own, some, rows, columns, place.start)["attention_out"])
+    return results[0] if len(results) == 1 else np.concatenate(results)
+
+
+def by_all_to_all(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
+    """The method all-to-all. Mask and bias have the rows of the whole sequence."""
+    own = call.heads // communicator.size
+    group = call.heads // call.key_heads
+    heads = [slice(rank * own, (rank + 1) * own) for rank in range(communicator.size)]
+    key_heads = [slice(each.start // group, (each.stop - 1) // group + 1) for each in heads]
+    queries = [_to_heads(communicator, parts, each, call.heads, heads) for each in query]
+    others = [_to_heads(communicator, parts, each, call.key_heads, key_heads) for each in keys]
+    whole = (0, parts.length)
+    mine = call.of_heads(heads[communicator.rank], key_heads[communicator.rank])
+    out = mine.run(queries, others, whole, whole)["attention_out"]
+    rows = [parts.own(out, 0, rank) for rank in range(communicator.size)]
+    shape = (parts.count(communicator.rank), *out.shape[1:])
+    return np.concatenate(communicator.exchange(rows, [shape] * communicator.size), axis=-1)
+
+
+def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, wanted: Sequence[slice]) -> Array:
+    """All tokens of the rank's heads, from the rank's tokens of all heads."""
+    split = own.reshape(*own.shape[:2], heads, -1)
+    sends = [np.ascontiguousarray(split[:, :, each]) for each in wanted]
+    received = communicator.exchange(sends, parts.shapes(sends[communicator.rank], 0))
+    return parts.joined(received, 0).reshape(parts.length, own.shape[1], -1)
+
+
+def by_ring(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
+    """The method ring. Sends the next keys on before it attends to those that it has."""
+    rank, size = communicator.rank, communicator.size
+    chunks = own_chunks(parts, rank)
+    rings = [_Rows(call, [each[place] for each in query], rows, place.start) for rows, place in chunks]
+    held = list(keys)
+    total = np.zeros(keys[1].shape[1:], np.float64)
+    needs_mean = call.attrs.get("cpu_empty_rows") == "mean"
+    for step in range(size):
+        owner = (rank - step) % size
+        last = step == size - 1
+        before = (owner - 1) % size
+        shapes = [(parts.count(before), *each.shape[1:]) for each in held]
+        pending = None if last else communicator.pass_on(held, shapes)
+        if needs_mean:
+            total += held[1].sum(0, dtype=np.float64)
+        for ring in rings:
+            for columns, place in own_chunks(parts, owner):
+                ring.attend([each[place] for each in held], columns)
+        if pending is not None:
+            held = pending.wait()
+    if b"\1" in communicator.share(b"\1" if any(ring.undefined for ring in rings) else b"\0"):
+        return by_gather(communicator, parts, call, query, keys)
+    mean = total / parts.length
+    return np.concatenate([ring.result(mean) for ring in rings])
+
+
+class _Rows:
+    """The result of some rows while keys arrive: attention_out with the statistics of its softmax."""
+
+    def __init__(self, call: Call, query: Tensors, rows: Chunk, first: int) -> None:
+        attrs = {name: value for name, value in call.attrs.items() if name != "cpu_nan_rows"}
+        self._call = replace(call, attrs={**attrs, "cpu_empty_rows": "zero"})
+        self._empty = str(call.attrs.get("cpu_empty_rows", ""))
+        self._query, self._rows, self._first = query, rows, first
+        self._found: dict[str, Array] | None = None
+        self.undefined = False
+
+    def attend(self, keys: Tensors, columns: Chunk) -> None:
+        """Attend to some keys, and join the result with what was found before."""
+        if self._call.keys_of(self._rows, columns) is None:
+            return
+        wanted = ("softmax_max", "softmax_sum", "attention_out")
+        found = self._call.run(self._query, keys, self._rows, columns, self._first, wanted)
+        self.undefined |= not all(np.isfinite(found[name]).all() for name in wanted[:2])
+        self._found = found if self._found is None else _joined(self._found, found)
+
+    def result(self, mean: Array) -> Array:
+        """attention_out. `mean` is the mean of value over all keys, [B, key heads * size]."""
+        tokens, batch = self._query[0].shape[:2]
+        width = mean.shape[1] // self._call.key_heads
+        if self._found is None:
+            out = np.zeros((tokens, batch, self._call.heads * width), self._query[0].dtype)
+            empty = np.ones((batch, self._call.heads, tokens), np.bool_)
+        else:
+            out = self._found["attention_out"]
+            empty = self._found["softmax_max"][..., 0] == -LARGEST
+        if self._empty in ("", "zero") or not empty.any():
+            return out
+        group = self._call.heads // self._call.key_heads
+        each = np.repeat(mean.reshape(batch, self._call.key_heads, width), group, axis=1)
+        value = each if self._empty == "mean" else np.full_like(each, np.nan)
+        split = out.reshape(tokens, batch, self._call.heads, width)
+        filled = np.where(empty.transpose(2, 0, 1)[..., None], value[None].astype(out.dtype), split)
+        return filled.reshape(out.shape)
+
+
+def _joined(one: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
+    """Two partial results of the same rows as one. The sum of two rows without keys stays finite."""
+    inputs = {
+        f"{part}_{new}": found[old]
+        for part, found in (("prev", one), ("cur", other))
+        for old, new in (("attention_out", "attn_out"), ("softmax_max", "softmax_max"), ("softmax_sum", "softmax_sum"))
+    }
+    joined = eager.run("RingAttentionUpdate", inputs, {"input_layout": "SBH"})
+    sums = np.minimum(joined["softmax_sum"], LARGEST)
+    return {"attention_out": joined["attn_out"], "softmax_max": joined["softmax_max"], "softmax_sum": sums}
+
+
+METHODS: Mapping[str, Method] = {GATHER: by_gather, ALL_TO_ALL: by_all_to_all, RING: by_ring}

@@ -1,0 +1,113 @@
+"""Parts of the sequence: what each rank has of a tensor, and a whole tensor made of all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fa_compiler.errors import InputError
+from fa_compiler.op_registry.collectives import Chunk, chunks, shortest
+from fa_compiler.parallel.communicator import Array, Communicator, Shape
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a sequence of `length` tokens is divided among ranks.
+
+    Raises:
+        InputError: the sequence is so short that a rank would have no token.
+    """
+
+    order: str
+    ranks: int
+    length: int
+
+    def __post_init__(self) -> None:
+        least = shortest(self.order, self.ranks)
+        if self.length < least:
+            raise InputError(
+                f"the sequence has {self.length} tokens, and the {self.ranks} ranks of this model need at least {least}"
+            )
+
+    def chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks of a rank."""
+        return chunks(self.order, self.ranks, rank, self.length)
+
+    def count(self, rank: int) -> int:
+        """The number of tokens of a rank."""
+        return sum(stop - start for start, stop in self.chunks(rank))
+
+    def positions(self, rank: int) -> Array:
+        """The positions of a rank's tokens, int64."""
+        return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in self.chunks(rank)])
+
+    @cached_property
+    def owners(self) -> tuple[Array, Array]:
+        """For each position of the sequence the rank that has it, and its place among the tokens of this rank."""
+        owner, place = np.empty(self.length, np.int64), np.empty(self.length, np.int64)
+        for rank in range(self.ranks):
+            positions = self.positions(rank)
+            owner[positions], place[positions] = rank, np.arange(len(positions))
+        return owner, place
+
+    def own(self, whole: Array, axis: int, rank: int) -> Array:
+        """A rank's part of a tensor along an axis."""
+        pieces = [_cut(whole, axis, start, stop) for start, stop in self.chunks(rank)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis)
+
+    def joined(self, parts: Sequence[Array], axis: int) -> Array:
+        """The tensor of which every rank has a part along an axis."""
+        shape = list(parts[0].shape)
+        shape[axis] = self.length
+        whole = np.empty(shape, parts[0].dtype)
+        for rank, part in enumerate(parts):
+            begin = 0
+            for start, stop in self.chunks(rank):
+                _cut(whole, axis, start, stop)[...] = _cut(part, axis, begin, begin + stop - start)
+                begin += stop - start
+        return whole
+
+    def shapes(self, part: Array, axis: int) -> list[Shape]:
+        """The shapes of all ranks' parts, by that of one rank."""
+        return [(*part.shape[:axis], self.count(rank), *part.shape[axis + 1 :]) for rank in range(self.ranks)]
+
+
+def gathered(communicator: Communicator, parts: Parts, part: Array, axis: int) -> Array:
+    """The whole tensor on every rank."""
+    return parts.joined(communicator.gather_all(part, parts.shapes(part, axis)), axis)
+
+
+def selected(communicator: Communicator, parts: Parts, part: Array, indices: Array, axis: int) -> Array:
+    """What Gather picks from the whole tensor: each rank sends the tokens that it has.
+
+    Raises:
+        InputError: an index is outside the sequence.
+    """
+    flat = indices.reshape(-1).astype(np.int64)
+    if flat.size and not (-parts.length <= flat.min() and flat.max() < parts.length):
+        raise InputError(f"a token is picked that the sequence of {parts.length} tokens does not have")
+    owner, place = (each[flat % parts.length] for each in parts.owners)
+    mine = np.take(part, place[owner == communicator.rank], axis)
+    shapes = [(*part.shape[:axis], int((owner == rank).sum()), *part.shape[axis + 1 :]) for rank in range(parts.ranks)]
+    picked = np.empty((*part.shape[:axis], flat.size, *part.shape[axis + 1 :]), part.dtype)
+    before = (slice(None),) * axis
+    for rank, piece in enumerate(communicator.gather_all(mine, shapes)):
+        picked[(*before, owner == rank)] = piece
+    return picked.reshape((*part.shape[:axis], *indices.shape, *part.shape[axis + 1 :]))
+
+
+def reduced(communicator: Communicator, part: Array, reduction: str) -> Array:
+    """The sum, maximum or minimum over the ranks. All ranks add in the same order, so they get the same numbers."""
+    every = communicator.gather_all(part, [part.shape] * communicator.size)
+    function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduction]
+    total = every[0]
+    for other in every[1:]:
+        total = function(total, other)
+    return np.asarray(total, part.dtype)
+
+
+def _cut(array: Array, axis: int, start: int, stop: int) -> Array:
+    return array[(*(slice(None),) * axis, slice(start, stop))]

@@ -1,0 +1,209 @@
+"""A sharded model as a list of steps: segments that ONNX Runtime runs, and collectives between them.
+
+A node belongs to the first segment behind all collectives that it depends on. So collectives that do not depend on each
+other follow the same segment, and there are about as many segments as attentions in a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from fa_compiler.errors import InputError
+from fa_compiler.op_registry import get
+from fa_compiler.op_registry.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    DOMAIN,
+    METADATA_KEY,
+    METHODS,
+    ORDERS,
+    SELECT_TOKENS,
+    SEQUENCE_ATTENTION,
+    SEQUENCE_PART,
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the metadata of a sharded model say (op_registry/collectives.py)."""
+
+    ranks: int
+    order: str
+    inputs: Mapping[str, int | None]
+    outputs: Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the graph that needs no other rank."""
+
+    model: onnx.ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A node that talks to the other ranks."""
+
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+
+    @property
+    def named_inputs(self) -> dict[str, str]:
+        """The inputs of a SequenceAttention by their names in the prototype of FlashAttentionScore."""
+        spec = get("FlashAttentionScore")
+        return {entry: name for entry, name in zip(spec.input_names, self.inputs, strict=False) if name}
+
+
+Step = Segment | Collective
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a sharded model in the order in which they run.
+
+    `constants` are the weights that collectives read, by name. `part` names the outputs of SequencePart, which are
+    known before the first step ("" for one that nobody reads), and `last_use` the last step that reads a value. The
+    outputs of the model are read after all steps.
+    """
+
+    constants: Mapping[str, onnx.TensorProto]
+    part: tuple[str, ...]
+    steps: tuple[Step, ...]
+    last_use: Mapping[str, int]
+
+
+def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
+    """The record of a sharded model; None for any other model.
+
+    Raises:
+        InputError: the record is damaged.
+    """
+    text = next((entry.value for entry in proto.metadata_props if entry.key == METADATA_KEY), None)
+    if text is None:
+        return None
+    try:
+        read = json.loads(text)
+        record = Record(int(read["ranks"]), str(read["order"]), dict(read["inputs"]), dict(read["outputs"]))
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(name) from None
+    axes = [axis for each in (record.inputs, record.outputs) for axis in each.values()]
+    if record.ranks < 1 or record.order not in ORDERS or not all(axis is None or type(axis) is int for axis in axes):
+        raise _damaged(name)
+    return record
+
+
+def _damaged(name: str) -> InputError:
+    return InputError(f"{name} holds a damaged record of its ranks; make it again with fa-compiler shard")
+
+
+def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
+    """The plan of a sharded model.
+
+    Raises:
+        InputError: the model holds a collective that this version does not know.
+    """
+    level: dict[str, int] = {}
+    segments: defaultdict[int, list[onnx.NodeProto]] = defaultdict(list)
+    collectives: defaultdict[int, list[Collective]] = defaultdict(list)
+    part: tuple[str, ...] = ()
+    for node in proto.graph.node:
+        depth = max((level.get(each, 0) for each in _read(node)), default=0)
+        if node.domain != DOMAIN:
+            segments[depth].append(node)
+        elif node.op_type == SEQUENCE_PART:
+            part = tuple(node.output)
+        else:
+            collectives[depth].append(_collective(node, name))
+            depth += 1
+        level.update(dict.fromkeys(node.output, depth))
+    steps: list[Step] = []
+    maker = _SegmentMaker.of(proto)
+    for depth in range(max((*segments, *collectives), default=-1) + 1):
+        if segments[depth]:
+            others = (node for other, nodes in segments.items() if other != depth for node in nodes)
+            outside = {each for node in others for each in _read(node)}
+            outside.update(each for group in collectives.values() for step in group for each in step.inputs)
+            steps.append(maker.segment(segments[depth], outside))
+        steps.extend(collectives[depth])
+    last_use = {each: index for index, step in enumerate(steps) for each in step.inputs}
+    own = [each for step in steps if isinstance(step, Collective) for each in step.inputs]
+    constants = {each: maker.weights[each] for each in own if each in maker.weights}
+    return Plan(constants, part, tuple(steps), last_use)
+
+
+def _collective(node: onnx.NodeProto, name: str) -> Collective:
+    attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
+    known = node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS) or (
+        node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS
+    )
+    if not known:
+        raise InputError(f"{name}: node '{node.name}' ({node.op_type}) is not known to this version of fa_compiler")
+    return Collective(node.name, node.op_type, tuple(node.input), tuple(node.output), attrs)
+
+
+def _read(node: onnx.NodeProto) -> Iterable[str]:
+    """The names that a node and its subgraphs read."""
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        yield from filter(None, current.input)
+        for attribute in current.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                pending.extend(graph.node)
+                yield from (output.name for output in graph.output)
+
+
+@dataclass(frozen=True)
+class _SegmentMaker:
+    """Makes segments of one model."""
+
+    proto: onnx.ModelProto
+    weights: Mapping[str, onnx.TensorProto]
+    types: Mapping[str, onnx.ValueInfoProto]
+    outer: frozenset[str]
+    """The values of the main graph; a subgraph has others of its own."""
+
+    @staticmethod
+    def of(proto: onnx.ModelProto) -> _SegmentMaker:
+        graph = proto.graph
+        infos = (*graph.value_info, *graph.input, *graph.output)
+        weights = {tensor.name: tensor for tensor in graph.initializer}
+        outer = {each for node in graph.node for each in node.output} | {info.name for info in graph.input}
+        return _SegmentMaker(proto, weights, {info.name: info for info in infos}, frozenset(outer))
+
+    def segment(self, nodes: list[onnx.NodeProto], outside: set[str]) -> Segment:
+        """The segment of these nodes. `outside` are the values that the rest of the graph reads."""
+        made = {each for node in nodes for each in node.output if each}
+        read = dict.fromkeys(each for node in nodes for each in _read(node) if each not in made)
+        inputs = [each for each in read if each in self.outer and each not in self.weights]
+        ends = outside.union(output.name for output in self.proto.graph.output)
+        outputs = [each for node in nodes for each in node.output if each in ends]
+        model = onnx.ModelProto(ir_version=self.proto.ir_version)
+        model.opset_import.extend(each for each in self.proto.opset_import if each.domain != DOMAIN)
+        model.functions.extend(self.proto.functions)
+        graph = model.graph
+        graph.name = "segment"
+        graph.node.extend(nodes)
+        graph.initializer.extend(self.weights[each] for each in read if each in self.weights)
+        graph.input.extend(map(self._info, inputs))
+        graph.output.extend(map(self._info, outputs))
+        return Segment(model, tuple(inputs), tuple(outputs))
+
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        """The value with its type and without sizes: those in the file may be of the whole sequence."""
+        info = onnx.ValueInfoProto(name=name)
+        if name in self.types:
+            info.type.tensor_type.elem_type = self.types[name].type.tensor_type.elem_type
+        return info

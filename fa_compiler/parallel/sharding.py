@@ -1,0 +1,138 @@
+"""`shard`: from a model of one process to a folder with the model that all ranks run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from fa_compiler.checks import checker
+from fa_compiler.errors import InputError, InternalError
+from fa_compiler.model_files.folder import REPORT, check_target, new_folder
+from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
+from fa_compiler.model_files.writing import staging, write_model
+from fa_compiler.op_registry.collectives import METHODS
+from fa_compiler.passes import Report
+from fa_compiler.passes.parallel.places import Refusal
+from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport
+from fa_compiler.passes.parallel.shard import shard as shard_graph
+from fa_compiler.passes.report import Progress
+from fa_compiler.pipeline import fuse_loaded, make_options, proto_of, without_collections
+
+MODEL = "model.onnx"
+"""The name of the model in the folder."""
+
+MOST_RANKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The result of `shard`: the path of the model, what became of it, and how its attention was fused before."""
+
+    path: Path
+    report: ShardReport
+    fusion: Report
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        report = self.report
+        return {
+            "ranks": report.ranks,
+            "order": report.order,
+            "inputs": dict(report.inputs),
+            "outputs": dict(report.outputs),
+            "gathered_inputs": list(report.gathered),
+            "tokens_of_the_cost_model": report.length,
+            "attentions": [
+                {
+                    "node": choice.name,
+                    "method": choice.method,
+                    "bytes_sent_by_a_rank": dict(choice.sent),
+                    "seconds": dict(choice.seconds),
+                    "refused": dict(choice.refused),
+                }
+                for choice in report.choices
+            ],
+        }
+
+
+def shard(
+    model: ModelLike,
+    output: str | os.PathLike[str],
+    sequence_parallel: int,
+    *,
+    method: str = "auto",
+    axes: Mapping[str, int] | None = None,
+    length: int = 8192,
+    batch: int = 1,
+    assume: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> Sharded:
+    """Fuse a model, and write the model that several ranks run, each on its part of the sequence.
+
+    Args:
+        model: as `optimize` takes it.
+        output: a new or empty folder, or one that an earlier call wrote. It gets model.onnx, its weights if they are
+            external, and report.json.
+        sequence_parallel: the number of ranks.
+        method: how the ranks compute attention: "gather", "all-to-all", "ring", or "auto" for the cheapest one of each
+            attention.
+        axes: the dimension of inputs that is the sequence, such as {"input_ids": 1}; None finds it from the attentions.
+        length, batch: the number of tokens and the batch size for which "auto" chooses.
+        assume: as `optimize` takes it.
+        progress: is called while the model is fused.
+
+    Raises:
+        InputError: the model, an option or the folder is at fault, or the model mixes the sequence in a way that no
+            rank can compute from its part; the text names the node. Nothing was written.
+    """
+    target = Path(output)
+    options = _checked(sequence_parallel, method, axes, length, batch)
+    fusing = replace(make_options("ort", None, None, assume), packs=False)
+    loaded = load(model)
+    check_target(target)
+    with without_collections():
+        fused, fusion, _ = fuse_loaded(loaded, fusing, progress)
+        try:
+            result, report = shard_graph(fused, options)
+        except Refusal as refusal:
+            raise InputError(_told(loaded, refusal, fusion)) from None
+        proto = proto_of(loaded, result)
+    problem = checker.fault(proto, full=False)
+    if problem is not None:
+        raise InternalError(f"{loaded.name}: the sharded model is not valid: {problem}")
+    sharded = Sharded(target / MODEL, report, fusion)
+    _write(proto, loaded, target, sharded)
+    return sharded
+
+
+def _checked(ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int) -> ParallelOptions:
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
+    if method not in ("auto", *METHODS):
+        raise InputError(f"unknown method {method!r}: use auto, {', '.join(METHODS)}")
+    if length < 1 or batch < 1:
+        raise InputError(f"{length} tokens in a batch of {batch}: give numbers from 1 upwards")
+    return ParallelOptions(ranks, method, dict(axes or {}), length, batch)
+
+
+def _told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
+    """The sentence of a refusal; an attention that was declined may be why."""
+    declined = [block for block in fusion.blocks if block.status == "declined"]
+    told = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
+    if declined:
+        told += f"; the attention at '{declined[0].anchor}' was not fused: {declined[0].reason}"
+    return told
+
+
+def _write(proto: onnx.ModelProto, loaded: LoadedModel, target: Path, sharded: Sharded) -> None:
+    with new_folder(target) as folder:
+        with staging() as stage:
+            write_model(proto, loaded, folder / MODEL, stage, sharded.fusion)
+            stage.commit()
+        (folder / REPORT).write_text(json.dumps(sharded.to_json()))

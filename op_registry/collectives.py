@@ -1,0 +1,64 @@
+"""The operators of a sharded model: those with which a rank knows its part of the sequence and talks to the others.
+
+A sharded model is one file for all ranks. The sequence of `length` tokens is cut into chunks, and each rank has one
+chunk or, in the zigzag order, two. The other tensors of the graph are either whole, equal on all ranks, or hold the
+rank's own tokens only.
+
+    operator           inputs                        outputs
+    -----------------  ----------------------------  --------------------------------------------------------------
+    SequencePart                                     int64 [L], [1] and [1]: the positions of the rank's tokens, the
+                                                     number of all tokens, and the number L of its own
+    AllGather          part                          the parts of all ranks along `axis`, in the order of the sequence
+    AllReduce          part                          the sum, max or min (`reduction`) over the ranks, each element
+    SelectTokens       part, indices                 Gather(whole, indices, axis) from the parts of all ranks
+    SequenceAttention  those of FlashAttentionScore  attention_out of the rank's own queries to the keys of all ranks
+
+SequenceAttention has the attributes of FlashAttentionScore and `method`. query, key and value hold the rank's own
+tokens. Its sparse_mode is 0, and pre_tockens and next_tockens limit the keys even if there is no atten_mask: row i
+attends key j if -pre_tockens <= j - i <= next_tockens, where i and j are positions in the whole sequence. A bias or
+mask has the keys of the whole sequence as columns. Its rows are the rank's own, or with the method all-to-all those of
+the whole sequence; a size of 1 is repeated.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+DOMAIN = "fa_compiler.parallel"
+VERSION = 1
+METADATA_KEY = "fa_compiler.parallel"
+"""The key of the metadata of a sharded model: JSON with the number of ranks, the order, and the axes of the
+sequence."""
+
+SEQUENCE_PART = "SequencePart"
+ALL_GATHER = "AllGather"
+ALL_REDUCE = "AllReduce"
+SELECT_TOKENS = "SelectTokens"
+SEQUENCE_ATTENTION = "SequenceAttention"
+
+GATHER, ALL_TO_ALL, RING = "gather", "all-to-all", "ring"
+METHODS = (GATHER, ALL_TO_ALL, RING)
+"""How SequenceAttention brings queries and keys together: every rank gathers all keys and values; every rank gets all
+tokens of some heads; or keys and values travel from rank to rank."""
+
+CONTIGUOUS, ZIGZAG = "contiguous", "zigzag"
+ORDERS = (CONTIGUOUS, ZIGZAG)
+"""Which chunks a rank has. Contiguous: of as many chunks as there are ranks, its own. Zigzag: of twice as many, the one
+of its number and the one of its number from the end, so that all ranks have the same work below a causal mask."""
+
+Chunk = tuple[int, int]
+"""The positions of a chunk: the first one, and the one after the last."""
+
+
+def chunks(order: str, ranks: int, rank: int, length: int) -> tuple[Chunk, ...]:
+    """The chunks of one rank. The sizes of all chunks of a sequence differ by at most one."""
+    count = ranks if order == CONTIGUOUS else 2 * ranks
+    ends = [length * number // count for number in range(count + 1)]
+    every = list(pairwise(ends))
+    return (every[rank],) if order == CONTIGUOUS else (every[rank], every[-1 - rank])
+
+
+def shortest(order: str, ranks: int) -> int:
+    """The length of the shortest sequence of which every chunk has a token. It is 2 at least: a dimension of 1 would be
+    broadcast."""
+    return max(2, ranks if order == CONTIGUOUS else 2 * ranks)

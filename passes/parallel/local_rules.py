@@ -1,0 +1,409 @@
+"""The local forms of operators that compute each token by itself.
+
+Each rule says for which demands it holds:
+
+    elementwise      any; an operand that has 1 where the result has the sequence is whole
+    along axes       norms, softmaxes, sums, sorting: over other dimensions than the sequence's
+    products         rows of the left or columns of the right operand of a MatMul or Gemm, a batch dimension of both;
+                     the letter of an Einsum that is in its result
+    look-ups         Gather, GatherElements and GatherND: the sequence among the indices, or a dimension of the data
+                     that is not looked up
+    Conv             windows of one token, of step 1 and without padding
+    quantisation     one scale, or scales along other dimensions
+
+A demand that is not in this list is refused, or taken out of the whole value (sharder.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.layout.views import is_inference_dropout
+from fa_compiler.passes.nodes import input_of, int_attr, is_op, places_of, source_through, text_attr
+from fa_compiler.passes.parallel.places import Place, Refusal
+from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
+from fa_compiler.passes.values.symbolic import Dim
+
+MIXES = "it mixes the sequence"
+
+
+def needed(node: ir.Node, index: int) -> ir.Value:
+    """An input that the operator requires."""
+    value = input_of(node, index)
+    if value is None:
+        raise Refusal(f"input {index} is absent", node)
+    return value
+
+
+def size_at(sharder: Sharder, node: ir.Node, output: int, place: Place) -> tuple[int, Dim]:
+    """The rank of an output and the size of its dimension at the place."""
+    shape = sharder.shape(node.outputs[output], node)
+    return len(shape), shape[place.dim]
+
+
+@local_rule("Add", "Sub", "Mul", "Div", "Mod", "Pow", "PRelu", "And", "Or", "Xor", "Where", "Equal", "Greater", "Less")
+@local_rule("GreaterOrEqual", "LessOrEqual", "Min", "Max", "Sum", "Mean", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
+@local_rule(
+    "BitShift", "Not", "Abs", "Neg", "Ceil", "Floor", "Round", "Sign", "Erf", "Exp", "Log", "Sqrt", "Reciprocal"
+)
+@local_rule("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Tanh", "Sigmoid")
+@local_rule("HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Softplus")
+@local_rule("Softsign", "Mish", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Swish", "Shrink", "IsNaN", "IsInf")
+@local_rule("Identity", "Cast", "BitwiseNot", "Clip")
+def elementwise(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Each element of the result is made of one element of each operand."""
+    rank, size = size_at(sharder, node, output, place)
+    inputs = [sharder.aligned(value, place, rank, size, node) for value in node.inputs]
+    return sharder.clone(node, inputs).outputs[output]
+
+
+@local_rule("Dropout")
+def dropout(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The Dropout of inference; one of training draws other numbers on each rank."""
+    if not is_inference_dropout(node):
+        raise Refusal("a Dropout of training draws random numbers", node)
+    first = sharder.local(needed(node, 0), place, node)
+    rest = sharder.wholes(node, 1)
+    return sharder.clone(node, [first, *rest]).outputs[output]
+
+
+@local_rule("CastLike")
+def cast_like(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A Cast to the known type of the second input."""
+    dtype = sharder.info.dtype(node.outputs[0])
+    if dtype is None:
+        raise Refusal("the type of its result is unknown", node)
+    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, {"to": int(dtype)})
+
+
+def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
+    first = sharder.local(needed(node, 0), place, node)
+    rest = sharder.wholes(node, 1)
+    return sharder.clone(node, [first, *rest])
+
+
+@local_rule("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK", "LayerNormalization")
+@local_rule("RMSNormalization", "SimplifiedLayerNormalization")
+def along_one_axis(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Operators along one axis, or along this axis and those behind it."""
+    rank = len(sharder.shape(needed(node, 0), node))
+    kind = node.op_type
+    if kind == "CumSum":
+        found = sharder.info.integer(needed(node, 1))
+        axis = None if found is None else found.const
+        if axis is None:
+            raise Refusal("its axis is unknown", node)
+    else:
+        axis = int_attr(node, "axis", 1 if kind.endswith("max") and sharder.opset < 13 else -1)
+    axis %= rank
+    behind = kind.endswith("Normalization") and kind != "LpNormalization"
+    behind = behind or (kind.endswith("max") and sharder.opset < 13)
+    if place.dim == axis or (behind and place.dim > axis):
+        raise Refusal(f"{MIXES}, along axis {axis}", node)
+    if kind in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"):
+        weights = [value for value in node.inputs[1:] if value is not None]
+        if any(len(sharder.shape(value, node)) > rank - axis for value in weights):
+            raise Refusal("its weights may differ along the sequence", node)
+    return _with_first_local(sharder, node, place).outputs[output]
+
+
+@local_rule("GlobalAveragePool", "GlobalMaxPool")
+def pooled_features(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A mean or maximum over the dimensions behind the second one."""
+    if place.dim > 1:
+        raise Refusal(f"{MIXES}, along axis {place.dim}", node)
+    return _with_first_local(sharder, node, place).outputs[output]
+
+
+@local_rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+def skip_norm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A norm over the last axis of the sum of two tensors, the second of which may be broadcast."""
+    rank, size = size_at(sharder, node, 0, place)
+    if place.dim == rank - 1:
+        raise Refusal(f"{MIXES}, along its last axis", node)
+    both = [sharder.aligned(needed(node, index), place, rank, size, node) for index in (0, 1)]
+    return sharder.clone(node, [*both, *sharder.wholes(node, 2)]).outputs[output]
+
+
+@local_rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum")
+@local_rule("ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin")
+def reduction(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A reduction over other dimensions."""
+    source = needed(node, 0)
+    rank = len(sharder.shape(source, node))
+    axes = reduced_axes(sharder, node, rank)
+    left = [each for each in range(rank) if int_attr(node, "keepdims", 1) or each not in axes]
+    dim = left[place.dim]
+    if dim in axes:
+        raise Refusal(f"{MIXES}, along axis {dim}", node)
+    return _with_first_local(sharder, node, place.at(dim)).outputs[output]
+
+
+def reduced_axes(sharder: Sharder, node: ir.Node, rank: int) -> list[int]:
+    """The axes that a reduction reduces. Raises Refusal where they are unknown."""
+    if node.op_type.startswith("Arg"):
+        return [int_attr(node, "axis", 0) % rank]
+    axes = places_of(node, rank)
+    if axes is None:
+        if input_of(node, 1) is not None:
+            raise Refusal("its axes are unknown", node)
+        return [] if int_attr(node, "noop_with_empty_axes", 0) else list(range(rank))
+    return axes or ([] if int_attr(node, "noop_with_empty_axes", 0) else list(range(rank)))
+
+
+@local_rule("MatMul", "MatMulInteger", "FusedMatMul")
+def matrix_product(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Rows of the left operand, columns of the right one, or a batch dimension."""
+    left, right = needed(node, 0), needed(node, 1)
+    ranks = [len(sharder.shape(each, node)) for each in (left, right)]
+    rank, size = size_at(sharder, node, output, place)
+    if min(ranks) < 2 and (ranks[1] != 1 or ranks[0] < 2):
+        raise Refusal("one of its operands is a vector", node)
+    flags = ("transA", "transB", "transBatchA", "transBatchB")
+    if node.op_type == "FusedMatMul" and any(int_attr(node, flag, 0) for flag in flags):
+        raise Refusal("it transposes its operands", node)
+    if ranks[1] == 1:
+        forms = (sharder.local(left, place, node), sharder.whole(right, node))
+    elif place.dim == rank - 1:
+        forms = (sharder.whole(left, node), sharder.local(right, place.at(ranks[1] - 1), node))
+    elif place.dim == rank - 2:
+        forms = (sharder.local(left, place.at(ranks[0] - 2), node), sharder.whole(right, node))
+    else:
+        both = [sharder.aligned(each, place, rank, size, node) for each in (left, right)]
+        return sharder.clone(node, [*both, *sharder.wholes(node, 2)]).outputs[output]
+    zeros = sharder.wholes(node, 2)
+    for value in node.inputs[2:4]:
+        if value is not None and sharder.shape(value, node):
+            raise Refusal("its zero points have a dimension", node)
+    return sharder.clone(node, [*forms, *zeros]).outputs[output]
+
+
+@local_rule("MatMulNBits")
+def packed_product(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A product with weights of a few bits: rows of the left operand."""
+    rank, _ = size_at(sharder, node, output, place)
+    if place.dim == rank - 1:
+        raise Refusal("the sequence is among its columns", node)
+    return _with_first_local(sharder, node, place).outputs[output]
+
+
+@local_rule("Gemm")
+def gemm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Rows of the left operand or columns of the right one, with the addend broadcast."""
+    _, size = size_at(sharder, node, output, place)
+    left, right = needed(node, 0), needed(node, 1)
+    if place.dim == 0:
+        forms = [sharder.local(left, place.at(int_attr(node, "transA", 0)), node), sharder.whole(right, node)]
+    else:
+        forms = [sharder.whole(left, node), sharder.local(right, place.at(1 - int_attr(node, "transB", 0)), node)]
+    addend = sharder.aligned(input_of(node, 2), place, 2, size, node)
+    return sharder.clone(node, [*forms, *([] if addend is None else [addend])]).outputs[output]
+
+
+@local_rule("Einsum")
+def einsum(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The sequence's letter is in the result, so nothing is summed over it."""
+    equation = text_attr(node, "equation", "").replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    operands = terms.split(",")
+    if not arrow or "." in equation or len(operands) != len(node.inputs):
+        raise Refusal("its equation has no result or an ellipsis", node)
+    letter = result[place.dim]
+    forms = []
+    for index, term in enumerate(operands):
+        if term.count(letter) > 1:
+            raise Refusal("it takes a diagonal", node)
+        value = needed(node, index)
+        here = term.find(letter)
+        forms.append(sharder.whole(value, node) if here < 0 else sharder.local(value, place.at(here), node))
+    return sharder.clone(node, forms).outputs[output]
+
+
+@local_rule("Gather")
+def gather(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The sequence is a dimension of the indices, or one of the data that is not looked up."""
+    data, indices = needed(node, 0), needed(node, 1)
+    ranks = [len(sharder.shape(each, node)) for each in (data, indices)]
+    axis = int_attr(node, "axis", 0) % ranks[0]
+    if axis <= place.dim < axis + ranks[1]:
+        forms = [sharder.whole(data, node), sharder.local(indices, place.at(place.dim - axis), node)]
+    else:
+        dim = place.dim if place.dim < axis else place.dim - ranks[1] + 1
+        forms = [sharder.local(data, place.at(dim), node), sharder.whole(indices, node)]
+    return sharder.clone(node, forms).outputs[output]
+
+
+@local_rule("GatherElements")
+def gather_elements(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The result has the shape of the indices. Along other dimensions than the axis, data and indices walk together."""
+    data, indices = needed(node, 0), needed(node, 1)
+    shape = sharder.shape(data, node)
+    axis = int_attr(node, "axis", 0) % len(shape)
+    local = sharder.local(indices, place, node)
+    if place.dim == axis:
+        return sharder.clone(node, [sharder.whole(data, node), local]).outputs[output]
+    if shape[place.dim] != sharder.shape(indices, node)[place.dim]:
+        raise Refusal("its data may be longer than the sequence", node)
+    return sharder.clone(node, [sharder.local(data, place, node), local]).outputs[output]
+
+
+@local_rule("GatherND")
+def gather_nd(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Indices [batch, rows, n] look up the n dimensions of data behind the batch."""
+    data, indices = needed(node, 0), needed(node, 1)
+    index_shape = sharder.shape(indices, node)
+    batch, rows = int_attr(node, "batch_dims", 0), len(index_shape) - 1
+    width = index_shape[-1].const
+    if width is None:
+        raise Refusal("the length of its indices is unknown", node)
+    if place.dim < batch:
+        forms = [sharder.local(data, place, node), sharder.local(indices, place, node)]
+    elif place.dim < rows:
+        forms = [sharder.whole(data, node), sharder.local(indices, place, node)]
+    else:
+        dim = batch + width + place.dim - rows
+        forms = [sharder.local(data, place.at(dim), node), sharder.whole(indices, node)]
+    return sharder.clone(node, forms).outputs[output]
+
+
+@local_rule("ScatterElements")
+def scatter_elements(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Along other dimensions than the axis, data, indices and updates walk together."""
+    shapes = [sharder.shape(needed(node, index), node) for index in range(3)]
+    axis = int_attr(node, "axis", 0) % len(shapes[0])
+    if place.dim == axis or any(shape[place.dim] != shapes[0][place.dim] for shape in shapes):
+        raise Refusal(f"{MIXES}, or its updates are shorter than its data", node)
+    return sharder.clone(node, [sharder.local(needed(node, index), place, node) for index in range(3)]).outputs[output]
+
+
+@local_rule("OneHot")
+def one_hot(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A new dimension, at the axis, for the number that an index stands for."""
+    indices = needed(node, 0)
+    rank = len(sharder.shape(indices, node)) + 1
+    axis = int_attr(node, "axis", -1) % rank
+    if place.dim == axis:
+        raise Refusal("the sequence is the range of its numbers", node)
+    dim = place.dim if place.dim < axis else place.dim - 1
+    return _with_first_local(sharder, node, place.at(dim)).outputs[output]
+
+
+@local_rule("Conv")
+def convolution(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """A window of one token, of step 1 and without padding, is a projection."""
+    weight = sharder.shape(needed(node, 1), node)
+    spatial = place.dim - 2
+    if place.dim == 1:
+        raise Refusal("the sequence is among its channels", node)
+    if spatial >= 0:
+        strides, pads = (node.attributes.get(name) for name in ("strides", "pads"))
+        steps = [1] * (len(weight) - 2) if strides is None else list(strides.as_ints())
+        padding = [0] * (2 * len(steps)) if pads is None else list(pads.as_ints())
+        padded = padding[spatial] or padding[spatial + len(steps)]
+        if (
+            weight[place.dim].const != 1
+            or steps[spatial] != 1
+            or padded
+            or text_attr(node, "auto_pad", "NOTSET")
+            not in (
+                "NOTSET",
+                "VALID",
+            )
+        ):
+            raise Refusal(f"{MIXES}: its window is longer than one token", node)
+    return _with_first_local(sharder, node, place).outputs[output]
+
+
+@local_rule("QuantizeLinear", "DequantizeLinear")
+def quantisation(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """One scale for the tensor, or one for each index of another dimension."""
+    source, scale = needed(node, 0), needed(node, 1)
+    rank, scales = len(sharder.shape(source, node)), sharder.shape(scale, node)
+    single = all(size.const == 1 for size in scales)
+    if not single and (len(scales) != 1 or int_attr(node, "axis", 1) % rank == place.dim):
+        raise Refusal("its scales may differ along the sequence", node)
+    return _with_first_local(sharder, node, place).outputs[output]
+
+
+@local_rule("Range")
+def number_range(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Range(start, limit, step) at the rank's positions is start + positions * step."""
+    start, _, step = (sharder.whole(needed(node, index), node) for index in range(3))
+    (size,) = sharder.shape(node.outputs[0], node)
+    dtype = sharder.info.dtype(node.outputs[0])
+    if size != sharder.length or dtype not in (INT64, ir.DataType.INT32):
+        raise Refusal("its length is not proven to be that of the sequence, or it counts in floats", node)
+    positions, _, _ = sharder.part
+    own = positions if dtype == INT64 else sharder.emit("Cast", [positions], dtype, {"to": int(dtype)})
+    return sharder.emit("Add", [start, sharder.emit("Mul", [own, step], dtype)], dtype)
+
+
+@local_rule("ConstantOfShape")
+def filled(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """One number everywhere: only the size changes."""
+    rank, _ = size_at(sharder, node, output, place)
+    return sharder.clone(node, [sharder.part_of_target(needed(node, 0), place.dim, rank, node)]).outputs[output]
+
+
+@local_rule("ScatterND")
+def scatter_nd(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Updates of whole slices, where the sequence is a dimension behind those that the indices name; or updates of each
+    token by itself, where the indices along the sequence count its tokens."""
+    data, indices, updates = (needed(node, index) for index in range(3))
+    width = sharder.shape(indices, node)[-1].const
+    rank, _ = size_at(sharder, node, output, place)
+    if width is None:
+        raise Refusal("the length of its indices is unknown", node)
+    if place.dim < width:
+        own, dim = _own_indices(sharder, node, indices, place.dim, width)
+    else:
+        own, dim = sharder.whole(indices, node), len(sharder.shape(updates, node)) - rank + place.dim
+    forms = [sharder.local(data, place, node), own, sharder.local(updates, place.at(dim), node)]
+    return sharder.clone(node, forms).outputs[output]
+
+
+def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, width: int) -> tuple[ir.Value, int]:
+    """The indices [.., width] of the rank's part, where entry `part` counts the tokens along one of their dimensions,
+    and this dimension.
+
+        indices := Concat(entries, axis = -1)        one entry for each dimension
+        entry   := Unsqueeze(grid, last)             the one that counts
+        grid    := Expand(line) | line
+        line    := Range(0, S, 1) moved by Reshape and Unsqueeze, with 1 in all dimensions but one
+    """
+    join = indices.producer()
+    rank = len(sharder.shape(indices, node))
+    if not is_op(join, "Concat") or join is None or int_attr(join, "axis", 0) % rank != rank - 1:
+        raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
+    entries = [each for each in join.inputs if each is not None]
+    dim = _counts_along(sharder, entries[part]) if len(entries) == width else None
+    if dim is None:
+        raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
+    forms = [sharder.local(each, Place(dim), node) for each in entries]
+    zero, one = (sharder.constant(np.array(number)) for number in (0, 1))
+    _, _, count = sharder.part
+    scalar = sharder.emit("Reshape", [count, sharder.constant(np.zeros(0, np.int64))], INT64)
+    line = sharder.emit("Range", [zero, scalar, one], INT64)
+    line = sharder.emit("Reshape", [line, sharder.constant(np.array([-1] + [1] * (rank - 1 - dim)))], INT64)
+    forms[part] = sharder.emit("Add", [sharder.emit("Mul", [forms[part], zero], INT64), line], INT64)
+    return sharder.clone(join, forms).outputs[0], dim
+
+
+def _counts_along(sharder: Sharder, entry: ir.Value) -> int | None:
+    """The dimension along which an entry of indices counts the tokens of the sequence from 0; None if it does not."""
+    maker = entry.producer()
+    shape = sharder.info.shape(entry)
+    if maker is None or not is_op(maker, "Unsqueeze") or shape is None or sharder.info.dtype(entry) != INT64:
+        return None
+    if places_of(maker, len(shape)) != [len(shape) - 1]:
+        return None
+    grid = needed(maker, 0)
+    line = source_through(grid, "Expand")
+    sizes = sharder.shape(line, maker)
+    longer = [dim for dim, size in enumerate(sizes) if size.const != 1]
+    counter = source_through(line, "Reshape", "Unsqueeze").producer()
+    if counter is None or not is_op(counter, "Range") or len(longer) != 1 or sizes[longer[0]] != sharder.length:
+        return None
+    begin, step = (sharder.info.scalar(needed(counter, index)) for index in (0, 2))
+    return len(shape) - 1 - len(sizes) + longer[0] if (begin, step) == (0, 1) else None

@@ -1,0 +1,110 @@
+"""Chooses how the ranks compute one attention, by a model of its cost.
+
+For R ranks, a sequence of S tokens, L = S / R tokens of a rank, a batch of B, N1 and N2 heads of query and key, head
+sizes D of query and key and Dv of value, and W bytes a number, a rank sends for one attention
+
+    gather        (R - 1) L B N2 (D + Dv) W                     its keys and values to every other rank
+    ring          (R - 1) L B N2 (D + Dv) W                     as much, to its neighbour, in R - 1 steps
+    all-to-all    (R - 1) L B (n1 (D + Dv) + n2 (D + Dv)) W     to every other rank the n1 query heads that are computed
+                                                                there, with the n2 key heads that these need, and later
+                                                                its rows of the n1 = N1 / R heads that it computed
+
+and holds more than its own part for a moment: the keys and values of all tokens (gather), those of two parts (ring), or
+nothing that grows with the number of ranks (all-to-all). A transfer takes LATENCY + bytes / BANDWIDTH. A ring sends
+while it computes, so only what takes longer counts; each of its steps reads and writes a partial result once more. The
+cheapest method is taken whose keys and values need at most MOST_GATHERED bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, METHODS, RING
+
+LATENCY = 20e-6
+"""Seconds that a message takes however short it is. The figures are for processes of one machine or a fast network."""
+BANDWIDTH = 8e9
+"""Bytes per second from one rank to another."""
+ARITHMETIC = 2e11
+"""Multiplications and additions per second of one rank in an attention."""
+MEMORY = 1e10
+"""Bytes per second that a rank reads and writes."""
+MOST_GATHERED = 256 << 20
+"""The most bytes of gathered keys and values of one attention."""
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """What the choice depends on. `heads`, `key_heads`, `width` (D + Dv) are numbers; `bytes` is those of one
+    element."""
+
+    name: str
+    heads: int
+    key_heads: int
+    width: int
+    bytes: int
+    causal: bool
+    refused: Mapping[str, str]
+    """The methods that this attention does not allow, and why."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The method of one attention, with the bytes that a rank sends and the seconds of every method that is allowed."""
+
+    name: str
+    method: str
+    causal: bool
+    sent: Mapping[str, int]
+    seconds: Mapping[str, float]
+    refused: Mapping[str, str]
+
+
+def bytes_sent(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: int) -> int:
+    """The bytes that a rank sends for one attention, for a length that the ranks divide."""
+    tokens = (ranks - 1) * (length // ranks) * batch * sizes.bytes * sizes.width
+    if method != ALL_TO_ALL:
+        return tokens * sizes.key_heads
+    return tokens * (sizes.heads // ranks + max(1, sizes.key_heads // ranks))
+
+
+def seconds(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: int) -> float:
+    """The time of one attention by the model above, computing included."""
+    sent = bytes_sent(method, sizes, ranks, length, batch)
+    work = length * length / ranks * batch * sizes.heads * sizes.width / (2 if sizes.causal else 1) / ARITHMETIC
+    transfer = (ranks - 1) * LATENCY + sent / BANDWIDTH
+    if method == GATHER:
+        return work + transfer
+    if method == ALL_TO_ALL:
+        return work + transfer + (ranks - 1) * LATENCY
+    partial = length / ranks * batch * sizes.heads * sizes.width * sizes.bytes
+    return max(work, transfer) + (ranks - 1) * 3 * partial / MEMORY + LATENCY
+
+
+def choose(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int) -> Choice:
+    """The method that was wanted, or for "auto" the cheapest one that is allowed."""
+    allowed = [method for method in METHODS if method not in sizes.refused]
+    sent = {method: bytes_sent(method, sizes, ranks, length, batch) for method in allowed}
+    times = {method: seconds(method, sizes, ranks, length, batch) for method in allowed}
+    method = wanted
+    if wanted == "auto":
+        gathered = length * batch * sizes.key_heads * sizes.width * sizes.bytes
+        small = [each for each in allowed if each != GATHER or gathered <= MOST_GATHERED]
+        method = min(small or allowed, key=times.__getitem__)
+    return Choice(sizes.name, method, sizes.causal, sent, times, sizes.refused)
+
+
+def refused_methods(heads: int, key_heads: int, ranks: int, has_sink: bool, empty_rows: str) -> dict[str, str]:
+    """The methods that an attention does not allow, and why."""
+    refused: dict[str, str] = {}
+    group = heads // max(key_heads, 1)
+    if heads % ranks:
+        refused[ALL_TO_ALL] = f"{ranks} ranks do not divide its {heads} heads"
+    elif (own := heads // ranks) % group and group % own:
+        refused[ALL_TO_ALL] = f"the {own} heads of a rank and the {group} heads of a group do not divide each other"
+    if has_sink:
+        refused[RING] = "its softmax has a sink"
+    elif empty_rows == "unmasked":
+        refused[RING] = "its rows without a key attend all keys"
+    return refused

@@ -1,0 +1,256 @@
+"""The local forms of operators that move elements, and the whole forms of those that take tokens out of the sequence.
+
+Transpose, Squeeze, Unsqueeze, Identity     the sequence moves to another dimension
+Reshape, Flatten                            the sequence keeps its place in row-major order: the sizes before it and
+                                            behind it tell how it is merged with others (layout/axes.py)
+Expand, Tile, Concat, Split, Slice, Pad     along other dimensions
+Gather, Slice along the sequence            SelectTokens: the tokens that every rank then has
+ReduceSum, ReduceMean, ReduceMax, ReduceMin along the sequence: AllReduce
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import collectives
+from fa_compiler.passes.layout.axes import Axis, AxisSpace
+from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, permutation
+from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
+from fa_compiler.passes.parallel.places import Place, Refusal
+from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
+from fa_compiler.passes.values.slices import keeps_everything, slice_bounds
+from fa_compiler.passes.values.symbolic import Dim, product
+
+
+@local_rule("Transpose")
+def transpose(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The dimension that becomes the sequence's."""
+    source = needed(node, 0)
+    perm = permutation(node, len(sharder.shape(source, node)))
+    if perm is None:
+        raise Refusal("its perm is no permutation", node)
+    return sharder.clone(node, [sharder.local(source, place.at(perm[place.dim]), node)]).outputs[output]
+
+
+@local_rule("Squeeze", "Unsqueeze")
+def units(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Dimensions of 1 come or go."""
+    source = needed(node, 0)
+    ranks = len(sharder.shape(source, node)), len(sharder.shape(node.outputs[0], node))
+    named, longer = axes_of(node), max(ranks)
+    if named is None:  # a Squeeze without axes would remove a sequence of which a rank has one token
+        raise Refusal("its axes are unknown", node)
+    places = {axis % longer for axis in named}
+    others = [dim for dim in range(longer) if dim not in places]
+    dim = others.index(place.dim) if node.op_type == "Unsqueeze" else others[place.dim]
+    forms = [sharder.local(source, place.at(dim), node)]
+    return sharder.clone(node, [*forms, *sharder.wholes(node, 1)]).outputs[output]
+
+
+@local_rule("Reshape", "Flatten")
+def reshape(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The same elements in the same order."""
+    return _reshaped(sharder, node, place)
+
+
+def _reshaped(sharder: Sharder, node: ir.Node, place: Place) -> ir.Value:
+    source = needed(node, 0)
+    before, after = sharder.shape(source, node), sharder.shape(node.outputs[0], node)
+    own = moved_place(place, after, before, sharder.length)
+    if own is None:
+        raise Refusal("where the sequence is before it is not proven", node)
+    local = sharder.local(source, own, node)
+    if node.op_type != "Reshape":
+        return sharder.clone(node, [local, *sharder.wholes(node, 1)]).outputs[0]
+    target = _part_of_reshape(sharder, node, place, own, len(after))
+    return sharder.clone(node, [local, target]).outputs[0]
+
+
+def moved_place(place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], length: Dim) -> Place | None:
+    """The place of the sequence in a tensor of another shape that has the same elements in the same order; None where
+    it is not proven."""
+    space, axis = AxisSpace(), Axis(length)
+    dims = [space.new(size) for size in shape]
+    own = [*space.new(place.before), axis, *space.new(place.after)]
+    dims[place.dim] = tuple(own)
+    found = space.reshape(tuple(dims), other) or _counted(space, tuple(dims), other)
+    if found is None or space.resolve((axis,)) != (axis,):
+        return None
+    for dim, axes in enumerate(found):
+        parts = space.resolve(axes)
+        if axis in parts:
+            index = parts.index(axis)
+            return Place(dim, product(each.size for each in parts[:index]), product(e.size for e in parts[index + 1 :]))
+    return None
+
+
+def _counted(
+    space: AxisSpace, dims: tuple[tuple[Axis, ...], ...], target: tuple[Dim, ...]
+) -> tuple[tuple[Axis, ...], ...] | None:
+    """`reshape` with one size of the target computed from the others, since the number of elements stays."""
+    total = product(space.size(dim) for dim in dims)
+    for index in range(len(target)):
+        own = total.exact_div(product((*target[:index], *target[index + 1 :])))
+        if own is not None and own != target[index]:
+            return space.reshape(dims, (*target[:index], own, *target[index + 1 :]))
+    return None
+
+
+def _part_of_reshape(sharder: Sharder, node: ir.Node, place: Place, own: Place, rank: int) -> ir.Value:
+    """The target of a Reshape for the rank's part.
+
+    0 copies a size. It stays where it copies the sequence's dimension to itself, or another dimension.
+    """
+    target = needed(node, 1)
+    known = constant(target)
+    zeros = [] if known is None else np.flatnonzero(known.reshape(-1) == 0).tolist()
+    if own.dim in zeros and own.dim != place.dim:
+        raise Refusal(f"it copies the size of dimension {own.dim}, where the sequence was, to another one", node)
+    if known is not None and known.reshape(-1)[place.dim] in (0, -1):
+        if known.reshape(-1)[place.dim] == 0 and own != place:
+            raise Refusal(f"it copies the size of dimension {place.dim}, where the sequence was not", node)
+        return sharder.whole(target, node)
+    if known is not None and -1 not in known:
+        changed = known.reshape(-1).copy()
+        changed[place.dim] = -1
+        return sharder.constant(changed)
+    return sharder.part_of_target(target, place.dim, rank, node)
+
+
+@local_rule("Expand")
+def expand(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The sequence is a dimension of the input, or one that the Expand makes."""
+    rank, size = size_at(sharder, node, output, place)
+    source, target = needed(node, 0), needed(node, 1)
+    targets = sharder.shape(target, node)[0].const
+    if targets is None:
+        raise Refusal("the rank of its target is unknown", node)
+    form = sharder.aligned(source, place, rank, size, node)
+    dim = place.dim - (rank - targets)
+    if dim < 0:
+        return sharder.clone(node, [form, sharder.whole(target, node)]).outputs[output]
+    return sharder.clone(node, [form, sharder.part_of_target(target, dim, targets, node)]).outputs[output]
+
+
+@local_rule("Tile")
+def tile(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The dimension of the sequence is not repeated."""
+    source = needed(node, 0)
+    if sharder.shape(source, node)[place.dim] != sharder.shape(node.outputs[0], node)[place.dim]:
+        raise Refusal("it repeats the sequence, or makes it by repeating", node)
+    return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
+
+
+@local_rule("Concat")
+def concat(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Joined along another dimension, or one tensor alone."""
+    rank, _ = size_at(sharder, node, output, place)
+    if len(node.inputs) > 1 and int_attr(node, "axis", 0) % rank == place.dim:
+        raise Refusal(f"{MIXES}: it joins tensors along it", node)
+    forms = [sharder.local(needed(node, index), place, node) for index in range(len(node.inputs))]
+    return sharder.clone(node, forms).outputs[output]
+
+
+@local_rule("Split")
+def split(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Cut along another dimension."""
+    rank, _ = size_at(sharder, node, output, place)
+    if int_attr(node, "axis", 0) % rank == place.dim:
+        raise Refusal(f"{MIXES}: it cuts the sequence", node)
+    return sharder.clone(node, [sharder.local(needed(node, 0), place, node), *sharder.wholes(node, 1)]).outputs[output]
+
+
+@local_rule("Slice")
+def cut(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Cut along other dimensions, or not at all."""
+    source = needed(node, 0)
+    shape, result = sharder.shape(source, node), sharder.shape(node.outputs[0], node)
+    if keeps_everything(node, sharder.info):
+        return sharder.local(source, place, node)
+    bounds = slice_bounds(node, sharder.info, len(shape))
+    if bounds is None:
+        raise Refusal("where it cuts is unknown", node)
+    if all(axis != place.dim for axis, _, _ in bounds):
+        return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
+    if shape[place.dim] == result[place.dim] and all(step > 0 for axis, _, step in bounds if axis == place.dim):
+        raise Refusal("it cuts several dimensions in one step", node)
+    raise Refusal(f"{MIXES}: it cuts the sequence", node)
+
+
+@local_rule("Pad")
+def pad(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Padded along other dimensions."""
+    source = needed(node, 0)
+    shape, result = sharder.shape(source, node), sharder.shape(node.outputs[0], node)
+    if input_of(node, 3) is not None or shape[place.dim] != result[place.dim]:
+        raise Refusal(f"{MIXES}: it pads the sequence", node)
+    return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
+
+
+@collapsing_rule("Gather")
+def picked(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
+    """Tokens picked by indices that all ranks know."""
+    data, indices = needed(node, 0), needed(node, 1)
+    shape = sharder.shape(data, node)
+    axis = int_attr(node, "axis", 0) % len(shape)
+    return _select(sharder, node, data, axis, sharder.whole(indices, node))
+
+
+@collapsing_rule("Slice")
+def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
+    """Tokens cut out of the sequence: the same cut of the positions tells which."""
+    data = needed(node, 0)
+    shape = sharder.shape(data, node)
+    bounds = slice_bounds(node, sharder.info, len(shape))
+    if bounds is None or len(bounds) != 1 or input_of(node, 1) is None:
+        raise Refusal("it does not cut one known dimension", node)
+    begin, end, step = (input_of(node, index) for index in (1, 2, 4))
+    _, length, _ = sharder.part
+    zero, one = sharder.constant(np.array(0)), sharder.constant(np.array(1))
+    every = sharder.emit("Range", [zero, _scalar(sharder, length), one], INT64)
+    ends = [None if value is None else sharder.whole(value, node) for value in (begin, end)]
+    steps = [] if step is None else [sharder.whole(step, node)]
+    indices = sharder.emit("Slice", [every, *ends, sharder.constant(np.array([0])), *steps], INT64)
+    return _select(sharder, node, data, bounds[0][0], indices)
+
+
+def _scalar(sharder: Sharder, vector: ir.Value) -> ir.Value:
+    shape = sharder.constant(np.zeros(0, np.int64))
+    return sharder.emit("Reshape", [vector, shape], INT64)
+
+
+def _select(sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices: ir.Value) -> ir.Value:
+    if sharder.shape(data, node)[axis] != sharder.length:
+        raise Refusal(f"{MIXES}: a rank would need this result of all tokens", node)
+    local = sharder.local(data, Place(axis), node)
+    return sharder.emit(
+        collectives.SELECT_TOKENS,
+        [local, indices],
+        sharder.info.dtype(node.outputs[0]),
+        {"axis": axis},
+        domain=collectives.DOMAIN,
+    )
+
+
+@collapsing_rule("ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean")
+def reduced(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
+    """A reduction over the sequence: each rank reduces its own tokens. A mean is weighted by their number."""
+    source = needed(node, 0)
+    shape = sharder.shape(source, node)
+    axes = [axis for axis in reduced_axes(sharder, node, len(shape)) if shape[axis] == sharder.length]
+    if len(axes) != 1:
+        raise Refusal(f"{MIXES}: a rank would need this result of all tokens", node)
+    own = sharder.clone(node, [sharder.local(source, Place(axes[0]), node), *sharder.wholes(node, 1)]).outputs[0]
+    dtype = sharder.info.dtype(node.outputs[0])
+    if dtype is None:
+        raise Refusal("the type of its result is unknown", node)
+    kind = node.op_type.removeprefix("Reduce").lower()
+    if kind == "mean":
+        _, length, count = sharder.part
+        wide = ir.DataType.DOUBLE  # a float16 holds no large number of tokens
+        share = [sharder.emit("Cast", [each], wide, {"to": int(wide)}) for each in (count, length)]
+        weight = sharder.emit("Cast", [sharder.emit("Div", share, wide)], dtype, {"to": int(dtype)})
+        scalar = sharder.emit("Reshape", [weight, sharder.constant(np.zeros(0, np.int64))], dtype)
+        own, kind = sharder.emit("Mul", [own, scalar], dtype), "sum"
+    return sharder.emit(collectives.ALL_REDUCE, [own], dtype, {"reduction": kind}, domain=collectives.DOMAIN)

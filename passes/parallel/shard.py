@@ -1,0 +1,249 @@
+"""From a fused model to the model that all ranks run: finds the sequence, makes the new graph, and reports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import onnx_ir as ir
+
+from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
+from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
+from fa_compiler.passes.nodes import remember_versions, text_attr, values_read
+from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
+from fa_compiler.passes.parallel.methods import Choice, choose
+from fa_compiler.passes.parallel.places import ONE, Place, Refusal
+from fa_compiler.passes.parallel.sharder import Sharder
+from fa_compiler.passes.values.shapes import ShapeInfo, analyse
+from fa_compiler.passes.values.symbolic import Dim
+
+RULES = (attention_rule, local_rules, move_rules)
+"""The modules that enter rules when they are imported."""
+
+_DEPTH = 1_000_000
+"""The depth of calls while a graph is made: a chain of nodes is as many calls deep as it is long."""
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """What the user asks for.
+
+    `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
+    `batch` are the sizes that the cost model takes.
+    """
+
+    ranks: int
+    method: str = "auto"
+    axes: Mapping[str, int] = field(default_factory=dict)
+    length: int = 8192
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """What became of a model.
+
+    `inputs` and `outputs` give the dimension of the sequence, None for a tensor that is whole on every rank. `gathered`
+    are the inputs of which every rank gets all tokens.
+    """
+
+    ranks: int
+    order: str
+    length: int
+    inputs: Mapping[str, int | None]
+    outputs: Mapping[str, int | None]
+    choices: tuple[Choice, ...]
+    gathered: tuple[str, ...]
+
+
+def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardReport]:
+    """The model of the ranks, and what became of it. The given model stays as it is, but for the names of sizes.
+
+    Raises Refusal.
+    """
+    graph = model.graph
+    remember_versions(model)
+    _name_alike(graph, options.axes)
+    info = analyse(model)
+    if not options.axes and (alike := _broadcast_inputs(graph, info)):
+        _name_alike(graph, alike)
+        info = analyse(model)
+    length, axes = _sequence(graph, info, options.axes)
+    chosen = partial(choose, wanted=options.method, ranks=options.ranks, length=options.length, batch=options.batch)
+    sharder = Sharder(graph, info, length, axes, options.ranks, chosen)
+    with _deep_calls():
+        outputs = [_output(sharder, value) for value in graph.outputs]
+    order = _order(sharder)
+    axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
+    axes_of["outputs"] = {value.name or "": axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
+    result = _model(model, sharder, [value for value, _ in outputs])
+    record = {"ranks": options.ranks, "order": order, **axes_of}
+    result.metadata_props[collectives.METADATA_KEY] = json.dumps(record)
+    gathered = tuple(
+        node.inputs[0].name or ""
+        for node in result.graph
+        if node.op_type == collectives.ALL_GATHER and node.inputs[0] is not None
+    )
+    return result, ShardReport(
+        options.ranks, order, options.length, axes_of["inputs"], axes_of["outputs"], tuple(sharder.choices), gathered
+    )
+
+
+@contextmanager
+def _deep_calls() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEPTH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _attentions(graph: ir.Graph) -> list[ir.Node]:
+    return [node for node in graph if node.domain == DOMAIN and node.op_type == GRAPH_OP]
+
+
+def _name_alike(graph: ir.Graph, axes: Mapping[str, int]) -> None:
+    """Give the named dimensions of the inputs one name: they are one size. Raises Refusal."""
+    inputs = {value.name: value for value in graph.inputs}
+    first: ir.SymbolicDim | int | None = None
+    for name, axis in axes.items():
+        if name not in inputs:
+            raise Refusal(f"there is no input {name!r} (the inputs are {', '.join(map(str, inputs))})", None)
+        shape = inputs[name].shape
+        if shape is None or not -len(shape) <= axis < len(shape):
+            raise Refusal(f"the input {name!r} has no dimension {axis}", None)
+        size = shape[axis]
+        if isinstance(size, ir.SymbolicDim) and size.value is None:
+            size = ir.SymbolicDim("sequence")
+        first = size if first is None else first
+        if isinstance(first, int) != isinstance(size, int) or (isinstance(size, int) and size != first):
+            raise Refusal(f"dimension {axis} of {name!r} is {size}, and the sequence is {first}", None)
+        sizes = list(shape)
+        sizes[axis] = first
+        inputs[name].shape = ir.Shape(sizes)
+
+
+def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tuple[Dim, dict[str, int]]:
+    """The length of the sequence, and for each input that carries it the dimension. Raises Refusal."""
+    shapes = {value.name or "": info.shape(value) or () for value in graph.inputs if value.const_value is None}
+    if given:
+        name, axis = next(iter(given.items()))
+        length = shapes[name][axis]
+    else:
+        length = _length_of_attentions(graph, info)
+        named = {size for shape in shapes.values() for size in shape if size in length.broadcast_parts}
+        length = named.pop() if len(named) == 1 else length
+    axes = {name: axis % len(shapes[name]) for name, axis in given.items()}
+    for name, shape in shapes.items():
+        if name not in axes and length in shape:
+            axes[name] = shape.index(length)
+    if not axes:
+        sentence = f"the attentions run over {length} tokens, which is the size of no dimension of an input"
+        raise Refusal(f"{sentence}; name the dimension by --sequence-axis INPUT:DIM", None)
+    return length, axes
+
+
+def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
+    """The length of the queries of most attentions."""
+    lengths: Counter[Dim] = Counter()
+    for node in _attentions(graph):
+        axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
+        shape = None if node.inputs[0] is None else info.shape(node.inputs[0])
+        if axis is not None and shape is not None:
+            lengths[shape[axis]] += 1
+    if not lengths:
+        raise Refusal(
+            "no attention was fused, from which the sequence could be found; name it by --sequence-axis", None
+        )
+    return lengths.most_common(1)[0][0]
+
+
+def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
+    """The dimensions of inputs whose sizes are broadcast together to the length of the attentions. An exporter gave
+    each a name of its own. A sharded model runs only with inputs of one length, so they may be taken for equal."""
+    try:
+        parts = _length_of_attentions(graph, info).broadcast_parts
+    except Refusal:
+        return {}
+    found = {}
+    for value in graph.inputs:
+        shape = info.shape(value) or ()
+        dim = next((dim for dim, size in enumerate(shape) if size in parts), None)
+        if dim is not None and value.name is not None:
+            found[value.name] = dim
+    return found if len(parts) > 1 else {}
+
+
+def _output(sharder: Sharder, value: ir.Value) -> tuple[ir.Value, int | None]:
+    """An output of the ranks' model, and the dimension in which each rank has its part."""
+    shape = sharder.shape(value, value.producer())
+    for dim, size in enumerate(shape):
+        if size == sharder.length:
+            return sharder.local(value, Place(dim), value.producer()), dim
+    for size in shape:
+        if size != ONE and sharder.length.const is None and size.exact_div(sharder.length) is not None:
+            told = "is longer than the sequence, or has it merged with other dimensions"
+            raise Refusal(f"the output {value.name!r} {told}", value.producer())
+    return sharder.whole(value, value.producer()), None
+
+
+def _order(sharder: Sharder) -> str:
+    """Zigzag if a causal attention is computed row by row, else contiguous."""
+    rows = (choice for choice in sharder.choices if choice.method != collectives.ALL_TO_ALL)
+    return collectives.ZIGZAG if any(choice.causal for choice in rows) else collectives.CONTIGUOUS
+
+
+def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Model:
+    """The model with the needed ones of the sharder's nodes."""
+    for index, (old, new) in enumerate(zip(model.graph.outputs, outputs, strict=True)):
+        taken = new in sharder.inputs.values() or new.const_value is not None or new in outputs[:index]
+        made = sharder.emit_copy(new) if taken else new
+        made.name = old.name
+        made.shape = _declared(sharder, old)
+        if made.dtype is None and old.dtype is not None:
+            made.dtype = old.dtype
+        outputs[index] = made
+    nodes = _needed(sharder.nodes, outputs)
+    read = {value for node in nodes for value in values_read(node)}
+    graph = ir.Graph(
+        list(sharder.inputs.values()),
+        outputs,
+        nodes=nodes,
+        initializers=[value for value in sharder.initializers.values() if value in read],
+        opset_imports={**model.graph.opset_imports, collectives.DOMAIN: collectives.VERSION},
+        name=model.graph.name,
+    )
+    if all(node.domain != DOMAIN for node in nodes):
+        graph.opset_imports.pop(DOMAIN, None)
+    return ir.Model(
+        graph,
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        functions=list(model.functions.values()),
+        metadata_props=dict(model.metadata_props),
+    )
+
+
+def _declared(sharder: Sharder, value: ir.Value) -> ir.Shape | None:
+    """The shape of an output: known sizes, and names for the rest."""
+    shape = sharder.info.shape(value)
+    if shape is None:
+        return None
+    return ir.Shape([None if size.const is None or size == sharder.length else size.const for size in shape])
+
+
+def _needed(nodes: list[ir.Node], outputs: list[ir.Value]) -> list[ir.Node]:
+    """The nodes from which a path leads to an output, in their order."""
+    wanted = set(outputs)
+    kept: list[ir.Node] = []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.outputs):
+            kept.append(node)
+            wanted.update(values_read(node))
+    return kept[::-1]

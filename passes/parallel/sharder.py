@@ -1,0 +1,529 @@
+"""Makes the graph of a rank from the graph of one process, value by value and on demand.
+
+A value of the given graph has up to two forms in the new one:
+
+    whole(v)      equal on all ranks, and equal to v
+    local(v, p)   the rank's own part of v: v with only the rank's positions along the sequence, which v carries at p
+
+Both are defined by v alone. So a rule that makes one of them is right if it is right for its own operator, whatever the
+graph around it does; there is no plan that the rules have to keep to. What an operator demands of its inputs follows
+from what is demanded of its result, and the first demand is that of the model's outputs.
+
+whole(v) of an input that every rank reads a part of is an AllGather. This is meant for masks and token ids: a value
+that a projection, a norm or an embedding makes of the tokens is refused, because every rank would compute the whole
+model. Only a bias of an attention may be made of such a value (relative positions that are looked up by the keys): the
+ranks compute their parts of it and gather them. Sizes are those of the whole sequence in both forms. A rule that needs
+the number of the rank's own tokens computes it (`part_of_target`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import collectives
+from fa_compiler.passes.build import Names
+from fa_compiler.passes.layout.views import is_inference_dropout
+from fa_compiler.passes.nodes import RANDOM, graph_opset, is_op, subgraphs, values_read
+from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
+from fa_compiler.passes.parallel.places import Place, Refusal
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Dim
+
+INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
+LIGHT_FEATURES = 16
+"""The most numbers per token of an input, or of a looked-up table, of which every rank may have the whole sequence."""
+
+CIRCLE = Refusal("it mixes the sequence", None)
+"""The refusal of a form while it is made: a form that needs itself cannot be made."""
+
+HEAVY = frozenset(
+    {
+        *("MatMul", "Gemm", "Einsum", "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
+        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
+        *("SkipSimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization", "Attention"),
+    }
+)
+"""Operators whose whole result no rank computes if it carries the sequence."""
+
+Choose: TypeAlias = Callable[[AttentionSizes], Choice]
+LocalRule: TypeAlias = Callable[["Sharder", ir.Node, int, Place], ir.Value]
+"""Makes the local form of an output of a node: (sharder, node, number of the output, place). Raises Refusal."""
+WholeRule: TypeAlias = Callable[["Sharder", ir.Node, int], ir.Value]
+"""Makes the whole form of an output of a node from local forms of its inputs. Raises Refusal."""
+
+LOCAL_RULES: dict[str, LocalRule] = {}
+COLLAPSING_RULES: dict[str, WholeRule] = {}
+"""The rules of operators that take tokens out of the sequence, or reduce it."""
+
+
+def local_rule(*op_types: str) -> Callable[[LocalRule], LocalRule]:
+    """Enter a rule for the local form of these operators' results."""
+
+    def enter(rule: LocalRule) -> LocalRule:
+        LOCAL_RULES.update(dict.fromkeys(op_types, rule))
+        return rule
+
+    return enter
+
+
+def collapsing_rule(*op_types: str) -> Callable[[WholeRule], WholeRule]:
+    """Enter a rule for the whole form of these operators' results, which reads local forms."""
+
+    def enter(rule: WholeRule) -> WholeRule:
+        COLLAPSING_RULES.update(dict.fromkeys(op_types, rule))
+        return rule
+
+    return enter
+
+
+class Sharder:
+    """The new graph while it is made.
+
+    Args:
+        graph: the graph of one process. It stays as it is; the new nodes share its attributes and weights.
+        info: what is known of it.
+        length: the length of the sequence.
+        axes: the inputs of which every rank reads its part, and the dimension along which.
+        ranks: the number of ranks.
+        choose: chooses the method of an attention (methods.py).
+    """
+
+    def __init__(
+        self, graph: ir.Graph, info: ShapeInfo, length: Dim, axes: Mapping[str, int], ranks: int, choose: Choose
+    ) -> None:
+        self.graph, self.info, self.length, self.axes = graph, info, length, axes
+        self.ranks, self.choose = ranks, choose
+        self.choices: list[Choice] = []
+        self.names = Names({name for output in graph.outputs if (name := output.name)})
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        self.inputs = {
+            value: self._input(value) for value in graph.inputs if value.const_value is None and value.name is not None
+        }
+        self._wholes: dict[ir.Value, ir.Value] = {}
+        self._locals: dict[tuple[ir.Value, Place], ir.Value] = {}
+        self._refusals: dict[tuple[ir.Value, Place | None, bool], Refusal] = {}
+        self._clones: dict[tuple[object, ...], ir.Node] = {}
+        self._touched = self._find_touched()
+        self.opset = graph_opset(graph)
+        self._gathers = False
+        self._part: tuple[ir.Value, ir.Value, ir.Value] | None = None
+
+    # -- the two forms ------------------------------------------------------------------------
+
+    def whole(self, value: ir.Value, reader: ir.Node | None) -> ir.Value:
+        """The whole form of a value. `reader` is the node that a refusal names."""
+        try:
+            return self._whole(value)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, refusal.node or reader) from None
+
+    def local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
+        """The local form of a value that carries the sequence at this place. `reader` is the node that a refusal
+        names."""
+        if (found := self._locals.get((value, place))) is not None:
+            return found
+        key = (value, place, self._gathers)
+        if key not in self._refusals:
+            self._refusals[key] = CIRCLE
+            try:
+                made = self._locals[value, place] = self._make_local(value, place, reader)
+            except Refusal as refusal:
+                self._refusals[key] = refusal
+            else:
+                del self._refusals[key]
+                return made
+        refused = self._refusals[key]
+        raise Refusal(refused.reason, refused.node or reader)
+
+    def shape(self, value: ir.Value, node: ir.Node | None) -> tuple[Dim, ...]:
+        """The shape of a value of the given graph. Raises Refusal where the rank is unknown.
+
+        A sequence has two tokens at least. So a size that is the sequence's broadcast with another one is the
+        sequence's.
+        """
+        shape = self.info.shape(value)
+        if shape is None:
+            raise Refusal(f"the rank of {value.name!r} is unknown", node)
+        return tuple(map(self._settled, shape))
+
+    def _settled(self, size: Dim) -> Dim:
+        found = {atom: self.length for atom in size.atoms if atom.op == "broadcast" and self.length in atom.args}
+        return size.substitute(found) if found else size
+
+    def carries(self, value: ir.Value) -> bool:
+        """May the value have a dimension of the sequence? True where a size is unknown."""
+        shape = self.info.shape(value)
+        return shape is None or any(self.may_be_sequence(size) for size in shape)
+
+    def may_be_sequence(self, size: Dim) -> bool:
+        """May a dimension of this size run over the sequence, alone or merged with others?"""
+        length = self.length.const
+        if length is not None:
+            return size.const is None or (size.const > 0 and size.const % length == 0)
+        return not size.is_known or bool(size.atoms & self.length.atoms) or any(atom.args for atom in size.atoms)
+
+    def is_touched(self, value: ir.Value) -> bool:
+        """Do the elements of the value depend on those of an input of which every rank reads a part?"""
+        return value in self._touched
+
+    def _whole(self, value: ir.Value) -> ir.Value:
+        """`whole`, whose refusal names no node where the one that reads the value is to blame."""
+        if (found := self._wholes.get(value)) is not None:
+            return found
+        key = (value, None, self._gathers)
+        if key not in self._refusals:
+            self._refusals[key] = CIRCLE
+            try:
+                made = self._wholes[value] = self._make_whole(value)
+            except Refusal as refusal:
+                self._refusals[key] = refusal
+            else:
+                del self._refusals[key]
+                return made
+        raise self._refusals[key]
+
+    def _make_whole(self, value: ir.Value) -> ir.Value:
+        node = value.producer()
+        if node is None:
+            return self._whole_leaf(value)
+        if is_op(node, "Shape"):
+            return self._whole_shape(node)
+        try:
+            self._check_light(value, node)
+            return self._clone_whole(value, node)
+        except Refusal:
+            if self._gathers and (dim := self._sequence_dim(value)) is not None:
+                return self._gathered(self.local(value, Place(dim), node), self.info.dtype(value), dim)
+            rule = COLLAPSING_RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            if rule is None:
+                raise
+            return rule(self, node, node.outputs.index(value))
+
+    def _sequence_dim(self, value: ir.Value) -> int | None:
+        """The first dimension that is as long as the sequence."""
+        shape = self.shape(value, value.producer())
+        return shape.index(self.length) if self.length in shape else None
+
+    def _gathered(self, part: ir.Value, dtype: ir.DataType | None, axis: int) -> ir.Value:
+        return self.emit(collectives.ALL_GATHER, [part], dtype, {"axis": axis}, domain=collectives.DOMAIN)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Gather the whole form of anything that carries the sequence, meanwhile. This is for biases that are made of
+        the keys: they need all keys, as attention does."""
+        before, self._gathers = self._gathers, True
+        try:
+            yield
+        finally:
+            self._gathers = before
+
+    def _check_light(self, value: ir.Value, node: ir.Node) -> None:
+        if not self.is_touched(value) or not self.carries(value):
+            return
+        heavy = node.op_type in HEAVY
+        if is_op(node, "Gather") and node.inputs[0] is not None and not self.is_touched(node.inputs[0]):
+            table = self.info.shape(node.inputs[0])
+            width = 1 if table is None else math.prod(size.const or 1 for size in table[1:])
+            heavy = table is None or width > LIGHT_FEATURES
+        if heavy:
+            raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
+
+    def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and is_inference_dropout(node)):
+            raise Refusal("it draws random numbers", node)
+        inputs = [None if each is None else self._whole(each) for each in node.inputs]
+        attrs = None
+        if subgraphs(node):
+            attrs = {name: self._own_attribute(attr, {}) for name, attr in node.attributes.items()}
+        return self.clone(node, inputs, attrs).outputs[node.outputs.index(value)]
+
+    def _own_attribute(self, attr: ir.Attr, known: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+        """An attribute for a node of the new graph. Graphs are copied: what they read of the graph around them is
+        whole. `known` are the values of the copied graphs around the attribute."""
+        if attr.type == ir.AttributeType.GRAPH:
+            return ir.AttrGraph(attr.name, self._copied(attr.as_graph(), known))
+        if attr.type == ir.AttributeType.GRAPHS:
+            return ir.AttrGraphs(attr.name, [self._copied(each, known) for each in attr.as_graphs()])
+        return attr
+
+    def _copied(self, body: ir.Graph, known: Mapping[ir.Value, ir.Value]) -> ir.Graph:
+        own = dict(known)
+        for value in (*body.inputs, *body.initializers.values()):
+            own[value] = self._named_like(value)
+
+        def form(value: ir.Value) -> ir.Value:
+            return own[value] if value in own else self._whole(value)
+
+        nodes = []
+        for node in body:
+            made = ir.Node(
+                node.domain,
+                node.op_type,
+                [None if each is None else form(each) for each in node.inputs],
+                [self._own_attribute(attr, own) for attr in node.attributes.values()],
+                overload=node.overload,
+                outputs=[self._named_like(each) for each in node.outputs],
+                name=self.names.new(node.name or node.op_type),
+            )
+            own.update(zip(node.outputs, made.outputs, strict=True))
+            nodes.append(made)
+        return ir.Graph(
+            [own[value] for value in body.inputs],
+            [form(value) for value in body.outputs],
+            nodes=nodes,
+            initializers=[own[value] for value in body.initializers.values()],
+            name=body.name,
+        )
+
+    def _named_like(self, value: ir.Value) -> ir.Value:
+        name = self.names.new(value.name) if value.name else ""
+        return ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+
+    def _whole_leaf(self, value: ir.Value) -> ir.Value:
+        if value.const_value is not None:
+            return self._initializer(value)
+        if value not in self.inputs:
+            raise Refusal(f"it reads {value.name!r}, which the graph does not make", None)
+        axis = self.axes.get(value.name or "")
+        if axis is None:
+            return self.inputs[value]
+        features = [size.const for size in self.shape(value, None)[1:] if size.const is not None]
+        if math.prod(features) > LIGHT_FEATURES:
+            raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
+        return self._gathered(self.inputs[value], value.dtype, axis)
+
+    def _whole_shape(self, node: ir.Node) -> ir.Value:
+        source = node.inputs[0]
+        assert source is not None
+        shape = self.shape(source, node)
+        start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+        end = node.attributes["end"].as_int() if "end" in node.attributes else len(shape)
+        parts = [self.size(size) for size in shape[start:end]]
+        if not parts:
+            return self.constant(np.zeros(0, np.int64))
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            known = self._sizes_of_part(source, parts, range(len(shape))[start:end], node)
+        return known[0] if len(known) == 1 else self.emit("Concat", known, INT64, {"axis": 0})
+
+    def _sizes_of_part(
+        self, source: ir.Value, parts: Sequence[ir.Value | None], dims: Sequence[int], node: ir.Node
+    ) -> list[ir.Value]:
+        """The sizes of dimensions: those that are known, and the others from the rank's part of the tensor, which
+        differs from the whole one only along the sequence."""
+        dim = self._sequence_dim(source)
+        form = self.whole(source, node) if dim is None else self.local(source, Place(dim), node)
+        every = self.emit("Shape", [form], INT64)
+        return [
+            self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0}) if part is None else part
+            for part, dim in zip(parts, dims, strict=True)
+        ]
+
+    def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
+        node = value.producer()
+        if node is None:
+            if value in self.inputs and place.alone and self.axes.get(value.name or "") == place.dim:
+                return self.inputs[value]
+            return self.take(value, place, reader)
+        rule = LOCAL_RULES.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft", "ascend") else None
+        if rule is None:
+            first = Refusal("it is not known how the operator treats the sequence", node)
+        else:
+            try:
+                return rule(self, node, node.outputs.index(value), place)
+            except Refusal as refusal:
+                first = refusal
+        try:
+            return self.take(value, place, reader)
+        except Refusal:
+            raise first from None
+
+    # -- pieces that rules use ----------------------------------------------------------------
+
+    def take(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
+        """The local form, taken out of the whole form."""
+        if not place.alone:
+            raise Refusal(f"{value.name!r} has the sequence merged with other dimensions", reader)
+        whole, (positions, _, _) = self.whole(value, reader), self.part
+        return self.emit("Gather", [whole, positions], self.info.dtype(value), {"axis": place.dim})
+
+    def aligned(self, value: ir.Value | None, place: Place, rank: int, size: Dim, node: ir.Node) -> ir.Value | None:
+        """The form of an operand that is broadcast to a result of this rank, whose dimension at the place has this
+        size: local if the operand has it, whole if it has 1 there. The rank's part of a dimension that may be either is
+        chosen when the model runs."""
+        if value is None:
+            return None
+        shape = self.shape(value, node)
+        own = place.at(place.dim - (rank - len(shape)))
+        if own.dim < 0 or shape[own.dim].const == 1:
+            return self.whole(value, node)
+        if shape[own.dim] == size:
+            return self.local(value, own, node)
+        if not own.alone:
+            raise Refusal(f"the sizes of {value.name!r} are not proven to fit the sequence", node)
+        whole, (positions, _, _) = self.whole(value, node), self.part
+        sizes = self.emit("Shape", [whole], INT64)
+        last = self.emit("Gather", [sizes, self.constant(np.array([own.dim]))], INT64, {"axis": 0})
+        last = self.emit("Sub", [last, self.constant(np.array([1]))], INT64)
+        index = self.emit("Min", [positions, last], INT64)
+        return self.emit("Gather", [whole, index], self.info.dtype(value), {"axis": own.dim})
+
+    def part_of_target(self, target: ir.Value, dim: int, rank: int, node: ir.Node) -> ir.Value:
+        """The sizes of a Reshape or Expand whose dimension `dim` runs over the sequence, for the rank's own part.
+
+        A size above 1 there is the whole one, which is scaled. 1, 0 and -1 mean the same for the part.
+        """
+        whole = self.whole(target, node)
+        _, length, count = self.part
+        here = self.constant(np.arange(rank) == dim)
+        above = self.emit("Greater", [whole, self.constant(np.array([1]))], BOOL)
+        scaled = self.emit("Mul", [self.emit("Div", [whole, length], INT64), count], INT64)
+        return self.emit("Where", [self.emit("And", [here, above], BOOL), scaled, whole], INT64)
+
+    def size(self, size: Dim) -> ir.Value | None:
+        """A size as int64 [1], computed from the inputs; None where that is not possible."""
+        if size.const is not None:
+            return self.constant(np.array([size.const]))
+        if size == self.length:
+            return self.part[1]
+        for value, own in self.inputs.items():
+            for dim, each in enumerate(self.info.shape(value) or ()):
+                if each == size and self.axes.get(value.name or "") != dim:
+                    every = self.emit("Shape", [own], INT64)
+                    return self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0})
+        return self._composed(size)
+
+    def _composed(self, size: Dim) -> ir.Value | None:
+        """A size that is a sum of products of sizes."""
+        if size.single_atom is not None:
+            return None
+        total: ir.Value | None = None
+        for factor, atoms in size.terms:
+            term = self.constant(np.array([factor]))
+            for atom in atoms:
+                other = self.size(atom)
+                if other is None:
+                    return None
+                term = self.emit("Mul", [term, other], INT64)
+            total = term if total is None else self.emit("Add", [total, term], INT64)
+        return total
+
+    @property
+    def part(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The rank's positions, the number of all tokens and the number of the rank's own."""
+        if self._part is None:
+            node = ir.node(
+                collectives.SEQUENCE_PART, [], domain=collectives.DOMAIN, num_outputs=3, name=self.names.new("part")
+            )
+            for output, stem in zip(node.outputs, ("positions", "length", "count"), strict=True):
+                output.name, output.dtype = self.names.new(stem), INT64
+            self.nodes.insert(0, node)
+            self._part = (node.outputs[0], node.outputs[1], node.outputs[2])
+        return self._part
+
+    def wholes(self, node: ir.Node, first: int) -> list[ir.Value | None]:
+        """The whole forms of a node's inputs from the one at `first` on; None for an absent one."""
+        return [None if value is None else self.whole(value, node) for value in node.inputs[first:]]
+
+    def clone(
+        self, node: ir.Node, inputs: Sequence[ir.Value | None], attrs: Mapping[str, ir.Attr] | None = None
+    ) -> ir.Node:
+        """A copy of a node with other inputs; the same one for an equal request."""
+        attributes = list(node.attributes.values()) if attrs is None else list(attrs.values())
+        key = (node, tuple(map(id, inputs)), tuple(map(id, attributes)))
+        if key not in self._clones:
+            made = ir.Node(
+                node.domain,
+                node.op_type,
+                list(inputs),
+                attributes,
+                overload=node.overload,
+                num_outputs=len(node.outputs),
+                name=self.names.new(node.name or node.op_type),
+            )
+            for old, new in zip(node.outputs, made.outputs, strict=True):
+                new.name = self.names.new(old.name) if old.name else ""
+                _set_type(new, self.info.dtype(old))
+            self.nodes.append(made)
+            self._clones[key] = made
+        return self._clones[key]
+
+    def emit(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        dtype: ir.DataType | None,
+        attrs: Mapping[str, int | str | Sequence[int]] | None = None,
+        domain: str = "",
+    ) -> ir.Value:
+        """The output of a new node; the same value for an equal request."""
+        key = (domain, op_type, tuple(map(id, inputs)), repr(sorted((attrs or {}).items())))
+        if key not in self._clones:
+            node = ir.node(
+                op_type, list(inputs), dict(attrs or {}), domain=domain, name=self.names.new(f"fa_{op_type}")
+            )
+            node.outputs[0].name = self.names.new(f"fa_{op_type}_output")
+            _set_type(node.outputs[0], dtype)
+            self.nodes.append(node)
+            self._clones[key] = node
+        return self._clones[key].outputs[0]
+
+    def emit_copy(self, value: ir.Value) -> ir.Value:
+        """The same tensor as another value, which can have a name of its own."""
+        node = ir.node("Identity", [value], name=self.names.new("fa_Identity"))
+        node.outputs[0].name = self.names.new("fa_Identity_output")
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """An initializer with this content; the same one for equal content."""
+        name = f"fa_{array.dtype}_{'_'.join(map(str, array.shape))}_{array.tobytes().hex()[:64]}"
+        key = ("constant", array.dtype.str, array.shape, array.tobytes())
+        if key not in self._clones:
+            tensor = ir.tensor(array, name=self.names.new(name))
+            value = ir.Value(name=tensor.name, const_value=tensor)
+            value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
+            self.initializers[tensor.name or ""] = value
+            self._clones[key] = ir.node("Identity", [value])
+        found = self._clones[key].inputs[0]
+        assert found is not None
+        return found
+
+    # -- internals ----------------------------------------------------------------------------
+
+    def _initializer(self, value: ir.Value) -> ir.Value:
+        tensor = value.const_value
+        assert tensor is not None and value.name is not None
+        name = self.names.new(value.name)
+        made = ir.Value(name=name, const_value=tensor)
+        made.dtype, made.shape = tensor.dtype, value.shape
+        self.initializers[name] = made
+        return made
+
+    def _input(self, value: ir.Value) -> ir.Value:
+        shape = None if value.shape is None else list(value.shape)
+        axis = self.axes.get(value.name or "")
+        if axis is not None and shape is not None:
+            shape[axis] = ir.SymbolicDim("part_of_sequence")
+        made = ir.Value(name=self.names.new(value.name or ""), type=value.type)
+        made.shape = None if shape is None else ir.Shape(shape)
+        return made
+
+    def _find_touched(self) -> set[ir.Value]:
+        touched = {value for value in self.graph.inputs if (value.name or "") in self.axes}
+        for node in self.graph:
+            if not is_op(node, "Shape", "Size") and any(value in touched for value in values_read(node)):
+                touched.update(node.outputs)
+        return touched
+
+
+def _set_type(value: ir.Value, dtype: ir.DataType | None) -> None:
+    if dtype is not None:
+        value.dtype = dtype

@@ -1,0 +1,88 @@
+"""`run` in one process: the outputs of any model, and one clear error for each fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import fa_compiler
+from fa_compiler.command_line.main import main
+
+from .builders import attention, plain, saved
+
+
+def inputs(folder: Path, **arrays: np.ndarray) -> str:
+    path = folder / "x.npz"
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def drawn() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal((2, 4, 5, 16), np.float32) for name in ("query", "key", "value")}
+
+
+def test_a_model_and_its_fused_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = saved(attention(), tmp_path / "model.onnx")
+    fused = tmp_path / "fused.onnx"
+    fa_compiler.optimize(model, fused)
+    given, results = inputs(tmp_path, **drawn()), []
+    for path in (model, fused):
+        assert main(["run", str(path), "--inputs", given, "--outputs", str(tmp_path / "y.npz")]) == 0
+        assert "out: float32 [2, 4, 5, 16]" in capsys.readouterr().out
+        with np.load(tmp_path / "y.npz") as archive:
+            results.append(archive["out"])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arrays, said",
+    [
+        ({}, "lacks the input 'x'"),
+        ({"x": np.zeros((2, 4))}, "input 'x' is float64, but the model takes float32"),
+        ({"x": np.zeros((2, 3), np.float32)}, "model.onnx fails in ONNX Runtime: "),
+    ],
+)
+def test_bad_inputs(
+    arrays: dict[str, np.ndarray], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, y = saved(plain(), tmp_path / "model.onnx"), tmp_path / "y.npz"
+    assert main(["run", str(model), "--inputs", inputs(tmp_path, **arrays), "--outputs", str(y)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "x.npz"]
+
+
+def test_a_model_without_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Nobody", ["x"], ["y"], domain="nowhere")], "g", [x], [y])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nowhere", 1)]
+    model = saved(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "model.onnx")
+    given = inputs(tmp_path, x=np.zeros(1, np.float32))
+    assert main(["run", str(model), "--inputs", given, "--outputs", str(tmp_path / "y.npz")]) == 2
+    assert "cannot be loaded by ONNX Runtime: " in capsys.readouterr().err
+
+
+def test_nothing_of_the_user_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = saved(plain(), tmp_path / "model.onnx")
+    given = inputs(tmp_path, x=np.zeros((2, 4), np.float32))
+    for place in (given, str(model)):
+        before = Path(place).read_bytes()
+        assert main(["run", str(model), "--inputs", given, "--outputs", place]) == 2
+        assert Path(place).read_bytes() == before
+        assert "choose another name" in capsys.readouterr().err
+
+
+def test_sequences_are_no_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    out = onnx.ValueInfoProto(name="y", type=helper.make_sequence_type_proto(x.type))
+    graph = helper.make_graph([helper.make_node("SequenceConstruct", ["x"], ["y"])], "g", [x], [out])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    given = inputs(tmp_path, x=np.zeros(1, np.float32))
+    path = str(saved(model, tmp_path / "model.onnx"))
+    assert main(["run", path, "--inputs", given, "--outputs", str(tmp_path / "y.npz")]) == 2
+    assert "output 'y' is seq(tensor(float)), which is no array of numbers" in capsys.readouterr().err
