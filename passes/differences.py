@@ -209,6 +209,18 @@ class Move:
                 node.replace_input_with(index, None)
         return Move(replaced, before, assumed)
 
+    def settle(self, graph: ir.Graph, keeps: bool, builder: Builder, taken: set[str]) -> Move | None:
+        """Keep it, or undo it together with the constants and names that were made for it. `taken` are the names from
+        before it. Returns what is kept."""
+        graph.meta.pop(ORDER, None)
+        if keeps:
+            self.keep(graph)
+            return self
+        self.undo(graph)
+        builder.drop_unused_constants()
+        builder.names.taken.intersection_update(taken)
+        return None
+
     def keep(self, graph: ir.Graph) -> None:
         """Remove the old nodes for good."""
         for old, new in self.replaced:
@@ -405,13 +417,7 @@ def _moved(
     anchors = [part.anchor for part in difference.parts if part.anchor is not None]
     matching = [anchor.node for anchor in anchors if is_match(anchor, matcher)]
     outcome = _why_unsound(difference, matching, matcher.facts) or move
-    graph.meta.pop(ORDER, None)
-    if matching and outcome is move:
-        move.keep(graph)
-    else:
-        move.undo(graph)
-        builder.drop_unused_constants()
-        builder.names.taken.intersection_update(taken)
+    move.settle(graph, bool(matching) and outcome is move, builder, taken)
     return matching, outcome
 
 

@@ -111,14 +111,7 @@ def _moved(
     move = replace(Move.replacing(*zip(outputs, _emitted(group[0], products, builder), strict=True)), twins=twins)
     graph.meta.pop(ORDER, None)
     matches = is_match(group[0], replace(matcher, joins_added_product=True)) or is_match(group[0], matcher)
-    graph.meta.pop(ORDER, None)
-    if matches:
-        move.keep(graph)
-        return move
-    move.undo(graph)
-    builder.drop_unused_constants()
-    builder.names.taken.intersection_update(taken)
-    return None
+    return move.settle(graph, matches, builder, taken)
 
 
 def _emitted(anchor: SoftmaxAnchor, products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:

@@ -220,12 +220,8 @@ def _moved(
     again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
     matches = bool(again) and is_match(again[0], matcher)
     few = rows is not None and rows < FEW_ROWS
-    graph.meta.pop(ORDER, None)
-    if matches and not few:
-        move.keep(graph)
-        return move
-    move.undo(graph)
-    builder.names.taken.intersection_update(taken)
+    if kept := move.settle(graph, matches and not few, builder, taken):
+        return kept
     code = Code.SCORE_TERM if isinstance(joined[0], JoinedScores) else Code.PROBABILITY_TERM
     return Decline(code, FEW.format(rows), joined[0].whole.producer(), "") if matches else None
 

@@ -105,14 +105,7 @@ def _moved(
     graph.meta.pop(ORDER, None)
     again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
     matches = bool(again) and is_match(again[0], matcher)
-    graph.meta.pop(ORDER, None)
-    if matches:
-        move.keep(graph)
-        return move
-    move.undo(graph)
-    builder.drop_unused_constants()
-    builder.names.taken.intersection_update(taken)
-    return None
+    return move.settle(graph, matches, builder, taken)
 
 
 def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:
