@@ -7,6 +7,7 @@
     fa_compiler.graph("model.onnx").nodes(data="blocks")            # a networkx graph: which nodes are which attention
     fa_compiler.verify("model.onnx", "fused.onnx").same             # the same outputs in ONNX Runtime?
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
+    fused = fa_compiler.FuseAttention()(ir_model).model             # a pass of onnx_ir, for pipelines in memory
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
     fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
     fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fa_compiler.benchmark import bench
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
+    from fa_compiler.fuse_pass import FuseAttention
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
     from fa_compiler.model_graph import graph
     from fa_compiler.passes import Report
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "FaCompilerError",
+    "FuseAttention",
     "InferenceSession",
     "InputError",
     "InternalError",
@@ -77,6 +80,7 @@ __all__ = [
 _LAZY = {
     "Comparison": "fa_compiler.comparison.compare",
     "FaCompilerError": "fa_compiler.errors",
+    "FuseAttention": "fa_compiler.fuse_pass",
     "InferenceSession": "fa_compiler.session",
     "InputError": "fa_compiler.errors",
     "InternalError": "fa_compiler.errors",
