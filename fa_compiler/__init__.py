@@ -8,6 +8,7 @@
     fa_compiler.verify("model.onnx", "fused.onnx").same             # the same outputs in ONNX Runtime?
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
     fused = fa_compiler.FuseAttention()(ir_model).model             # a pass of onnx_ir, for pipelines in memory
+    options.add_provider_for_devices(fa_compiler.register_provider(), {})    # or: in any session of ONNX Runtime
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
     fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
     fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from fa_compiler.model_graph import graph
     from fa_compiler.passes import Report
     from fa_compiler.pipeline import Result, inspect, optimize
+    from fa_compiler.provider import register_provider
     from fa_compiler.session import InferenceSession
     from fa_compiler.verification import verify
 
@@ -74,6 +76,7 @@ __all__ = [
     "optimize",
     "reference",
     "register_custom_ops",
+    "register_provider",
     "verify",
 ]
 
@@ -93,6 +96,7 @@ _LAZY = {
     "inspect": "fa_compiler.pipeline",
     "optimize": "fa_compiler.pipeline",
     "register_custom_ops": "fa_compiler.lowering.ort",
+    "register_provider": "fa_compiler.provider",
     "verify": "fa_compiler.verification",
 }
 _MODULES = ("ops", "reference")

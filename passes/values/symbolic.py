@@ -136,6 +136,11 @@ class Dim:
         return frozenset(itertools.chain.from_iterable(self._terms))
 
     @property
+    def terms(self) -> tuple[tuple[Monomial, int], ...]:
+        """The terms of the sum: each is a product of atoms, and its coefficient."""
+        return tuple(self._terms.items())
+
+    @property
     def addend(self) -> int:
         """The constant term."""
         return self._terms.get((), 0)
