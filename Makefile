@@ -10,8 +10,9 @@
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
-#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
-#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web
+#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; the execution provider
+#                 on all releases that can load it; other tools on fused graphs; rewritten graphs in OpenVINO and, where
+#                 npm is, in onnxruntime-web
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -26,6 +27,7 @@ BENCH := all
 FUZZ := all --seconds 600
 SANITIZED_FUZZ := operators --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
+PROVIDER_RUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.31.1
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
 .PHONY: demo test sanitize sanitize-fuzz sanitized neon lint bench fuzz docs compat clean
@@ -78,17 +80,21 @@ docs: $(VENV)-docs/.docs
 	$(VENV)-docs/bin/sphinx-build -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
-compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools build/web/.web
+compat: $(VENV)/.test $(foreach version,$(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES)),$(VENV)-$(version)/.test) $(VENV)-tools/.tools build/web/.web
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
+	done
+	set -e; for version in $(PROVIDER_RUNTIMES); do \
+		echo "the provider in onnxruntime $$version"; \
+		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py; \
 	done
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-docs build
+	rm -rf $(VENV) $(foreach version,$(OLD_RUNTIMES) $(PROVIDER_RUNTIMES),$(VENV)-$(version)) $(VENV)-tools $(VENV)-docs build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler import provider
+from fa_compiler.provider.__main__ import main
 from fa_compiler.provider.matching import Replacement, replacement
 
 from .builders import HEADS, SIZE, attention, feeds, plain, saved
@@ -90,6 +91,17 @@ def test_a_list_of_providers(seen: provider.Activity) -> None:
         attention().SerializeToString(), providers=[provider.PROVIDER, "CPUExecutionProvider"]
     )
     assert fused(seen) == [1]
+    agree(session, attention())
+
+
+@pytest.mark.skipif(RELEASE < (1, 25), reason="this ONNX Runtime does not take plugins in a list of providers")
+def test_another_provider_comes_first(seen: provider.Activity, capfd: pytest.CaptureFixture[str]) -> None:
+    fa_compiler.register_provider()
+    session = ort.InferenceSession(
+        attention().SerializeToString(), providers=["CPUExecutionProvider", provider.PROVIDER]
+    )
+    assert seen.reports == []
+    assert "CPUExecutionProvider comes first" in capfd.readouterr().err
     agree(session, attention())
 
 
@@ -283,6 +295,40 @@ for _ in range(2):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{float(HEADS * 3 * SIZE)}\n" * 2), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_a_script_with_the_provider(kind: str, tmp_path: Path) -> None:
+    """The script knows nothing of us. A session whose provider has options is left as it is."""
+    saved(attention(), tmp_path / "attention.onnx")
+    saved(plain(), tmp_path / "plain.onnx")
+    cpu = "CPUExecutionProvider"
+    (tmp_path / "serve.py").write_text(f"""
+import sys
+import onnxruntime
+from onnxruntime import InferenceSession
+import helper
+options = onnxruntime.SessionOptions()
+for _ in range(2):
+    session = InferenceSession("attention.onnx", options, providers=onnxruntime.get_available_providers())
+InferenceSession("plain.onnx")
+InferenceSession("plain.onnx", providers=[("{cpu}", {{"arena_extend_strategy": "kSameAsRequested"}})])
+print(*sys.argv[1:], helper.NAME, __name__)
+sys.exit(3)
+""")
+    (tmp_path / "helper.py").write_text("NAME = 'helper'")
+    words = ["serve.py"] if kind == "script" else ["-m", "serve"]
+    command = [sys.executable, "-m", "fa_compiler.provider", *words, "one", "-m"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "one -m helper __main__\n"), done.stderr
+    line = "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: a provider has options"
+    assert done.stderr.splitlines() == [line]
+
+
+@pytest.mark.parametrize(("words", "told"), [(["none.py"], "error: none.py: no such file"), (["-m"], "usage: ")])
+def test_no_script(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_an_older_runtime_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

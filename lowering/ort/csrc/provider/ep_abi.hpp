@@ -95,6 +95,7 @@ inline constexpr Slot<Status*(const OpAttr*, AttributeKind*)> OpAttr_GetType{363
 inline constexpr Slot<Status*(const OpAttr*, const char**)> OpAttr_GetName{364};
 inline constexpr Slot<Status*(const Node*, size_t*)> Node_GetNumSubgraphs{365};
 inline constexpr Slot<Status*(const Node*, const Graph**, size_t, const char**)> Node_GetSubgraphs{366};
+inline constexpr Slot<Status*(const Node*, const char**)> Node_GetEpName{368};
 
 // The table that GetEpApi returns.
 namespace ep {

@@ -180,12 +180,27 @@ bool is_inside_another(ort::Api api, const ort::Graph* graph) {
   return false;
 }
 
+// The provider that has a node already; empty if none has one.
+std::string provider_before(ort::Api api, const std::vector<const ort::Node*>& nodes) {
+  for (const auto* node : nodes) {
+    const char* name = nullptr;
+    check(api, ort::Node_GetEpName(api, node, &name));
+    if (name != nullptr && *name != 0) return name;
+  }
+  return "";
+}
+
 void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
   // A subgraph belongs to its node, which the claim of the main graph holds.
   if (options_ == nullptr || is_inside_another(api_, graph)) return;
+  const auto nodes = all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
+  if (const std::string before = provider_before(api_, nodes); !before.empty()) {
+    // The graph of a session that this provider has claimed is shown again.
+    if (before != kName) log(ort::Severity::warning, "the graph runs without fused attention: " + before + " comes first");
+    return;
+  }
   fused_ = fused(graph);
   if (fused_ == nullptr) return;
-  const auto nodes = all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
   const ort::ep::FusionOptions fusion{.drop_constant_initializers = true};
   check(api_, ort::ep::AddNodesToFuse(ort::GetEpApi(api_), support, nodes.data(), nodes.size(), &fusion));
 }
