@@ -12,7 +12,7 @@
 #   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; the execution provider
 #                 on all releases that can load it; other tools on fused graphs; rewritten graphs in OpenVINO and, where
-#                 npm is, in onnxruntime-web
+#                 npm is, in onnxruntime-web; packages that make their own sessions, with the provider
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -80,7 +80,7 @@ docs: $(VENV)-docs/.docs
 	$(VENV)-docs/bin/sphinx-build -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
-compat: $(VENV)/.test $(foreach version,$(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES)),$(VENV)-$(version)/.test) $(VENV)-tools/.tools build/web/.web
+compat: $(VENV)/.test $(foreach version,$(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES)),$(VENV)-$(version)/.test) $(VENV)-tools/.tools $(VENV)-packages/.packages build/web/.web
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
@@ -92,9 +92,10 @@ compat: $(VENV)/.test $(foreach version,$(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIM
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
+	PYTHONPATH=. $(VENV)-packages/bin/python tests/compat/check_packages.py
 
 clean:
-	rm -rf $(VENV) $(foreach version,$(OLD_RUNTIMES) $(PROVIDER_RUNTIMES),$(VENV)-$(version)) $(VENV)-tools $(VENV)-docs build
+	rm -rf $(VENV) $(foreach version,$(OLD_RUNTIMES) $(PROVIDER_RUNTIMES),$(VENV)-$(version)) $(VENV)-tools $(VENV)-packages $(VENV)-docs build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -121,6 +122,13 @@ $(VENV)-tools/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-tools
 	$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime onnx onnx-ir networkx \
 		numpy ml_dtypes sympy onnxsim onnxslim onnxconverter-common openvino
+	@touch $@
+
+# An environment with packages that make sessions of their own and ship a model with attention.
+$(VENV)-packages/.packages: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-packages
+	$(VENV)-packages/bin/python -m pip install --quiet --disable-pip-version-check rapidocr arabic-name-romanizer \
+		onnxruntime onnx onnx-ir networkx numpy ml_dtypes rich
 	@touch $@
 
 # An environment with Sphinx, and with what the documented functions import.

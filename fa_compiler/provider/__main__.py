@@ -55,7 +55,7 @@ class Sessions:
             **kwargs: Any,
         ) -> None:
             options = ort.SessionOptions() if sess_options is None else sess_options
-            other = self._other(options, providers, provider_options)
+            other = self._other(options, providers)
             if other is None:
                 if options not in self._extended:
                     options.add_provider_for_devices(self._devices, {})
@@ -68,28 +68,25 @@ class Sessions:
 
         ort.InferenceSession.__init__ = make_with_provider
 
-    def _other(self, options: ort.SessionOptions, providers: Sequence[Any] | None, settings: Any) -> str | None:
-        """Why the session is left as it is; None if it gets the provider."""
+    def _other(self, options: ort.SessionOptions, providers: Sequence[Any] | None) -> str | None:
+        """Why the session is left as it is; None if it gets the provider. The options of the CPU provider do not
+        matter: ONNX Runtime ignores them."""
         if not providers:
             chosen = getattr(options, "has_providers", bool)()
             return "the options name a provider" if chosen and options not in self._extended else None
-        if any(settings or ()):
-            return "a provider has options"
-        for each in providers:
-            name, *more = (each,) if isinstance(each, str) else each
-            if name not in _PLAIN:
-                return f"it names {name}"
-            if any(more):
-                return "a provider has options"
-        return None
+        names = (each if isinstance(each, str) else each[0] for each in providers)
+        return next((f"it names {name}" for name in names if name not in _PLAIN), None)
 
     def summary(self, activity: provider.Activity) -> str:
         """The line for the user."""
         fused = sum(report.count("fused") for report in activity.reports)
-        total = sum(report.softmaxes for report in activity.reports)
+        total = fused + sum(report.count("declined") for report in activity.reports)
         parts = [f"{_count(self.with_provider, 'session')}, {fused} of {_count(total, 'attention')} fused"]
         reasons = Counter(
-            block.code.value for report in activity.reports for block in report.blocks if block.code is not None
+            block.code.value
+            for report in activity.reports
+            for block in report.blocks
+            if block.status == "declined" and block.code is not None
         )
         if reasons:
             parts.append(f"declined: {', '.join(_listed(reasons))}")

@@ -299,11 +299,10 @@ for _ in range(2):
 
 @pytest.mark.parametrize("kind", ["script", "module"])
 def test_a_script_with_the_provider(kind: str, tmp_path: Path) -> None:
-    """The script knows nothing of us. A session whose provider has options is left as it is."""
+    """The script knows nothing of us. A session that names another provider is left as it is."""
     saved(attention(), tmp_path / "attention.onnx")
     saved(plain(), tmp_path / "plain.onnx")
-    cpu = "CPUExecutionProvider"
-    (tmp_path / "serve.py").write_text(f"""
+    (tmp_path / "serve.py").write_text("""
 import sys
 import onnxruntime
 from onnxruntime import InferenceSession
@@ -311,8 +310,8 @@ import helper
 options = onnxruntime.SessionOptions()
 for _ in range(2):
     session = InferenceSession("attention.onnx", options, providers=onnxruntime.get_available_providers())
-InferenceSession("plain.onnx")
-InferenceSession("plain.onnx", providers=[("{cpu}", {{"arena_extend_strategy": "kSameAsRequested"}})])
+InferenceSession("plain.onnx", providers=[("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})])
+InferenceSession("plain.onnx", providers=["DmlExecutionProvider"])
 print(*sys.argv[1:], helper.NAME, __name__)
 sys.exit(3)
 """)
@@ -321,8 +320,8 @@ sys.exit(3)
     command = [sys.executable, "-m", "fa_compiler.provider", *words, "one", "-m"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "one -m helper __main__\n"), done.stderr
-    line = "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: a provider has options"
-    assert done.stderr.splitlines() == [line]
+    line = "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: it names DmlExecutionProvider"
+    assert done.stderr.splitlines()[-1] == line
 
 
 @pytest.mark.parametrize(("words", "told"), [(["none.py"], "error: none.py: no such file"), (["-m"], "usage: ")])
