@@ -16,6 +16,10 @@
 #include <string>
 #include <utility>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "../op.hpp"
 #include "../register.hpp"
 #include "fused_session.hpp"
@@ -72,10 +76,18 @@ struct ComputeInfo : ort::ep::NodeComputeInfo {
   Ports ports;
 };
 
+// ONNX Runtime has just freed the weights of the caller's session. glibc would keep that memory for later.
+void return_free_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
+
 ComputeInfo::ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused, Ports ports)
     : api(api), fused(std::move(fused)), ports(std::move(ports)) {
   create_state = [](ort::ep::NodeComputeInfo*, ort::NodeComputeContext*, void** state) {
     *state = nullptr;
+    return_free_memory();
     return static_cast<ort::Status*>(nullptr);
   };
   compute = [](ort::ep::NodeComputeInfo* self, void*, ort::KernelContext* context) {
