@@ -60,6 +60,8 @@ _TAKE = ctypes.CFUNCTYPE(
 _MATCHER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, _TAKE)
 
 _registration = threading.Lock()
+_matching = threading.Lock()
+"""Held while a graph is matched: the passes share the symbols of sizes."""
 
 
 def register_provider() -> Sequence[Any]:
@@ -119,7 +121,8 @@ _callback = _MATCHER(_answer)
 def _match(graph: bytes) -> tuple[bytes | None, tuple[int, ...], int, str]:
     """The fused graph or None, the sizes of its outputs, and a line for the log with its severity."""
     try:
-        found = replacement(graph, captures=_release() >= FIRST_WITH_CAPTURES)
+        with _matching:
+            found = replacement(graph, captures=_release() >= FIRST_WITH_CAPTURES)
     except FaCompilerError as error:
         return _failed(str(error))
     except BaseException as error:  # also an interrupt: ONNX Runtime cannot pass it on
