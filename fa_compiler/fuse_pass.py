@@ -11,7 +11,7 @@ from fa_compiler.lowering.onnx_file import add_functions, restore_graph_operator
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.pipeline import make_options
+from fa_compiler.pipeline import make_options, without_collections
 
 
 class FuseAttention(ir.passes.FunctionalPass):
@@ -72,8 +72,9 @@ def fuse_checked(model: ir.Model, options: Options) -> tuple[Report, ShapeInfo |
         InputError: the target cannot take an operator that the model has already.
         InternalError: a fused node breaks a constraint of the registry.
     """
-    restore_graph_operators(model)
-    given = registry_nodes(model)
-    report = fuse(model, options)
-    report.model = model.graph.name or "model"
-    return report, verify_nodes(model, given, options.platform, options.cann)
+    with without_collections():
+        restore_graph_operators(model)
+        given = registry_nodes(model)
+        report = fuse(model, options)
+        report.model = model.graph.name or "model"
+        return report, verify_nodes(model, given, options.platform, options.cann)

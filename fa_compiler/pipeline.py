@@ -225,7 +225,7 @@ def run(
         InternalError: the result failed our own checks.
     """
     start = time.perf_counter()
-    with _without_collections():
+    with without_collections():
         model = loaded.to_ir()
         given = registry_nodes(model)
         report = fuse(model, options, progress)
@@ -253,7 +253,7 @@ def _log(report: Report) -> None:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """Switch garbage collection off. The objects of the passes live until the passes end: a collection would find
     nothing, and all collections together would take a quarter of the time."""
     if not gc.isenabled():
