@@ -184,6 +184,23 @@ def test_branches(seen: provider.Activity, read_here: bool) -> None:
         agree(session, model, {**feeds(), "flag": np.array(flag), "extra": np.ones(3, np.float32)})
 
 
+@pytest.mark.skipif(RELEASE < provider.FIRST_WITH_CAPTURES, reason="only the branches read the inputs")
+def test_attention_in_a_branch(seen: provider.Activity) -> None:
+    inner, other = attention().graph, helper.make_node("Identity", ["value"], ["out"])
+    outputs = list(inner.output)
+    then = helper.make_graph(list(inner.node), "then", [], outputs, list(inner.initializer))
+    branches = {"then_branch": then, "else_branch": helper.make_graph([other], "else", [], outputs)}
+    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
+    chosen = helper.make_node("If", ["flag"], ["chosen"], "if", **branches)
+    result = helper.make_tensor_value_info("chosen", TensorProto.FLOAT, None)
+    graph = helper.make_graph([chosen], "branches", [flag, *inner.input], [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = session_of(model)
+    assert fused(seen) == [1]
+    for flag_value in (True, False):
+        agree(session, model, {**feeds(), "flag": np.array(flag_value)})
+
+
 def test_functions_of_the_model(seen: provider.Activity) -> None:
     """ONNX Runtime writes them out, and asks again."""
     model = attention()
