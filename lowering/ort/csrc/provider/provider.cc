@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -54,10 +55,14 @@ std::atomic<Matcher> matcher{nullptr};
 void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, int severity,
                  const char* message) {
   Answer& taken = *static_cast<Answer*>(answer);
-  if (model != nullptr) taken.model.assign(model, bytes);
-  taken.sizes.assign(sizes, sizes + count);
-  taken.severity = static_cast<ort::Severity>(severity);
-  taken.message = message;
+  try {
+    taken.message = message;
+    taken.severity = static_cast<ort::Severity>(severity);
+    taken.sizes.assign(sizes, sizes + count);
+    if (model != nullptr) taken.model.assign(model, bytes);
+  } catch (const std::bad_alloc&) {  // may not reach the matcher, which is not C++
+    taken.model.clear();
+  }
 }
 
 // The fused graph of a session, from GetCapability to the end of the session.
@@ -111,7 +116,8 @@ class Provider : public ort::ep::Provider {
   void claim(const ort::Graph* graph, ort::GraphSupportInfo* support);
   std::shared_ptr<const Fused> fused(const ort::Graph* graph);
   std::unique_ptr<ComputeInfo> compiled(const ort::Node* node) const;
-  void log(ort::Severity severity, const std::string& text) const;
+  void log(ort::Severity severity, const char* text) const;
+  void log_failure(const char* reason) const;
 
   ort::Api api_;
   const ort::Logger* logger_;
@@ -154,9 +160,9 @@ Provider::Provider(ort::Api api, const ort::SessionOptions* options, const ort::
     try {
       provider.claim(graph, support);
     } catch (const Error& error) {
-      provider.log(ort::Severity::warning, "the graph runs without fused attention: " + error.text);
+      provider.log_failure(error.text.c_str());
     } catch (const std::exception& error) {
-      provider.log(ort::Severity::warning, std::string("the graph runs without fused attention: ") + error.what());
+      provider.log_failure(error.what());
     }
     return static_cast<ort::Status*>(nullptr);
   };
@@ -172,9 +178,16 @@ Provider::Provider(ort::Api api, const ort::SessionOptions* options, const ort::
   };
 }
 
-void Provider::log(ort::Severity severity, const std::string& text) const {
-  ort::Status* status = ort::Logger_LogMessage(api_, logger_, severity, text.c_str(), kName, 0, "GetCapability");
+void Provider::log(ort::Severity severity, const char* text) const {
+  ort::Status* status = ort::Logger_LogMessage(api_, logger_, severity, text, kName, 0, "GetCapability");
   if (status != nullptr) ort::ReleaseStatus(api_, status);
+}
+
+// Allocates nothing itself: the reason may be that memory has run out.
+void Provider::log_failure(const char* reason) const {
+  char text[1024];
+  std::snprintf(text, sizeof(text), "the graph runs without fused attention: %s", reason);
+  log(ort::Severity::warning, text);
 }
 
 // Whether the graph belongs to a node, or reads values of a graph around it. 1.23 does not tell the node.
@@ -208,7 +221,7 @@ void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
   const auto nodes = all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
   if (const std::string before = provider_before(api_, nodes); !before.empty()) {
     // The graph of a session that this provider has claimed is shown again.
-    if (before != kName) log(ort::Severity::warning, "the graph runs without fused attention: " + before + " comes first");
+    if (before != kName) log_failure((before + " comes first").c_str());
     return;
   }
   fused_ = fused(graph);
@@ -223,7 +236,7 @@ std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph) {
   const GraphModel model = model_of(api_, graph);
   Answer answer;
   match(model.bytes.data(), model.bytes.size(), &answer, take_answer);
-  if (!answer.message.empty()) log(answer.severity, answer.message);
+  if (!answer.message.empty()) log(answer.severity, answer.message.c_str());
   if (answer.model.empty()) return nullptr;
   const OutputSizes sizes(answer.sizes, model.inputs.size(), model.outputs.size());
   FusedSession session(api_, copy_of(api_, options_.get()).get(), answer.model, model.weights);
