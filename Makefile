@@ -4,7 +4,8 @@
 #   make demo     optimise example models, compare with the originals, time both
 #   make test     the test suite
 #   make lint     ruff and mypy
-#   make sanitize the kernel tests and random calls on a library built with address and undefined-behaviour sanitizers
+#   make sanitize the kernel tests, those of the provider, and random calls on a library built with address and
+#                 undefined-behaviour sanitizers
 #   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators --seconds 300" says which and how long
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
@@ -50,6 +51,7 @@ WITH_SANITIZERS = ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=pri
 	FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so
 sanitize: sanitized
 	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
+	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/face/test_provider.py -k "not script"
 	$(MAKE) sanitize-fuzz
 
 sanitize-fuzz: sanitized

@@ -20,6 +20,7 @@ import fa_compiler
 from fa_compiler import provider
 from fa_compiler.provider.__main__ import main
 from fa_compiler.provider.matching import Replacement, replacement
+from tests.built_library import choose_library
 
 from .builders import HEADS, SIZE, attention, feeds, plain, saved
 
@@ -27,6 +28,7 @@ RELEASE = tuple(int(part) for part in ort.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(
     RELEASE < provider.FIRST_RELEASE, reason="ONNX Runtime has no plugin interface that we use"
 )
+choose_library()
 TOLERANCE = 1e-5  # float32, relative to the largest value: the order of the additions differs
 
 
