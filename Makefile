@@ -4,7 +4,8 @@
 #   make demo     optimise example models, compare with the originals, time both
 #   make test     the test suite
 #   make lint     ruff and mypy
-#   make sanitize the kernel tests and random calls on a library built with address and undefined-behaviour sanitizers
+#   make sanitize the kernel tests, those of the provider, and random calls on a library built with address and
+#                 undefined-behaviour sanitizers
 #   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators --seconds 300" says which and how long
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make wheels   wheels for Linux on x86-64 and aarch64, and a source distribution, in build/wheels; where qemu-user is,
@@ -12,9 +13,10 @@
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
-#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; other tools on fused graphs;
-#                 rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; sharded
-#                 models in processes of MPI; at the end make sweep
+#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; the execution provider
+#                 on all releases that can load it, and in packages that make their own sessions; other tools on fused
+#                 graphs; rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node;
+#                 sharded models in processes of MPI; at the end make sweep
 #   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first)
 #   make clean    remove what the above made
 #
@@ -31,6 +33,8 @@ FUZZ := all --seconds 600
 SANITIZED_FUZZ := operators --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 SWEEP_VENVS := $(VENV)-sweep $(VENV)-optimum $(VENV)-convert
+PROVIDER_RUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.31.1
+RUNTIMES := $(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES))
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
 .PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels lint bench fuzz docs compat sweep clean
@@ -53,6 +57,7 @@ WITH_SANITIZERS = ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=pri
 	FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so
 sanitize: sanitized
 	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
+	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/face/test_provider.py -k "not script"
 	$(MAKE) sanitize-fuzz
 
 sanitize-fuzz: sanitized
@@ -87,15 +92,21 @@ docs: $(VENV)-docs/.docs
 	$(VENV)-docs/bin/sphinx-build -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
-compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-mpi/.mpi build/web/.web build/hosts/.hosts
+compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-packages/.packages $(VENV)-mpi/.mpi \
+		build/web/.web build/hosts/.hosts
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
+	done
+	set -e; for version in $(PROVIDER_RUNTIMES); do \
+		echo "the provider in onnxruntime $$version"; \
+		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py; \
 	done
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
 	if [ -d build/hosts/node_modules ]; then PYTHONPATH=. $(BIN)/python tests/compat/check_hosts.py build/hosts/node_modules; fi
+	PYTHONPATH=. $(VENV)-packages/bin/python tests/compat/check_packages.py
 	PYTHONPATH=. $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
 	$(MAKE) sweep
 
@@ -109,7 +120,8 @@ sweep: $(VENV)/.package $(VENV)-sweep/.sweep $(VENV)-optimum/.sweep $(VENV)-conv
 	PYTHONPATH=. $(BIN)/python tests/compat/sweep/report.py --state build/sweep --details $(SWEEP)
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-mpi $(VENV)-docs $(VENV)-wheels $(SWEEP_VENVS) build
+	rm -rf $(VENV) $(RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-packages $(VENV)-mpi $(VENV)-docs $(VENV)-wheels \
+		$(SWEEP_VENVS) build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -160,6 +172,13 @@ $(VENV)-mpi/.mpi: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-mpi
 	$(VENV)-mpi/bin/python -m pip install --quiet --disable-pip-version-check mpi4py mpich onnxruntime onnx onnx-ir \
 		networkx numpy ml_dtypes rich pytest pytest-xdist hypothesis
+	@touch $@
+
+# An environment with packages that make sessions of their own and ship a model with attention.
+$(VENV)-packages/.packages: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-packages
+	$(VENV)-packages/bin/python -m pip install --quiet --disable-pip-version-check rapidocr arabic-name-romanizer \
+		onnxruntime onnx onnx-ir networkx numpy ml_dtypes rich
 	@touch $@
 
 # An environment with Sphinx, and with what the documented functions import.

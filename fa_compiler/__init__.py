@@ -7,6 +7,8 @@
     fa_compiler.graph("model.onnx").nodes(data="blocks")            # a networkx graph: which nodes are which attention
     fa_compiler.verify("model.onnx", "fused.onnx").same             # the same outputs in ONNX Runtime?
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
+    fused = fa_compiler.FuseAttention()(ir_model).model             # a pass of onnx_ir, for pipelines in memory
+    options.add_provider_for_devices(fa_compiler.register_provider(), {})    # or: in any session of ONNX Runtime
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
     fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
     fa_compiler.shard("model.onnx", "out", 4)                       # the model that 4 ranks run with mpirun
@@ -45,12 +47,14 @@ if TYPE_CHECKING:
     from fa_compiler.benchmark import bench
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
+    from fa_compiler.fuse_pass import FuseAttention
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
     from fa_compiler.model_graph import graph
     from fa_compiler.parallel.session import ShardedSession
     from fa_compiler.parallel.sharding import shard
     from fa_compiler.passes import Report
     from fa_compiler.pipeline import Result, inspect, optimize
+    from fa_compiler.provider import register_provider
     from fa_compiler.session import InferenceSession
     from fa_compiler.verification import verify
 
@@ -59,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "FaCompilerError",
+    "FuseAttention",
     "InferenceSession",
     "InputError",
     "InternalError",
@@ -75,6 +80,7 @@ __all__ = [
     "optimize",
     "reference",
     "register_custom_ops",
+    "register_provider",
     "shard",
     "verify",
 ]
@@ -82,6 +88,7 @@ __all__ = [
 _LAZY = {
     "Comparison": "fa_compiler.comparison.compare",
     "FaCompilerError": "fa_compiler.errors",
+    "FuseAttention": "fa_compiler.fuse_pass",
     "InferenceSession": "fa_compiler.session",
     "InputError": "fa_compiler.errors",
     "InternalError": "fa_compiler.errors",
@@ -95,6 +102,7 @@ _LAZY = {
     "inspect": "fa_compiler.pipeline",
     "optimize": "fa_compiler.pipeline",
     "register_custom_ops": "fa_compiler.lowering.ort",
+    "register_provider": "fa_compiler.provider",
     "shard": "fa_compiler.parallel.sharding",
     "verify": "fa_compiler.verification",
 }

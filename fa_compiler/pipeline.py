@@ -245,15 +245,33 @@ def fuse_loaded(
         InternalError: a fused node failed our own checks.
     """
     model = loaded.to_ir()
-    given = registry_nodes(model)
-    report = fuse(model, options, progress)
+    report, info = fuse_checked(model, options, progress)
     if loaded.weights is not None:
         loaded.weights.check(by_path=True)  # the passes read the file by its path
     report.model, report.target = loaded.name, options.target
     report.notes[:0] = loaded.repairs
-    info = verify_nodes(model, given, options.platform, options.cann)
     report.changed_otherwise = bool(loaded.repairs)
     return model, report, info
+
+
+def fuse_checked(
+    model: ir.Model, options: Options, progress: Progress | None = None
+) -> tuple[Report, ShapeInfo | None]:
+    """Fuse the attention of a model in place, and check the fused nodes against the registry.
+
+    Nodes that were fused before have to be in the form of the graph (lowering/onnx_file).
+
+    Returns:
+        The report, and what is known of the result if there were nodes to check.
+
+    Raises:
+        InputError: the target cannot take an operator that the model has already.
+        InternalError: a fused node breaks a constraint of the registry.
+    """
+    with without_collections():
+        given = registry_nodes(model)
+        report = fuse(model, options, progress)
+        return report, verify_nodes(model, given, options.platform, options.cann)
 
 
 def _log(report: Report) -> None:

@@ -102,14 +102,14 @@ def test_python_of_the_pages_is_python(page: str) -> None:
 
 
 def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks after the export run as they stand, with the model that it names for those without torch."""
+    """Its blocks without torch run as they stand, with the model that it names for those without torch."""
     blocks = re.findall(r"```python\n(.*?)```", PAGES["tutorial.md"], re.DOTALL)
     shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(blocks[1], names)
     assert "fused" in str(names["result"].report)
-    exec(blocks[2].replace("8000", "0"), names)
+    exec(blocks[3].replace("8000", "0"), names)
     server = names["server"]
     thread = threading.Thread(target=server.handle_request)
     thread.start()

@@ -16,6 +16,9 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 
+EXPORTED = {"RegisterCustomOps", "CreateEpFactories", "ReleaseEpFactory", "FaCompilerSetMatcher"}
+"""The entry points of the library."""
+
 LIBRARY = "fa_compiler/lowering/ort/libfa_compiler_ort.so"
 GLIBC = (2, 28)
 """The oldest glibc that a wheel runs with."""
@@ -73,7 +76,7 @@ def _faults(library: ELFFile, processor: Processor) -> Iterator[str]:
         number = re.fullmatch(r"GLIBC_(\d+)\.(\d+)(\.\d+)?", version)
         if number is None or (int(number[1]), int(number[2])) > GLIBC:
             yield f"the library needs symbols of {version}"
-    if (exported := _exported(library)) != {"RegisterCustomOps"}:
+    if (exported := _exported(library)) != EXPORTED:
         yield f"the library exports {', '.join(sorted(exported)) or 'nothing'}"
 
 

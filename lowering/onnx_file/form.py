@@ -41,6 +41,7 @@ from fa_compiler.op_registry import (
 )
 from fa_compiler.passes.nodes import all_nodes, graph_opset
 from fa_compiler.passes.rewrite.node_view import node_view
+from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 METADATA_KEY = "fa_compiler"
@@ -91,6 +92,51 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
         if _is_of_file(node.domain, node.op_type) and len(node.output) > 1:
             del node.output[:_OUTPUTS_BEFORE]
     proto.functions.extend(functions)
+
+
+def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
+    """What `finish_proto` does, for a model that stays in memory as an `ir.Model`."""
+    for node in list(all_nodes(model.graph)):
+        if _is_of_file(node.domain, node.op_type) and len(node.outputs) > 1:
+            _replace_node(node, FILE_DOMAIN, node.op_type, 1)
+    for function in functions:
+        made = ir.serde.deserialize_function(function)
+        model.functions[made.identifier()] = made
+    complete = bool(functions) and DOMAIN not in model.graph.opset_imports
+    model.metadata_props[METADATA_KEY] = f"{_LIBRARY} {_COMPLETE if complete else _INCOMPLETE}"
+
+
+def restore_graph_operators(model: ir.Model) -> None:
+    """What `to_graph_operators` does, in place for an `ir.Model`."""
+    if model.graph.opset_imports.pop(FILE_DOMAIN, None) is None:
+        return
+    model.graph.opset_imports[DOMAIN] = VERSION
+    for node in list(all_nodes(model.graph)):
+        if _is_of_file(node.domain, node.op_type) and len(node.outputs) == 1:
+            _replace_node(node, DOMAIN, GRAPH_OP, _OUTPUTS_BEFORE + 1)
+    for identifier in [each for each in model.functions if _is_of_file(each[0], each[1])]:
+        del model.functions[identifier]
+
+
+def _replace_node(node: ir.Node, domain: str, op_type: str, outputs: int) -> None:
+    """Replace a node by one with this operator and number of outputs. Only the last output is used in both."""
+    graph, last = node.graph, node.outputs[-1]
+    assert graph is not None
+    made = ir.Node(
+        domain,
+        op_type,
+        node.inputs,
+        node.attributes.values(),
+        num_outputs=outputs,
+        name=node.name,
+        doc_string=node.doc_string,
+        metadata_props=dict(node.metadata_props),
+    )
+    for output in made.outputs[:-1]:
+        output.name = ""
+    graph.insert_before(node, made)
+    replace_value(last, made.outputs[-1])
+    graph.remove(node, safe=True)
 
 
 def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:

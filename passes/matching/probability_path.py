@@ -17,8 +17,10 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
      10     | Slice(probabilities) | Pad(probabilities)    as large as they are, forwards: it leaves out nothing; a Pad
                                                            of no width
             | Expand(probabilities) | Tile(probabilities)  as large as they are, as torch's matmul is decomposed
-     11     | rounded(probabilities)                       see activation_rounding.py; only if the user says so
-     12 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
+     11     | Where(c, x, probabilities), c all false | Where(c, probabilities, x), c all true, of no larger size: a
+                                                           guard whose test ONNX Runtime has computed from constants
+     12     | rounded(probabilities)                       see activation_rounding.py; only if the user says so
+     13 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
                over all the dimensions that this axis was taken apart into
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
@@ -141,7 +143,7 @@ class _Walk:
         return None
 
     def path(self, product: Contraction) -> ProbabilityPath:
-        """Case 12: the path to this product. Raises Decline."""
+        """Case 13: the path to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
             raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
         made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
@@ -175,7 +177,9 @@ class _Walk:
 
     def _take_guard(self, consumers: list[ir.Node]) -> bool:
         """Case 4: a guard."""
-        if len(consumers) == 1 and self.infinity.selects(consumers[0], self.current):
+        if len(consumers) == 1 and (
+            self.infinity.selects(consumers[0], self.current) or always_selects(consumers[0], self.current, self.viewer)
+        ):
             return False
         found = guard_after(GuardQuery(self.softmax_output, self.current, consumers, self.viewer, self.among))
         if found is None:
@@ -188,7 +192,7 @@ class _Walk:
         return True
 
     def _check_passes(self, node: ir.Node) -> None:
-        """Cases 2, 3, 5, 6 and 8 to 11: decline a node that is none of them."""
+        """Cases 2, 3, 5, 6 and 8 to 12: decline a node that is none of them."""
         if (unknown := unknown_rank(node, self.viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         if _passes_on(node, self.current, self.viewer) or operand(node, self.current) is not None:
@@ -207,8 +211,10 @@ class _Walk:
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """Cases 2, 3 and 8 to 11: does a node keep the probabilities apart from layout, type and size?"""
-    if adds_nothing(node, current, viewer) or (keeps_everything(node, viewer.info) and node.inputs[0] is current):
+    """Cases 2, 3 and 8 to 12: does a node keep the probabilities apart from layout, type and size?"""
+    if adds_nothing(node, current, viewer) or always_selects(node, current, viewer):
+        return True
+    if keeps_everything(node, viewer.info) and node.inputs[0] is current:
         return True
     if node.inputs[0] is not current:
         return False
@@ -225,6 +231,15 @@ def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     if len(others) != 1 or others[0] is None or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
         return False
     return viewer.facts.sets.only(others[0]) == 0.0
+
+
+def always_selects(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
+    """Case 11: does a Where give a value in every run, and keep its size?"""
+    if not is_op(node, "Where") or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
+        return False
+    condition, *branches = node.inputs
+    taken = None if condition is None else viewer.facts.sets.only(condition)
+    return taken is not None and branches[0 if taken else 1] is current
 
 
 def carried_output(node: ir.Node) -> ir.Value:

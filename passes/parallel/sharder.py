@@ -405,7 +405,7 @@ class Sharder:
         if size.single_atom is not None:
             return None
         total: ir.Value | None = None
-        for factor, atoms in size.terms:
+        for factor, atoms in size.products:
             term = self.constant(np.array([factor]))
             for atom in atoms:
                 other = self.size(atom)

@@ -136,6 +136,11 @@ class Dim:
         return frozenset(itertools.chain.from_iterable(self._terms))
 
     @property
+    def terms(self) -> tuple[tuple[Monomial, int], ...]:
+        """The terms of the sum: each is a product of atoms, and its coefficient."""
+        return tuple(self._terms.items())
+
+    @property
     def addend(self) -> int:
         """The constant term."""
         return self._terms.get((), 0)
@@ -146,7 +151,7 @@ class Dim:
         return tuple(factor for monomial, factor in self._terms.items() if monomial)
 
     @property
-    def terms(self) -> tuple[tuple[int, tuple[Dim, ...]], ...]:
+    def products(self) -> tuple[tuple[int, tuple[Dim, ...]], ...]:
         """The dim as a sum of products: each factor with the atoms, as dims, by which it is multiplied."""
         return tuple((factor, tuple(map(Dim._from_atom, monomial))) for monomial, factor in self._terms.items())
 

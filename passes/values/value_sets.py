@@ -3,14 +3,16 @@
 `ValueSets.of(value)` is a small set that contains every element the value can have in any run, or None when no such set
 was found. A set never contains NaN: where an element could become NaN the answer is None.
 
-Sets are built from constants, comparisons ({0, 1}), Where, casts, operators that only move elements, and element-wise
-arithmetic over all pairs, rounded as the tensor's type rounds. One correlation is used: in `Where(Cast(x, bool), c, x)`
-the third operand is reached only where x is 0.
+Sets are built from constants, comparisons ({0, 1}, or one of them if the operands' sets decide), Where, casts,
+operators that only move elements, and element-wise arithmetic over all pairs, rounded as the tensor's type rounds. One
+correlation is used: in `Where(Cast(x, bool), c, x)` the third operand is reached only where x is 0.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable
 
 import ml_dtypes
@@ -41,6 +43,15 @@ COMPARISONS = (
     "IsNaN",
     "IsInf",
 )
+DECIDED: dict[str, Callable[..., bool]] = {
+    "Equal": operator.eq,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+    "Not": operator.not_,
+}
+"""The comparisons whose result follows from the numbers that the operands can hold."""
 ARITHMETIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -57,6 +68,9 @@ NUMPY = {
     ir.DataType.INT32: np.int32,
     ir.DataType.INT64: np.int64,
 }
+
+EXACT_TYPES = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL))
+"""Types whose elements are compared as they are in the sets."""
 
 SHORT_FLOATS = (np.float16, ml_dtypes.bfloat16)
 """Types whose results may be rounded or not: ONNX Runtime may keep them in float32 from one operator to the next."""
@@ -96,7 +110,7 @@ class ValueSets(Analysis[ValueSet]):
     def _of_node(self, node: ir.Node, value: ir.Value) -> ValueSet | None:
         op = node.op_type
         if op in COMPARISONS:
-            return _BOOL
+            return self._compared(node)
         if op in MOVES or op == "Split":
             return self.of(node.inputs[0])
         if op == "Cast":
@@ -119,6 +133,16 @@ class ValueSets(Analysis[ValueSet]):
         if op in ARITHMETIC:
             return self._arithmetic(node, value)
         return None
+
+    def _compared(self, node: ir.Node) -> ValueSet:
+        """0 and 1, or only one of them if the sets of the operands decide."""
+        compare = DECIDED.get(node.op_type)
+        found = [self.of(operand) for operand in node.inputs if operand is not None]
+        sets = [each for each in found if each is not None]
+        types = {self.info.dtype(operand) for operand in node.inputs if operand is not None}
+        if compare is None or len(sets) < len(node.inputs) or not types <= EXACT_TYPES:
+            return _BOOL
+        return frozenset(float(compare(*numbers)) for numbers in itertools.product(*sets))
 
     def _cast(self, source: ValueSet | None, value: ir.Value) -> ValueSet | None:
         target = self.info.dtype(value)

@@ -84,3 +84,32 @@ def test_a_test_over_the_rows_of_turned_scores_is_declined(softmax: str) -> None
     _, report = fused(parse(body, "bool[B,1,T,S] keep", initializers=NUMBERS))
     (block,) = report.blocks
     assert block.reason == "the guard tests the scores along another axis than the keys'"
+
+
+CONSTANT = "<float[1,1] highest = {0.0}, float[2,1] mixed = {0.0, -inf}>"
+DROPPED = "e = Equal(highest, low) p = Where(e, zero, p0) "
+FOLDED = {"dropped": DROPPED, "kept": "e = Equal(highest, low) n = Not(e) p = Where(n, p0, zero) "}
+
+
+@pytest.mark.parametrize("guard", FOLDED.values(), ids=FOLDED)
+def test_a_guard_that_never_has_work(guard: str) -> None:
+    """Its test is computed from constants: ONNX Runtime leaves this where the only mask is a constant 0."""
+    numbers = f"{NUMBERS[:-1]}, {CONSTANT[1:]}"
+    body = PRODUCT_QK + "p0 = Softmax<axis=-1>(s) " + guard + PRODUCT_PV
+    model = parse(body, initializers=numbers)
+    changed, report = fused(model)
+    assert report.blocks[0].status == "fused"
+    feeds = random_feeds(model)
+    feeds["q"][0, 0, 0] = np.nan
+    assert_same(run(changed, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [DROPPED.replace("Where(e, zero, p0)", "Where(e, p0, zero)"), DROPPED.replace("highest", "mixed")],
+    ids=["drops all", "drops some rows"],
+)
+def test_a_constant_guard_that_has_work(guard: str) -> None:
+    numbers = f"{NUMBERS[:-1]}, {CONSTANT[1:]}"
+    _, report = fused(parse(PRODUCT_QK + "p0 = Softmax<axis=-1>(s) " + guard + PRODUCT_PV, initializers=numbers))
+    assert report.blocks[0].status == "declined"

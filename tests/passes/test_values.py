@@ -76,7 +76,17 @@ HALF_MIN = -65504.0
         ("x = Identity(b)", {0.0, 1.0}),
         ("x = Equal(f, zero)", {0.0, 1.0}),
         ("x = IsNaN(f)", {0.0, 1.0}),
-        ("x = Not(yes)", {0.0, 1.0}),
+        ("x = Not(yes)", {0.0}),
+        ("x = Not(b)", {0.0, 1.0}),
+        ("x = Equal(zero, low)", {0.0}),
+        ("x = Equal(mixed, zero)", {0.0, 1.0}),
+        ("x = Equal(nan, zero)", {0.0, 1.0}),
+        ("x = Greater(one, zero)", {1.0}),
+        ("w = Where(b, zero, low) x = LessOrEqual(w, zero)", {1.0}),
+        (
+            "c = Cast<to=10>(one) d = Cast<to=10>(zero) x = Less(c, d)",
+            {0.0, 1.0},
+        ),  # types of 16 bits may be rounded late
         ("x = Cast<to=1>(b)", {0.0, 1.0}),
         ("x = Cast<to=1>(i)", None),
         ("x = Cast<to=9>(f)", {0.0, 1.0}),

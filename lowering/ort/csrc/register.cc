@@ -1,5 +1,9 @@
-// RegisterCustomOps, the library's only visible symbol. ONNX Runtime calls it with the options of a session.
+// RegisterCustomOps, which ONNX Runtime calls with the options of a session.
+#include "register.hpp"
+
 #include <array>
+#include <map>
+#include <mutex>
 
 #include "op.hpp"
 #include "types.hpp"
@@ -124,14 +128,46 @@ const std::vector<Descriptor>& file_descriptors() {
   return all;
 }
 
-void add_domain(ort::Api api, ort::SessionOptions* options, const char* name, const std::vector<Descriptor>& descriptors) {
+constexpr const char* kNestedDomain = "fa_compiler.nested";
+
+ort::CustomOpDomain* new_domain(ort::Api api, const char* name) {
   ort::CustomOpDomain* domain = nullptr;
   check(api, ort::CreateCustomOpDomain(api, name, &domain));
+  return domain;
+}
+
+void fill(ort::Api api, ort::CustomOpDomain* domain, const std::vector<Descriptor>& descriptors) {
   for (const Descriptor& descriptor : descriptors) check(api, ort::CustomOpDomain_Add(api, domain, &descriptor));
-  check(api, ort::AddCustomOpDomain(api, options, domain));
+}
+
+// The domains that were made for one runtime. A process may have several.
+struct Domains {
+  ort::CustomOpDomain* graph;
+  ort::CustomOpDomain* file;
+  ort::CustomOpDomain* nested;
+};
+
+const Domains& domains_of(ort::Api api) {
+  static std::mutex mutex;
+  static std::map<ort::Api, Domains> all;
+  const std::lock_guard lock(mutex);
+  if (const auto found = all.find(api); found != all.end()) return found->second;
+  const Domains made{new_domain(api, kDomain), new_domain(api, kFileDomain), new_domain(api, kNestedDomain)};
+  fill(api, made.graph, descriptors());
+  fill(api, made.file, file_descriptors());
+  fill(api, made.nested, descriptors());
+  fill(api, made.nested, file_descriptors());
+  return all.emplace(api, made).first->second;
 }
 
 }  // namespace
+
+std::vector<ort::CustomOpDomain*> file_domains(ort::Api api) { return {domains_of(api).graph, domains_of(api).file}; }
+
+void add_nested_operators(ort::Api api, ort::SessionOptions* options) {
+  check(api, ort::AddCustomOpDomain(api, options, domains_of(api).nested));
+}
+
 }  // namespace fa
 
 extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(ort::SessionOptions* options,
@@ -140,7 +176,6 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   if (api == nullptr) return nullptr;
   return fa::guarded(api, [&] {
     fa::note_version(api, base->version());
-    fa::add_domain(api, options, fa::kDomain, fa::descriptors());
-    fa::add_domain(api, options, fa::kFileDomain, fa::file_descriptors());
+    for (ort::CustomOpDomain* domain : fa::file_domains(api)) fa::check(api, ort::AddCustomOpDomain(api, options, domain));
   });
 }

@@ -1,0 +1,60 @@
+"""`FuseAttention`: the fusion as a pass of onnx_ir, for pipelines that hold their model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from fa_compiler.lowering.onnx_file import add_functions, restore_graph_operators, to_file_operators
+from fa_compiler.passes import Report
+from fa_compiler.passes.options import Target
+from fa_compiler.pipeline import fuse_checked, make_options
+
+
+class FuseAttention(ir.passes.FunctionalPass):
+    """Fuses the attention of a model: `FuseAttention()(model).model` is the fused model.
+
+    The given model is not changed. The result shares its weights, which are neither copied nor read, apart from those
+    that the matcher looks at. A model without attention that can be fused comes back as an equal copy, and `modified`
+    is then False.
+
+    Args:
+        target, soc_version, cann, assume, in_place_caches, bodies, runtime, opset: as in `fa_compiler.optimize`.
+
+    Raises:
+        InputError: an option is unknown, or the target cannot take an operator that the model has already.
+        InternalError: the result failed our own checks.
+    """
+
+    report: Report | None
+    """What became of each attention of the last model; None before the first one."""
+
+    def __init__(
+        self,
+        target: Target = "ort",
+        *,
+        soc_version: str | None = None,
+        cann: str | None = None,
+        assume: Iterable[str] = (),
+        in_place_caches: bool = False,
+        bodies: bool = True,
+        runtime: str | None = None,
+        opset: int = 0,
+    ) -> None:
+        super().__init__()
+        self.report = None
+        self._options = make_options(target, soc_version, cann, assume, in_place_caches, runtime, opset)
+        self._bodies = bodies
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fuse a copy of the model."""
+        result = model.clone()
+        restore_graph_operators(result)
+        self.report, info = fuse_checked(result, self._options)
+        self.report.model = model.graph.name or "model"
+        if not self.report.count("fused"):
+            return ir.passes.PassResult(model.clone(), modified=False)
+        if self._options.target == "ort":
+            add_functions(result, to_file_operators(result, info if self._bodies else None))
+        return ir.passes.PassResult(result, modified=True)

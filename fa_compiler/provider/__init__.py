@@ -1,0 +1,141 @@
+"""The plugin execution provider: attention is fused in any session of ONNX Runtime that names our device.
+
+`register_provider` registers the library with ONNX Runtime and gives it the matcher. From then on ONNX Runtime calls
+the library while it makes a session, and the library calls `_match` with the session's graph. docs/provider.md draws
+this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnxruntime as ort
+
+from fa_compiler.errors import FaCompilerError, InputError, one_line
+from fa_compiler.lowering.ort import custom_ops_library
+from fa_compiler.passes import Report
+from fa_compiler.provider.matching import replacement
+
+PROVIDER = "FaCompilerExecutionProvider"
+"""The name of the provider, in ONNX Runtime and in lists of providers."""
+
+FIRST_RELEASE, FIRST_WITH_CAPTURES = (1, 23), (1, 27)
+"""The first release of ONNX Runtime whose plugin interface the library can use, and the first that gives a claimed node
+also the inputs that only its subgraphs read."""
+
+_LOGGER = logging.getLogger("fa_compiler")
+
+_INFO, _WARNING = 1, 2
+"""Severities of ONNX Runtime's log."""
+
+
+@dataclass
+class Activity:
+    """What the provider has done in this process: the reports of the graphs that it saw, and the failures."""
+
+    reports: list[Report] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+activity: Activity | None = None
+"""Filled while it is not None; `python -m fa_compiler.provider` prints it."""
+
+_TAKE = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_char_p,
+)
+_MATCHER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, _TAKE)
+
+_registration = threading.Lock()
+_matching = threading.Lock()
+"""Held while a graph is matched: the passes share the symbols of sizes."""
+
+
+def register_provider() -> Sequence[Any]:
+    """Register the provider with ONNX Runtime, and return its devices: `onnxruntime.OrtEpDevice` objects.
+
+    A session fuses its attention if its options name the device:
+
+        options = onnxruntime.SessionOptions()
+        options.add_provider_for_devices(fa_compiler.register_provider(), {})
+        session = onnxruntime.InferenceSession("model.onnx", options)
+
+    A second call only returns the devices.
+
+    Raises:
+        InputError: this ONNX Runtime is older than 1.23.
+        LibraryNotBuilt: the library is not installed.
+    """
+    if _release() < FIRST_RELEASE:
+        first = ".".join(map(str, FIRST_RELEASE))
+        raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
+    with _registration:
+        if not (devices := _devices()):
+            path = custom_ops_library()
+            _library(path).FaCompilerSetMatcher(_callback)
+            ort.register_execution_provider_library(PROVIDER, path)
+            devices = _devices()
+    return devices
+
+
+def _release() -> tuple[int, int]:
+    major, minor = ort.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _devices() -> list[Any]:
+    return [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
+
+
+@functools.cache
+def _library(path: str) -> ctypes.CDLL:
+    """The library, which ONNX Runtime loads, too. It has no matcher any more when the interpreter ends."""
+    library = ctypes.CDLL(path)
+    atexit.register(library.FaCompilerSetMatcher, None)
+    return library
+
+
+def _answer(model: int, size: int, answer: int, take: Any) -> None:
+    """Answer the library. No exception may leave this function: there is nobody to catch it."""
+    content, sizes, severity, message = _match(ctypes.string_at(model, size))
+    numbers = (ctypes.c_int64 * len(sizes))(*sizes)
+    take(answer, content, len(content or b""), numbers, len(sizes), severity, message.encode())
+
+
+_callback = _MATCHER(_answer)
+
+
+def _match(graph: bytes) -> tuple[bytes | None, tuple[int, ...], int, str]:
+    """The fused graph or None, the sizes of its outputs, and a line for the log with its severity."""
+    try:
+        with _matching:
+            found = replacement(graph, captures=_release() >= FIRST_WITH_CAPTURES)
+    except FaCompilerError as error:
+        return _failed(str(error))
+    except BaseException as error:  # also an interrupt: ONNX Runtime cannot pass it on
+        return _failed(f"{type(error).__name__}: {one_line(error)}")
+    report = found.report
+    _LOGGER.info("%s", report.summary)
+    if activity is not None:
+        activity.reports.append(report)
+    return found.model, found.sizes, _INFO, report.summary
+
+
+def _failed(reason: str) -> tuple[None, tuple[()], int, str]:
+    _LOGGER.warning("a session runs without fused attention: %s", reason)
+    if activity is not None:
+        activity.failures.append(reason)
+    return None, (), _WARNING, f"the session runs without fused attention: {reason}"

@@ -1,0 +1,55 @@
+// The session that runs a fused graph inside the session of the caller.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../op.hpp"
+#include "graph_model.hpp"
+#include "output_sizes.hpp"
+
+namespace fa::provider {
+
+// Owners of the runtime's objects.
+template <auto& kRelease>
+struct Deleter {
+  ort::Api api;
+  template <class Object>
+  void operator()(Object* object) const {
+    kRelease(api, object);
+  }
+};
+using EnvPtr = std::unique_ptr<ort::Env, Deleter<ort::ReleaseEnv>>;
+using SessionPtr = std::unique_ptr<ort::Session, Deleter<ort::ReleaseSession>>;
+using OptionsPtr = std::unique_ptr<ort::SessionOptions, Deleter<ort::ReleaseSessionOptions>>;
+using ValuePtr = std::unique_ptr<ort::Value, Deleter<ort::ReleaseValue>>;
+
+// An input or output of the node that the graph becomes in the caller's session. `place` is its position among the inputs
+// or outputs of the graph.
+struct Port {
+  std::string name;
+  size_t place;
+};
+struct Ports {
+  std::vector<Port> inputs, outputs;
+};
+
+// A session with the options of the caller's session: the same number of threads, the same optimisations, the same
+// other providers.
+class FusedSession {
+ public:
+  // `options` is used here only. The memory of `weights` is copied. Throws an Error if ONNX Runtime refuses the model.
+  FusedSession(ort::Api api, ort::SessionOptions* options, const std::string& model, const std::vector<Weight>& weights);
+
+  // Runs the graph with the inputs and outputs of the node that stands for it, and returns the status of the run. `sizes`
+  // knows the outputs of the graph, which has `graph_inputs` inputs. Re-entrant.
+  ort::Status* run(const Ports& ports, const OutputSizes& sizes, size_t graph_inputs, ort::KernelContext* context) const;
+
+ private:
+  ort::Api api_;
+  EnvPtr env_;
+  SessionPtr session_;
+};
+
+}  // namespace fa::provider

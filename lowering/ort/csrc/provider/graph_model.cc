@@ -1,0 +1,358 @@
+#include "graph_model.hpp"
+
+#include "onnx_message.hpp"
+
+namespace fa::provider {
+namespace {
+
+// The numbers of the fields in onnx.proto.
+namespace model {
+constexpr int ir_version = 1, producer = 2, graph = 7, opset = 8;
+}
+namespace opset {
+constexpr int domain = 1, version = 2;
+}
+namespace graph {
+constexpr int node = 1, name = 2, initializer = 5, input = 11, output = 12, value_info = 13;
+}
+namespace node {
+constexpr int input = 1, output = 2, name = 3, op_type = 4, attribute = 5, domain = 7;
+}
+namespace attribute {
+constexpr int name = 1, f = 2, i = 3, s = 4, t = 5, g = 6, floats = 7, ints = 8, strings = 9, type = 20;
+constexpr int64_t kFloat = 1, kInt = 2, kString = 3, kTensor = 4, kGraph = 5, kFloats = 6, kInts = 7, kStrings = 8;
+}  // namespace attribute
+namespace tensor {
+constexpr int dim = 1, type = 2, string_data = 6, name = 8, raw_data = 9, external_data = 13, location = 14;
+constexpr int key = 1, value = 2;  // of an entry of external_data
+constexpr int64_t kExternal = 1;
+}  // namespace tensor
+namespace value {
+constexpr int name = 1, type = 2;
+}
+namespace type {
+constexpr int tensor = 1, element = 1, shape = 2, dim = 1, dim_value = 1, dim_param = 2;
+}
+
+// Weights of up to this many bytes are copied into the model: the matcher looks at many of them.
+constexpr size_t kCopied = 1024;
+
+// From this IR version on, an initializer need not be a graph input, too.
+constexpr int64_t kInitializersAlone = 4;
+
+// A tensor's element type and shape, from an object that the runtime makes for the question.
+struct Described {
+  ort::Element type;
+  std::vector<int64_t> dims;
+};
+
+Described described(ort::Api api, const ort::TensorInfo* info) {
+  Described result;
+  size_t rank = 0;
+  check(api, ort::GetTensorElementType(api, info, &result.type));
+  check(api, ort::GetDimensionsCount(api, info, &rank));
+  result.dims.resize(rank);
+  check(api, ort::GetDimensions(api, info, result.dims.data(), rank));
+  return result;
+}
+
+Described described(ort::Api api, const ort::Value* value) {
+  ort::TensorInfo* raw = nullptr;
+  check(api, ort::GetTensorTypeAndShape(api, value, &raw));
+  const auto release = [api](ort::TensorInfo* info) { ort::ReleaseTensorTypeAndShapeInfo(api, info); };
+  const std::unique_ptr<ort::TensorInfo, decltype(release)> info(raw, release);
+  return described(api, info.get());
+}
+
+class Writer {
+ public:
+  explicit Writer(ort::Api api) : api_(api) {}
+
+  GraphModel model(const ort::Graph* graph) {
+    Message result;
+    int64_t ir_version = 0;
+    check(api_, ort::Graph_GetOnnxIRVersion(api_, graph, &ir_version));
+    result.add(model::ir_version, std::max(ir_version, kInitializersAlone));
+    result.add(model::producer, "onnxruntime");
+    size_t count = 0;
+    check(api_, ort::Graph_GetNumOperatorSets(api_, graph, &count));
+    std::vector<const char*> domains(count);
+    std::vector<int64_t> versions(count);
+    check(api_, ort::Graph_GetOperatorSets(api_, graph, domains.data(), versions.data(), count));
+    for (size_t i = 0; i < count; ++i) {
+      Message imported;
+      imported.add(opset::domain, std::string_view(domains[i]));
+      imported.add(opset::version, versions[i]);
+      result.add(model::opset, imported);
+    }
+    result.add(model::graph, graph_message(graph, true));
+    const auto names = [this](const std::vector<const ort::ValueInfo*>& values) {
+      std::vector<std::string> found;
+      for (const auto* value : values) found.push_back(name_of(api_, value));
+      return found;
+    };
+    const auto outputs = all_of<ort::ValueInfo>(api_, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs, graph);
+    return {result.bytes(), names(inputs_of(graph)), names(outputs), std::move(weights_)};
+  }
+
+ private:
+  // Only the weights of the main graph are left where they are. The runtime takes no external data in subgraphs from
+  // memory.
+  Message graph_message(const ort::Graph* graph, bool is_main) {
+    Message result;
+    const char* name = nullptr;
+    check(api_, ort::Graph_GetName(api_, graph, &name));
+    result.add(graph::name, std::string_view(*name == 0 ? "graph" : name));
+    for (const auto* value : inputs_of(graph)) result.add(graph::input, value_message(value, true));
+    for (const auto* value :
+         all_of<ort::ValueInfo>(api_, ort::Graph_GetNumInitializers, ort::Graph_GetInitializers, graph)) {
+      if (is_constant(value)) result.add(graph::initializer, initializer(value, is_main));
+    }
+    const auto outputs = all_of<ort::ValueInfo>(api_, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs, graph);
+    for (const auto* value : outputs) result.add(graph::output, value_message(value, true));
+    for (const auto* each : all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph)) {
+      result.add(graph::node, node_message(each));
+      for (const auto* value : all_of<ort::ValueInfo>(api_, ort::Node_GetNumOutputs, ort::Node_GetOutputs, each)) {
+        const bool is_output = std::find(outputs.begin(), outputs.end(), value) != outputs.end();
+        if (value != nullptr && !is_output) result.add(graph::value_info, value_message(value, false));
+      }
+    }
+    return result;
+  }
+
+  // An old model lists its constants, too.
+  std::vector<const ort::ValueInfo*> inputs_of(const ort::Graph* graph) const {
+    auto inputs = all_of<ort::ValueInfo>(api_, ort::Graph_GetNumInputs, ort::Graph_GetInputs, graph);
+    std::erase_if(inputs, [this](const ort::ValueInfo* value) { return is_constant(value); });
+    return inputs;
+  }
+
+  bool is_constant(const ort::ValueInfo* value) const {
+    bool constant = false;
+    check(api_, ort::ValueInfo_IsConstantInitializer(api_, value, &constant));
+    return constant;
+  }
+
+  // A value with its type, if it is a tensor. Of others only the name is written; `required` ones throw.
+  Message value_message(const ort::ValueInfo* value, bool required) const {
+    Message result;
+    result.add(value::name, name_of(api_, value));
+    const ort::TypeInfo* any = nullptr;
+    check(api_, ort::GetValueInfoTypeInfo(api_, value, &any));
+    ort::Kind kind{};
+    if (any != nullptr) check(api_, ort::GetOnnxTypeFromTypeInfo(api_, any, &kind));
+    if (kind != ort::Kind::tensor) {
+      if (required) {
+        throw Error{ort::ErrorCode::not_implemented,
+                    "'" + name_of(api_, value) + "' is an input or output that is not a tensor"};
+      }
+      return result;
+    }
+    const ort::TensorInfo* info = nullptr;
+    check(api_, ort::CastTypeInfoToTensorInfo(api_, any, &info));
+    const Described found = described(api_, info);
+    Message tensor_type;
+    tensor_type.add(type::element, static_cast<int64_t>(found.type));
+    // Rank 0 may also mean that the rank is unknown: 1.23 has no way to tell.
+    if (!found.dims.empty()) tensor_type.add(type::shape, shape_message(info, found.dims));
+    Message type;
+    type.add(type::tensor, tensor_type);
+    result.add(value::type, type);
+    return result;
+  }
+
+  Message shape_message(const ort::TensorInfo* info, const std::vector<int64_t>& dims) const {
+    Message result;
+    std::vector<const char*> names(dims.size());
+    check(api_, ort::GetSymbolicDimensions(api_, info, names.data(), names.size()));
+    for (size_t i = 0; i < dims.size(); ++i) {
+      Message dim;
+      if (dims[i] >= 0) {
+        dim.add(type::dim_value, dims[i]);
+      } else if (names[i] != nullptr && *names[i] != 0) {
+        dim.add(type::dim_param, std::string_view(names[i]));
+      }
+      result.add(type::dim, dim);
+    }
+    return result;
+  }
+
+  Message initializer(const ort::ValueInfo* info, bool is_main) {
+    const ort::Value* value = nullptr;
+    check(api_, ort::ValueInfo_GetInitializerValue(api_, info, &value));
+    const std::string name = name_of(api_, info);
+    if (value == nullptr) throw Error{ort::ErrorCode::fail, "the weight '" + name + "' has no value"};
+    return tensor_message(name, value, is_main);
+  }
+
+  Message tensor_message(const std::string& name, const ort::Value* value, bool may_stay) {
+    const Described found = described(api_, value);
+    Message result;
+    for (int64_t dim : found.dims) result.add(tensor::dim, dim);
+    result.add(tensor::type, static_cast<int64_t>(found.type));
+    result.add(tensor::name, name);
+    if (found.type == ort::Element::string) {
+      add_strings(result, value, found.dims);
+      return result;
+    }
+    size_t bytes = 0;
+    void* data = nullptr;
+    check(api_, ort::GetTensorSizeInBytes(api_, value, &bytes));
+    check(api_, ort::GetTensorMutableData(api_, const_cast<ort::Value*>(value), &data));
+    if (!may_stay || bytes <= kCopied) {
+      result.add(tensor::raw_data, std::string_view(static_cast<const char*>(data), bytes));
+      return result;
+    }
+    weights_.push_back({"fa_compiler_" + std::to_string(weights_.size()), data, bytes});
+    add_external(result, "location", weights_.back().file);
+    add_external(result, "offset", std::to_string(reinterpret_cast<uintptr_t>(data)));
+    add_external(result, "length", std::to_string(bytes));
+    result.add(tensor::location, tensor::kExternal);
+    return result;
+  }
+
+  static void add_external(Message& result, std::string_view key, std::string_view text) {
+    Message entry;
+    entry.add(tensor::key, key);
+    entry.add(tensor::value, text);
+    result.add(tensor::external_data, entry);
+  }
+
+  void add_strings(Message& result, const ort::Value* value, const std::vector<int64_t>& dims) const {
+    size_t count = 1;
+    for (int64_t dim : dims) count *= static_cast<size_t>(dim);
+    size_t bytes = 0;
+    check(api_, ort::GetStringTensorDataLength(api_, value, &bytes));
+    std::string text(bytes, '\0');
+    std::vector<size_t> starts(count);
+    check(api_, ort::GetStringTensorContent(api_, value, text.data(), bytes, starts.data(), count));
+    for (size_t i = 0; i < count; ++i) {
+      const size_t end = i + 1 < count ? starts[i + 1] : bytes;
+      result.add(tensor::string_data, std::string_view(text).substr(starts[i], end - starts[i]));
+    }
+  }
+
+  Message node_message(const ort::Node* each) {
+    Message result;
+    const auto text = [&](const auto& slot) {
+      const char* found = nullptr;
+      check(api_, slot(api_, each, &found));
+      return std::string_view(found);
+    };
+    for (const auto* value : all_of<ort::ValueInfo>(api_, ort::Node_GetNumInputs, ort::Node_GetInputs, each)) {
+      result.add(node::input, name_of(api_, value));
+    }
+    for (const auto* value : all_of<ort::ValueInfo>(api_, ort::Node_GetNumOutputs, ort::Node_GetOutputs, each)) {
+      result.add(node::output, name_of(api_, value));
+    }
+    result.add(node::name, text(ort::Node_GetName));
+    result.add(node::op_type, text(ort::Node_GetOperatorType));
+    result.add(node::domain, text(ort::Node_GetDomain));
+    for (const auto* found : all_of<ort::OpAttr>(api_, ort::Node_GetNumAttributes, ort::Node_GetAttributes, each)) {
+      add_attribute(result, found);
+    }
+    add_subgraphs(result, each);
+    return result;
+  }
+
+  void add_subgraphs(Message& result, const ort::Node* each) {
+    size_t count = 0;
+    check(api_, ort::Node_GetNumSubgraphs(api_, each, &count));
+    if (count == 0) return;
+    std::vector<const ort::Graph*> graphs(count);
+    std::vector<const char*> names(count);
+    check(api_, ort::Node_GetSubgraphs(api_, each, graphs.data(), count, names.data()));
+    for (size_t i = 0; i < count; ++i) {
+      Message made;
+      made.add(attribute::name, std::string_view(names[i]));
+      made.add(attribute::g, graph_message(graphs[i], false));
+      made.add(attribute::type, attribute::kGraph);
+      result.add(node::attribute, made);
+    }
+  }
+
+  void add_attribute(Message& result, const ort::OpAttr* found) {
+    ort::AttributeKind kind{};
+    ort::Status* status = ort::OpAttr_GetType(api_, found, &kind);
+    if (kind == ort::AttributeKind::graph) {  // add_subgraphs writes it
+      if (status != nullptr) ort::ReleaseStatus(api_, status);
+      return;
+    }
+    check(api_, status);
+    const char* name = nullptr;
+    check(api_, ort::OpAttr_GetName(api_, found, &name));
+    Message made;
+    made.add(attribute::name, std::string_view(name));
+    add_content(made, found, kind, name);
+    result.add(node::attribute, made);
+  }
+
+  void add_content(Message& made, const ort::OpAttr* found, ort::AttributeKind kind, const char* name) {
+    using Kind = ort::AttributeKind;
+    if (kind == Kind::tensor) {
+      ort::Value* raw = nullptr;
+      check(api_, ort::OpAttr_GetTensorAttributeAsOrtValue(api_, found, &raw));
+      const auto release = [this](ort::Value* value) { ort::ReleaseValue(api_, value); };
+      const std::unique_ptr<ort::Value, decltype(release)> value(raw, release);
+      made.add(attribute::t, tensor_message("", value.get(), false));
+      made.add(attribute::type, attribute::kTensor);
+      return;
+    }
+    const std::string bytes = content(found, kind);
+    const auto add_all = [&]<class Stored>(Stored, int field, int64_t type) {
+      for (size_t at = 0; at + sizeof(Stored) <= bytes.size(); at += sizeof(Stored)) {
+        Stored number;
+        std::memcpy(&number, bytes.data() + at, sizeof(Stored));
+        made.add(field, number);
+      }
+      made.add(attribute::type, type);
+    };
+    switch (kind) {
+      case Kind::integer: return add_all(int64_t{}, attribute::i, attribute::kInt);
+      case Kind::integers: return add_all(int64_t{}, attribute::ints, attribute::kInts);
+      case Kind::number: return add_all(float{}, attribute::f, attribute::kFloat);
+      case Kind::numbers: return add_all(float{}, attribute::floats, attribute::kFloats);
+      case Kind::string:
+        made.add(attribute::s, std::string_view(bytes));
+        return made.add(attribute::type, attribute::kString);
+      case Kind::strings: {
+        // The texts follow each other, each with a final 0.
+        for (size_t at = 0; at < bytes.size();) {
+          const size_t end = std::min(bytes.find('\0', at), bytes.size());
+          made.add(attribute::strings, std::string_view(bytes).substr(at, end - at));
+          at = end + 1;
+        }
+        return made.add(attribute::type, attribute::kStrings);
+      }
+      default:
+        throw Error{ort::ErrorCode::not_implemented,
+                    std::string("the attribute '") + name + "' has a type that a provider cannot read"};
+    }
+  }
+
+  // The bytes of an attribute that is not a tensor. The first call of ReadOpAttr fails and tells how many there are.
+  std::string content(const ort::OpAttr* found, ort::AttributeKind kind) const {
+    size_t size = 0;
+    ort::Status* status = ort::ReadOpAttr(api_, found, kind, nullptr, 0, &size);
+    if (status != nullptr) ort::ReleaseStatus(api_, status);
+    std::string bytes(size, '\0');
+    if (size > 0) check(api_, ort::ReadOpAttr(api_, found, kind, bytes.data(), size, &size));
+    return bytes;
+  }
+
+  ort::Api api_;
+  std::vector<Weight> weights_;
+};
+
+}  // namespace
+
+std::string name_of(ort::Api api, const ort::ValueInfo* value) {
+  if (value == nullptr) return "";
+  const char* name = nullptr;
+  check(api, ort::GetValueInfoName(api, value, &name));
+  return name;
+}
+
+GraphModel model_of(ort::Api api, const ort::Graph* graph) { return Writer(api).model(graph); }
+
+}  // namespace fa::provider

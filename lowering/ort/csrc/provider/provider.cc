@@ -1,0 +1,368 @@
+// The plugin execution provider: CreateEpFactories and ReleaseEpFactory, which ONNX Runtime looks up in the library, and
+// FaCompilerSetMatcher, by which the Python package gives it the matcher.
+//
+// GetCapability writes the graph of a session as a model and hands it to the matcher. If the matcher fuses something, it
+// answers with the model of the fused graph, and the provider makes a session of it, inside the caller's. Only if that
+// succeeds does the provider claim the graph: whatever fails before leaves the graph to the other providers.
+//
+// The claim is the whole graph. Claimed nodes become one node, so no node of another provider may lie on a path between
+// them. The nodes that fusion removes are those of all layers, and of the mask that the layers share. All other nodes of
+// the model lie between them. The session inside has the same runtime, options and other providers, so that only the
+// attention changes.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
+#include "../op.hpp"
+#include "../register.hpp"
+#include "fused_session.hpp"
+#include "graph_model.hpp"
+
+#define FA_VISIBLE extern "C" __attribute__((visibility("default")))
+
+namespace fa::provider {
+namespace {
+
+constexpr const char* kName = "FaCompilerExecutionProvider";
+constexpr const char* kVendor = "fa_compiler";
+constexpr const char* kVersion = "0.1.0";
+// A session option of the sessions that the provider makes itself. In them it claims nothing.
+constexpr const char* kNested = "fa_compiler.nested";
+
+// What the matcher says of a graph.
+struct Answer {
+  std::string model;  // empty: nothing is to be replaced
+  std::vector<int64_t> sizes;
+  ort::Severity severity = ort::Severity::info;
+  std::string message;
+};
+
+// The matcher calls `answer` once, with this answer, before it returns. `model` is null if nothing is to be replaced.
+using TakeAnswer = void (*)(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count,
+                            int severity, const char* message);
+using Matcher = void (*)(const char* model, size_t bytes, void* answer, TakeAnswer take);
+
+std::atomic<Matcher> matcher{nullptr};
+
+void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, int severity,
+                 const char* message) {
+  Answer& taken = *static_cast<Answer*>(answer);
+  try {
+    taken.message = message;
+    taken.severity = static_cast<ort::Severity>(severity);
+    taken.sizes.assign(sizes, sizes + count);
+    if (model != nullptr) taken.model.assign(model, bytes);
+  } catch (const std::bad_alloc&) {  // may not reach the matcher, which is not C++
+    taken.model.clear();
+  }
+}
+
+// The fused graph of a session, from GetCapability to the end of the session.
+struct Fused {
+  FusedSession session;
+  std::vector<std::string> inputs, outputs;  // of the graph
+  OutputSizes sizes;
+};
+
+// The node that stands for the graph.
+struct ComputeInfo : ort::ep::NodeComputeInfo {
+  ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused, Ports ports);
+
+  ort::Api api;
+  std::shared_ptr<const Fused> fused;
+  Ports ports;
+};
+
+// ONNX Runtime has just freed the weights of the caller's session. glibc would keep that memory for later.
+void return_free_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
+
+ComputeInfo::ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused, Ports ports)
+    : api(api), fused(std::move(fused)), ports(std::move(ports)) {
+  create_state = [](ort::ep::NodeComputeInfo*, ort::NodeComputeContext*, void** state) {
+    *state = nullptr;
+    return_free_memory();
+    return static_cast<ort::Status*>(nullptr);
+  };
+  compute = [](ort::ep::NodeComputeInfo* self, void*, ort::KernelContext* context) {
+    const ComputeInfo& info = *static_cast<ComputeInfo*>(self);
+    const Fused& fused = *info.fused;
+    ort::Status* result = nullptr;
+    ort::Status* failure =
+        guarded(info.api, [&] { result = fused.session.run(info.ports, fused.sizes, fused.inputs.size(), context); });
+    return failure != nullptr ? failure : result;
+  };
+  release_state = [](ort::ep::NodeComputeInfo*, void*) {};
+}
+
+class Provider : public ort::ep::Provider {
+ public:
+  Provider(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger);
+
+ private:
+  static Provider& of(ort::ep::Provider* self) { return *static_cast<Provider*>(self); }
+
+  void claim(const ort::Graph* graph, ort::GraphSupportInfo* support);
+  std::shared_ptr<const Fused> fused(const ort::Graph* graph);
+  std::unique_ptr<ComputeInfo> compiled(const ort::Node* node) const;
+  void log(ort::Severity severity, const char* text) const;
+  void log_failure(const char* reason) const;
+
+  ort::Api api_;
+  const ort::Logger* logger_;
+  OptionsPtr options_;  // null: the provider claims nothing
+  std::shared_ptr<const Fused> fused_;
+};
+
+bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key) {
+  int found = 0;
+  check(api, ort::HasSessionConfigEntry(api, options, key, &found));
+  return found != 0;
+}
+
+OptionsPtr copy_of(ort::Api api, const ort::SessionOptions* options) {
+  ort::SessionOptions* copy = nullptr;
+  check(api, ort::CloneSessionOptions(api, options, &copy));
+  return OptionsPtr(copy, {api});
+}
+
+// A copy of the session's options for the session inside it. Null where the provider claims nothing: in a session that
+// it made itself, and in one that writes the compiled graphs of its providers to a file.
+OptionsPtr nested_options(ort::Api api, const ort::SessionOptions* options) {
+  if (has_entry(api, options, kNested) || has_entry(api, options, "ep.context_enable")) return OptionsPtr(nullptr, {api});
+  OptionsPtr copy = copy_of(api, options);
+  ort::SessionOptions* raw = copy.get();
+  check(api, ort::AddSessionConfigEntry(api, raw, kNested, "1"));
+  check(api, ort::AddSessionConfigEntry(api, raw, "session.load_model_format", "ONNX"));
+  check(api, ort::AddSessionConfigEntry(api, raw, "session.disable_cpu_ep_fallback", "0"));
+  check(api, ort::SetOptimizedModelFilePath(api, raw, ""));
+  check(api, ort::DisableProfiling(api, raw));
+  return copy;
+}
+
+Provider::Provider(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger)
+    : api_(api), logger_(logger), options_(nested_options(api, options)) {
+  name = [](const ort::ep::Provider*) { return kName; };
+  get_capability = [](ort::ep::Provider* self, const ort::Graph* graph, ort::GraphSupportInfo* support) {
+    Provider& provider = of(self);
+    // An error would end in the log, too, but with the runtime's words.
+    try {
+      provider.claim(graph, support);
+    } catch (const Error& error) {
+      provider.log_failure(error.text.c_str());
+    } catch (const std::exception& error) {
+      provider.log_failure(error.what());
+    }
+    return static_cast<ort::Status*>(nullptr);
+  };
+  compile = [](ort::ep::Provider* self, const ort::Graph**, const ort::Node** nodes, size_t count,
+               ort::ep::NodeComputeInfo** infos, ort::Node**) {
+    Provider& provider = of(self);
+    return guarded(provider.api_, [&] {
+      for (size_t i = 0; i < count; ++i) infos[i] = provider.compiled(nodes[i]).release();
+    });
+  };
+  release_node_compute_infos = [](ort::ep::Provider*, ort::ep::NodeComputeInfo** infos, size_t count) {
+    for (size_t i = 0; i < count; ++i) delete static_cast<ComputeInfo*>(infos[i]);
+  };
+}
+
+void Provider::log(ort::Severity severity, const char* text) const {
+  ort::Status* status = ort::Logger_LogMessage(api_, logger_, severity, text, kName, 0, "GetCapability");
+  if (status != nullptr) ort::ReleaseStatus(api_, status);
+}
+
+// Allocates nothing itself: the reason may be that memory has run out.
+void Provider::log_failure(const char* reason) const {
+  char text[1024];
+  std::snprintf(text, sizeof(text), "the graph runs without fused attention: %s", reason);
+  log(ort::Severity::warning, text);
+}
+
+// Whether the graph belongs to a node, or reads values of a graph around it. 1.23 does not tell the node.
+bool is_inside_another(ort::Api api, const ort::Graph* graph) {
+  const ort::Node* parent = nullptr;
+  check(api, ort::Graph_GetParentNode(api, graph, &parent));
+  if (parent != nullptr) return true;
+  for (const auto* node : all_of<ort::Node>(api, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph)) {
+    for (const auto* value : all_of<ort::ValueInfo>(api, ort::Node_GetNumInputs, ort::Node_GetInputs, node)) {
+      bool is_from_outside = false;
+      if (value != nullptr) check(api, ort::ValueInfo_IsFromOuterScope(api, value, &is_from_outside));
+      if (is_from_outside) return true;
+    }
+  }
+  return false;
+}
+
+// The provider that has a node already; empty if none has one.
+std::string provider_before(ort::Api api, const std::vector<const ort::Node*>& nodes) {
+  for (const auto* node : nodes) {
+    const char* name = nullptr;
+    check(api, ort::Node_GetEpName(api, node, &name));
+    if (name != nullptr && *name != 0) return name;
+  }
+  return "";
+}
+
+void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
+  // A subgraph belongs to its node, which the claim of the main graph holds.
+  if (options_ == nullptr || is_inside_another(api_, graph)) return;
+  const auto nodes = all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
+  if (const std::string before = provider_before(api_, nodes); !before.empty()) {
+    // The graph of a session that this provider has claimed is shown again.
+    if (before != kName) log_failure((before + " comes first").c_str());
+    return;
+  }
+  fused_ = fused(graph);
+  if (fused_ == nullptr) return;
+  const ort::ep::FusionOptions fusion{.drop_constant_initializers = true};
+  check(api_, ort::ep::AddNodesToFuse(ort::GetEpApi(api_), support, nodes.data(), nodes.size(), &fusion));
+}
+
+std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph) {
+  const Matcher match = matcher.load();
+  if (match == nullptr) return nullptr;
+  const GraphModel model = model_of(api_, graph);
+  Answer answer;
+  match(model.bytes.data(), model.bytes.size(), &answer, take_answer);
+  if (!answer.message.empty()) log(answer.severity, answer.message.c_str());
+  if (answer.model.empty()) return nullptr;
+  const OutputSizes sizes(answer.sizes, model.inputs.size(), model.outputs.size());
+  FusedSession session(api_, copy_of(api_, options_.get()).get(), answer.model, model.weights);
+  return std::make_shared<Fused>(Fused{std::move(session), model.inputs, model.outputs, sizes});
+}
+
+// The ports of a node whose values are inputs or outputs of the graph.
+std::vector<Port> ports_of(ort::Api api, const std::vector<const ort::ValueInfo*>& values,
+                           const std::vector<std::string>& names) {
+  std::vector<Port> ports;
+  for (const auto* value : values) {
+    const std::string name = name_of(api, value);
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) {
+      throw Error{ort::ErrorCode::fail, "the fused graph has no input or output '" + name + "'"};
+    }
+    ports.push_back({name, static_cast<size_t>(found - names.begin())});
+  }
+  return ports;
+}
+
+std::unique_ptr<ComputeInfo> Provider::compiled(const ort::Node* node) const {
+  const auto inputs = all_of<ort::ValueInfo>(api_, ort::Node_GetNumInputs, ort::Node_GetInputs, node);
+  const auto outputs = all_of<ort::ValueInfo>(api_, ort::Node_GetNumOutputs, ort::Node_GetOutputs, node);
+  return std::make_unique<ComputeInfo>(
+      api_, fused_, Ports{ports_of(api_, inputs, fused_->inputs), ports_of(api_, outputs, fused_->outputs)});
+}
+
+// The factory lives until ONNX Runtime has released it and all its providers. The library may be unregistered while there
+// are sessions, and a session calls the factory when it releases its provider.
+class Factory : public ort::ep::Factory {
+ public:
+  Factory(ort::Api api, int minor);
+
+  // Ends one use of the factory: by ONNX Runtime, or by a provider.
+  static void release(ort::ep::Factory* self) {
+    if (of(self).users_.fetch_sub(1) == 1) delete static_cast<Factory*>(self);
+  }
+
+ private:
+  static Factory& of(ort::ep::Factory* self) { return *static_cast<Factory*>(self); }
+
+  ort::Api api_;
+  std::atomic<size_t> users_{1};
+  std::vector<ort::CustomOpDomain*> domains_;
+};
+
+Factory::Factory(ort::Api api, int minor) : api_(api) {
+  version = static_cast<uint32_t>(std::min(minor, ort::kFirstEpDomainMinor));
+  if (minor >= ort::kFirstEpDomainMinor) domains_ = file_domains(api);
+  name = [](const ort::ep::Factory*) { return kName; };
+  vendor = [](const ort::ep::Factory*) { return kVendor; };
+  vendor_id = [](const ort::ep::Factory*) { return uint32_t{0}; };
+  provider_version = [](const ort::ep::Factory*) { return kVersion; };
+  create_data_transfer = [](ort::ep::Factory*, void** transfer) {
+    *transfer = nullptr;  // all memory is the processor's
+    return static_cast<ort::Status*>(nullptr);
+  };
+  is_stream_aware = [](const ort::ep::Factory*) { return false; };
+  // One device: the processor.
+  supported_devices = [](ort::ep::Factory* self, const ort::HardwareDevice* const* devices, size_t count,
+                         ort::EpDevice** found, size_t most, size_t* found_count) {
+    const ort::Api api = of(self).api_;
+    *found_count = 0;
+    for (size_t i = 0; i < count && *found_count < most && *found_count == 0; ++i) {
+      if (ort::HardwareDevice_Type(api, devices[i]) != ort::DeviceKind::cpu) continue;
+      ort::Status* status = ort::ep::CreateEpDevice(ort::GetEpApi(api), self, devices[i], nullptr, nullptr, found);
+      if (status != nullptr) return status;
+      *found_count = 1;
+    }
+    return static_cast<ort::Status*>(nullptr);
+  };
+  create_provider = [](ort::ep::Factory* self, const ort::HardwareDevice* const*, const ort::KeyValuePairs* const*,
+                       size_t, const ort::SessionOptions* options, const ort::Logger* logger,
+                       ort::ep::Provider** provider) {
+    Factory& factory = of(self);
+    return guarded(factory.api_, [&] {
+      *provider = new Provider(factory.api_, options, logger);
+      factory.users_.fetch_add(1);
+    });
+  };
+  release_provider = [](ort::ep::Factory* self, ort::ep::Provider* provider) {
+    delete static_cast<Provider*>(provider);
+    release(self);
+  };
+  domain_count = [](ort::ep::Factory* self, size_t* count) {
+    *count = of(self).domains_.size();
+    return static_cast<ort::Status*>(nullptr);
+  };
+  domains = [](ort::ep::Factory* self, ort::CustomOpDomain** domains, size_t count) {
+    const auto& own = of(self).domains_;
+    std::copy_n(own.begin(), std::min(count, own.size()), domains);
+    return static_cast<ort::Status*>(nullptr);
+  };
+}
+
+}  // namespace
+}  // namespace fa::provider
+
+// ONNX Runtime calls this when the library is registered. Releases before kFirstEpMinor pass other arguments after the
+// second.
+FA_VISIBLE ort::Status* CreateEpFactories(const char*, const ort::ApiBase* base, const ort::Logger*,
+                                          ort::ep::Factory** factories, size_t most, size_t* count) {
+  const std::string version = base->version();
+  int major = 0;
+  int minor = 0;
+  std::sscanf(version.c_str(), "%d.%d", &major, &minor);
+  if (major > 1) minor = ort::kFirstEpDomainMinor;
+  if (minor < ort::kFirstEpMinor) {
+    const std::string text = "the provider of fa_compiler needs ONNX Runtime 1." + std::to_string(ort::kFirstEpMinor) +
+                             " or newer; this is " + version;
+    return ort::CreateStatus(base->get_api(ort::kApiVersion), ort::ErrorCode::not_implemented, text.c_str());
+  }
+  const ort::Api api = base->get_api(ort::kFirstEpMinor);
+  return fa::guarded(api, [&] {
+    if (most == 0) throw fa::Error{ort::ErrorCode::invalid_argument, "no room for a provider factory"};
+    fa::note_version(api, version);
+    factories[0] = new fa::provider::Factory(api, minor);
+    *count = 1;
+  });
+}
+
+FA_VISIBLE ort::Status* ReleaseEpFactory(ort::ep::Factory* factory) {
+  fa::provider::Factory::release(factory);
+  return nullptr;
+}
+
+// Sets the function that fuses graphs, for all sessions that are made from now on. Null: none is fused.
+FA_VISIBLE void FaCompilerSetMatcher(fa::provider::Matcher match) { fa::provider::matcher.store(match); }

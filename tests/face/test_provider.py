@@ -1,0 +1,374 @@
+"""The plugin execution provider: sessions of ONNX Runtime that fuse their attention themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import fa_compiler
+from fa_compiler import provider
+from fa_compiler.provider.__main__ import main
+from fa_compiler.provider.matching import Replacement, replacement
+from tests.built_library import choose_library
+
+from .builders import HEADS, SIZE, attention, feeds, plain, saved
+
+RELEASE = tuple(int(part) for part in ort.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(
+    RELEASE < provider.FIRST_RELEASE, reason="ONNX Runtime has no plugin interface that we use"
+)
+choose_library()
+TOLERANCE = 1e-5  # float32, relative to the largest value: the order of the additions differs
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[provider.Activity]:
+    """What the provider does in the test."""
+    activity = provider.Activity()
+    monkeypatch.setattr(provider, "activity", activity)
+    yield activity
+
+
+def with_provider(**settings: object) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(fa_compiler.register_provider(), {})
+    for name, value in settings.items():
+        setattr(options, name, value)
+    return options
+
+
+def session_of(model: onnx.ModelProto | Path, **settings: object) -> ort.InferenceSession:
+    source = model if isinstance(model, Path) else model.SerializeToString()
+    return ort.InferenceSession(source, with_provider(**settings))
+
+
+def agree(
+    session: ort.InferenceSession, model: onnx.ModelProto | Path, inputs: dict[str, np.ndarray] | None = None
+) -> None:
+    """Both give the same outputs, of the same types and shapes."""
+    inputs = feeds() if inputs is None else inputs
+    source = model if isinstance(model, Path) else model.SerializeToString()
+    expected = ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, inputs)
+    for left, right in zip(expected, session.run(None, inputs), strict=True):
+        assert (left.dtype, left.shape) == (right.dtype, right.shape)
+        assert np.max(np.abs(left - right), initial=0) <= TOLERANCE * np.max(np.abs(left), initial=0)
+
+
+def fused(activity: provider.Activity) -> list[int]:
+    """The numbers of fused attentions of the graphs that the provider saw."""
+    return [report.count("fused") for report in activity.reports]
+
+
+def added(model: onnx.ModelProto, node: onnx.NodeProto, kind: int, inputs: dict[str, list[str | int]]) -> None:
+    """Add a node with inputs of its own, whose outputs are outputs of the model with unknown sizes."""
+    model.graph.node.append(node)
+    model.graph.input.extend(helper.make_tensor_value_info(name, kind, dims) for name, dims in inputs.items())
+    model.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name in node.output)
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+def test_a_session_fuses(seen: provider.Activity, level: str) -> None:
+    session = session_of(attention(), graph_optimization_level=getattr(ort.GraphOptimizationLevel, level))
+    assert session.get_providers() == [provider.PROVIDER, "CPUExecutionProvider"]
+    assert fused(seen) == [1]  # the session inside is not matched again
+    for length in (8, 5, 0):
+        agree(session, attention(), feeds(length))
+
+
+@pytest.mark.skipif(RELEASE < (1, 25), reason="this ONNX Runtime does not take plugins in a list of providers")
+def test_a_list_of_providers(seen: provider.Activity) -> None:
+    fa_compiler.register_provider()
+    session = ort.InferenceSession(
+        attention().SerializeToString(), providers=[provider.PROVIDER, "CPUExecutionProvider"]
+    )
+    assert fused(seen) == [1]
+    agree(session, attention())
+
+
+@pytest.mark.skipif(RELEASE < (1, 25), reason="this ONNX Runtime does not take plugins in a list of providers")
+def test_another_provider_comes_first(seen: provider.Activity, capfd: pytest.CaptureFixture[str]) -> None:
+    fa_compiler.register_provider()
+    session = ort.InferenceSession(
+        attention().SerializeToString(), providers=["CPUExecutionProvider", provider.PROVIDER]
+    )
+    assert seen.reports == []
+    assert "CPUExecutionProvider comes first" in capfd.readouterr().err
+    agree(session, attention())
+
+
+def test_nothing_to_fuse(seen: provider.Activity) -> None:
+    session = session_of(plain())
+    assert fused(seen) == [0]
+    agree(session, plain(), {"x": np.ones((3, 4), np.float32)})
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_weights(seen: provider.Activity, external: bool, tmp_path: Path) -> None:
+    """A large weight is not copied into the model that the matcher sees; two nodes share it."""
+    model = attention()
+    weight = np.random.default_rng(0).standard_normal((32 * SIZE, SIZE)).astype(np.float32)[:SIZE]
+    wide = numpy_helper.from_array(np.tile(weight, (HEADS, 1, 1)), "w")
+    model.graph.initializer.append(wide)
+    for name in ("query", "key"):
+        model.graph.node.insert(0, helper.make_node("MatMul", [name, "w"], [f"{name}_projected"], f"{name}_w"))
+    model.graph.node[2].input[0] = "key_projected"
+    model.graph.node[3].input[0] = "query_projected"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=external, size_threshold=64)
+    session = session_of(path)
+    assert fused(seen) == [1]
+    agree(session, path)
+
+
+def test_outputs_whose_sizes_are_not_known(seen: provider.Activity) -> None:
+    model = attention()
+    added(model, helper.make_node("NonZero", ["flags"], ["places"]), TensorProto.INT64, {"flags": ["n"]})
+    session = session_of(model)
+    assert fused(seen) == [1]
+    for flags in ([1, 0, 1], [0, 0], [1] * 9):
+        agree(session, model, {**feeds(), "flags": np.array(flags)})
+
+
+def test_one_name_for_two_sizes(seen: provider.Activity) -> None:
+    """ONNX Runtime does not mind; the sizes of the outputs then cannot be told by the names."""
+    model = attention()
+    for name in ("left", "right"):
+        added(model, helper.make_node("Neg", [name], [f"{name}_out"]), TensorProto.FLOAT, {name: ["n"]})
+    session = session_of(model)
+    assert fused(seen) == [1]
+    ones = {"left": np.ones(2, np.float32), "right": np.ones(3, np.float32)}
+    agree(session, model, {**feeds(), **ones})
+    agree(session, model, {**feeds(), **ones, "left": np.ones(3, np.float32)})
+
+
+def test_an_unused_input_and_one_that_can_be_left_out(seen: provider.Activity) -> None:
+    model = attention()
+    added(model, helper.make_node("Neg", ["factor"], ["negative"]), TensorProto.FLOAT, {"factor": [2]})
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2], np.float32), "factor"))
+    model.graph.input.append(helper.make_tensor_value_info("unused", TensorProto.FLOAT, ["n"]))
+    session = session_of(model)
+    assert fused(seen) == [1]
+    inputs = {**feeds(), "unused": np.ones(1, np.float32)}
+    agree(session, model, inputs)
+    agree(session, model, {**inputs, "factor": np.array([5, 6], np.float32)})
+
+
+@pytest.mark.parametrize("read_here", [False, True])
+def test_branches(seen: provider.Activity, read_here: bool) -> None:
+    """Branches read an input of the graph. Older releases forget it if no node of the main graph reads it, too."""
+    model = attention()
+    value = helper.make_tensor_value_info("chosen", TensorProto.FLOAT, ["n"])
+    branches = {
+        f"{name}_branch": helper.make_graph([helper.make_node(op, ["extra"], ["chosen"])], name, [], [value])
+        for name, op in (("then", "Neg"), ("else", "Exp"))
+    }
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    added(model, helper.make_node("If", ["flag"], ["result"], **branches), TensorProto.FLOAT, {"extra": ["n"]})
+    if read_here:
+        added(model, helper.make_node("Abs", ["extra"], ["absolute"]), TensorProto.FLOAT, {})
+    session = session_of(model)
+    if read_here or RELEASE >= provider.FIRST_WITH_CAPTURES:
+        assert fused(seen) == [1]
+    else:
+        assert seen.failures == ["only a subgraph reads the input 'extra', which needs a newer ONNX Runtime"]
+    for flag in (True, False):
+        agree(session, model, {**feeds(), "flag": np.array(flag), "extra": np.ones(3, np.float32)})
+
+
+@pytest.mark.skipif(RELEASE < provider.FIRST_WITH_CAPTURES, reason="only the branches read the inputs")
+def test_attention_in_a_branch(seen: provider.Activity) -> None:
+    inner, other = attention().graph, helper.make_node("Identity", ["value"], ["out"])
+    outputs = list(inner.output)
+    then = helper.make_graph(list(inner.node), "then", [], outputs, list(inner.initializer))
+    branches = {"then_branch": then, "else_branch": helper.make_graph([other], "else", [], outputs)}
+    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
+    chosen = helper.make_node("If", ["flag"], ["chosen"], "if", **branches)
+    result = helper.make_tensor_value_info("chosen", TensorProto.FLOAT, None)
+    graph = helper.make_graph([chosen], "branches", [flag, *inner.input], [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = session_of(model)
+    assert fused(seen) == [1]
+    for flag_value in (True, False):
+        agree(session, model, {**feeds(), "flag": np.array(flag_value)})
+
+
+def test_functions_of_the_model(seen: provider.Activity) -> None:
+    """ONNX Runtime writes them out, and asks again."""
+    model = attention()
+    names = [value.name for value in model.graph.input]
+    body = helper.make_function(
+        "local", "Attend", [*names, "scale"], ["out"], list(model.graph.node), list(model.opset_import)
+    )
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("Attend", [*names, "scale"], ["out"], "attend", domain="local"))
+    model.functions.append(body)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    session = session_of(model)
+    assert fused(seen)[-1:] == [1]
+    agree(session, model)
+
+
+def test_a_fused_file(seen: provider.Activity) -> None:
+    model = fa_compiler.optimize(attention(), bodies=False).model
+    if RELEASE < (1, 24):
+        with pytest.raises(Exception, match="FlashAttention.* is not a registered function/op"):
+            session_of(model)
+        return
+    session = session_of(model)
+    assert fused(seen) == [0]
+    expected = ort.InferenceSession(attention().SerializeToString()).run(None, feeds())[0]
+    assert np.max(np.abs(session.run(None, feeds())[0] - expected)) <= TOLERANCE * np.max(np.abs(expected))
+
+
+def test_what_cannot_be_replaced_is_left(seen: provider.Activity) -> None:
+    strings = attention()
+    added(strings, helper.make_node("Identity", ["words"], ["same"]), TensorProto.STRING, {"words": ["n"]})
+    session = session_of(strings)
+    assert seen.failures == ["the output 'same' is a tensor of strings"]
+    assert list(session.run(["same"], {**feeds(), "words": np.array(["a", "b"])})[0]) == ["a", "b"]
+    lists = attention()
+    lists.graph.node.append(helper.make_node("SequenceConstruct", ["out"], ["list"]))
+    lists.graph.output.append(helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None))
+    assert len(session_of(lists).run(["list"], feeds())[0]) == 1
+    assert seen.reports == []
+
+
+@pytest.mark.parametrize("kind", ["raises", "gives another model", "gives too few sizes"])
+def test_a_failure_leaves_the_session_as_it_is(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def failing(content: bytes, captures: bool) -> Replacement:
+        if kind == "raises":
+            raise ValueError("no\nidea")
+        found = replacement(content, captures)
+        assert found.model is not None
+        if kind == "gives another model":
+            return Replacement(found.report, b"no model", found.sizes)
+        return Replacement(found.report, found.model, found.sizes[:-1])
+
+    monkeypatch.setattr(provider, "replacement", failing)
+    session = session_of(attention())
+    logged = capfd.readouterr().err
+    assert "without fused attention" in logged
+    assert {"raises": "ValueError: no idea", "gives another model": "protobuf parsing"}.get(
+        kind, "end too early"
+    ) in logged
+    agree(session, attention())
+
+
+def test_an_error_of_a_run_leaves_the_session_usable() -> None:
+    session = session_of(attention())
+    with pytest.raises(Exception, match=r"input value has shape \[2,4,8,16\]"):
+        session.run(None, {**feeds(), "key": feeds(5)["key"]})
+    agree(session, attention())
+
+
+def test_sessions_in_threads(seen: provider.Activity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several sessions are made while each of them waits in the matcher, and another one runs."""
+
+    def slow(content: bytes, captures: bool) -> Replacement:
+        time.sleep(0.1)
+        return replacement(content, captures)
+
+    running = session_of(attention())
+    monkeypatch.setattr(provider, "replacement", slow)
+    made: list[ort.InferenceSession] = []
+    threads = [threading.Thread(target=lambda: made.append(session_of(attention()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        running.run(None, feeds())
+    assert fused(seen) == [1] * 5
+    for session in made:
+        agree(session, attention())
+
+
+def test_the_end_of_the_process(tmp_path: Path) -> None:
+    """Sessions outlive the registration, and the interpreter ends while a session and its options are alive."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    program = f"""
+import onnxruntime as ort, numpy as np, fa_compiler
+from fa_compiler import provider
+from tests.built_library import choose_library
+choose_library()
+x = np.ones((1, {HEADS}, 3, {SIZE}), np.float32)
+for _ in range(2):
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(fa_compiler.register_provider(), {{}})
+    first, second = (ort.InferenceSession({str(path)!r}, options) for _ in range(2))
+    ort.unregister_execution_provider_library(provider.PROVIDER)
+    first.run(None, dict(query=x, key=x, value=x))
+    del first
+    print(second.run(None, dict(query=x, key=x, value=x))[0].sum())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{float(HEADS * 3 * SIZE)}\n" * 2), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_a_script_with_the_provider(kind: str, tmp_path: Path) -> None:
+    """The script knows nothing of us. A session that names another provider is left as it is."""
+    saved(attention(), tmp_path / "attention.onnx")
+    saved(plain(), tmp_path / "plain.onnx")
+    (tmp_path / "serve.py").write_text("""
+import sys
+import onnxruntime
+from onnxruntime import InferenceSession
+import helper
+options = onnxruntime.SessionOptions()
+for _ in range(2):
+    session = InferenceSession("attention.onnx", options, providers=onnxruntime.get_available_providers())
+InferenceSession("plain.onnx", providers=[("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})])
+InferenceSession("plain.onnx", providers=["DmlExecutionProvider"])
+print(*sys.argv[1:], helper.NAME, __name__)
+sys.exit(3)
+""")
+    (tmp_path / "helper.py").write_text("NAME = 'helper'")
+    words = ["serve.py"] if kind == "script" else ["-m", "serve"]
+    command = [sys.executable, "-m", "fa_compiler.provider", *words, "one", "-m"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "one -m helper __main__\n"), done.stderr
+    line = "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: it names DmlExecutionProvider"
+    assert done.stderr.splitlines()[-1] == line
+
+
+@pytest.mark.parametrize(("words", "told"), [(["none.py"], "error: none.py: no such file"), (["-m"], "usage: ")])
+def test_no_script(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(told)
+
+
+def test_an_older_runtime_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "needs ONNX Runtime 1.23 or newer; this is 1.22.1"
+    monkeypatch.setattr(ort, "__version__", "1.22.1")
+    with pytest.raises(fa_compiler.InputError, match=told):
+        fa_compiler.register_provider()
+    texts: list[bytes] = []
+    create_status = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p)(
+        lambda code, text: texts.append(text) or 7
+    )
+    table = (ctypes.c_void_p * 1)(ctypes.cast(create_status, ctypes.c_void_p))
+    get_api = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_uint32)(lambda version: ctypes.addressof(table))
+    get_version = ctypes.CFUNCTYPE(ctypes.c_size_t)(lambda: ctypes.addressof(version))
+    version = ctypes.create_string_buffer(b"1.22.1")
+    base = (ctypes.c_void_p * 2)(*(ctypes.cast(each, ctypes.c_void_p) for each in (get_api, get_version)))
+    library = ctypes.CDLL(fa_compiler.custom_ops_library())
+    assert library.CreateEpFactories(None, base, None, None, 0, None) == 7
+    assert told.encode() in texts[0]
+
+
+def test_the_report_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fa_compiler")
+    session_of(attention())
+    assert "attention: 1 fused (of 1)" in caplog.text
