@@ -211,9 +211,10 @@ class Move:
 
     def settle(self, graph: ir.Graph, keeps: bool, builder: Builder, taken: set[str]) -> Move | None:
         """Keep it, or undo it together with the constants and names that were made for it. `taken` are the names from
-        before it. Returns what is kept."""
+        before it. A change of nodes in other graphs, such as the branches of an If, is undone, too. Returns what is
+        kept."""
         graph.meta.pop(ORDER, None)
-        if keeps:
+        if keeps and all(node.graph is graph for node, _ in self.before):
             self.keep(graph)
             return self
         self.undo(graph)

@@ -389,7 +389,7 @@ class MaskPlanner:
         if not isinstance(first, Add) or number is None or abs(number) > LARGEST_ADDED or self.gradient:
             return steps
         found = self.structure((first,))
-        if not isinstance(found, Structure) or found.mode is not None or found.packing is not None:
+        if not isinstance(found, Structure) or found.mode is not None or found.packing is not None or not found.padding:
             return steps
         excluded_keys = [padded(each, self.viewer, first.node) for each in found.padding]
         return (*(each.filled(first.node, number * first.sign) for each in excluded_keys), *steps[1:])

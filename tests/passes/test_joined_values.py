@@ -122,3 +122,12 @@ def test_lilt_in_float64(seed: int, steep: float) -> None:
     weights /= weights.sum(-1, keepdims=True)
     for got, values in zip(run(result, feeds), (v, w), strict=True):
         assert_same(got, weights @ values, 1e-5)
+
+
+def test_products_in_a_branch_stay() -> None:
+    """Both products stand in the branches of an If, the softmax before it."""
+    body = PRODUCT_QK + "p = Softmax<axis=-1>(s) yes = Constant<value=bool {1}>() "
+    branch = "g () => (float[B,4,S,8] {0}) {{ {0}a = MatMul(p, v) {0}b = MatMul(p, v) {0} = Add({0}a, {0}b) }}"
+    body += f"y = If(yes) <then_branch = {branch.format('t')}, else_branch = {branch.format('e')}> z = Identity(lq) "
+    _, report = same(attention(body))
+    assert report.count("fused") == 0

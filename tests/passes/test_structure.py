@@ -599,6 +599,19 @@ def test_padding_of_one_column_for_a_known_number_of_keys(kept: str, structured:
             assert_same(got, wanted, 1e-5)
 
 
+def test_a_number_that_a_mask_adds_nowhere() -> None:
+    """The triangle begins behind the last key; a floor follows."""
+    body = "sizes = Constant<value=int64[2] {5,2}>() two = Constant<value=int64 {2}>() "
+    body += "all = ConstantOfShape<value=float[1] {-1e4}>(sizes) f = Trilu<upper=1>(all, two) a = Add(s, f) "
+    body += "least = Constant<value=float {-3.4e38}>() x = Max(a, least) "
+    inputs = "float[2,4,5,8] q, float[2,4,2,8] k, float[2,4,2,8] v"
+    proto = parse(PRODUCT_QK + body + SOFTMAX.format("x") + PRODUCT_PV, inputs=inputs)
+    result, report = fused(proto)
+    assert report.count("fused") == 1
+    feeds = feeds_of(proto, {})
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
 @pytest.mark.parametrize("number", ["-1e4", "-65504"])
 def test_a_number_that_padding_adds_is_made_from_one_row(number: str) -> None:
     """The number may not outweigh the scores, so the mask stays a bias; but no bias of all rows is made or read."""
