@@ -177,6 +177,8 @@ class Move:
     assumed: tuple[str, ...] = ()
     fused: bool = False
     """Is one of its attentions fused already?"""
+    made: frozenset[str] = frozenset()
+    """The names of what was made for it."""
     twins: tuple[str, ...] = ()
     """The names of softmaxes that are left out because they are equal to the one that stays."""
 
@@ -215,6 +217,7 @@ class Move:
         kept."""
         graph.meta.pop(ORDER, None)
         if keeps and all(node.graph is graph for node, _ in self.before):
+            self.made = frozenset(builder.names.taken - taken)
             self.keep(graph)
             return self
         self.undo(graph)
@@ -267,7 +270,11 @@ class Differences:
         return () if move is None else move.twins
 
     def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
-        """Why an attention is not fused. The product is moved back, unless another attention of it is fused."""
+        """Why an attention is not fused; the culprit is a node of the model. The product is moved back, unless another
+        attention of it is fused."""
+        culprit = decline.culprit
+        if culprit is not None and any(culprit.name in each.made for each in self.moved.values()):
+            decline = Decline(decline.code, decline.reason, anchor.node, decline.hint or "")
         move = self.moved.get(anchor.node)
         if move is not None and not move.fused and anchor.node.graph is not None:
             assert isinstance(anchor.node.graph, ir.Graph)

@@ -106,6 +106,16 @@ def test_what_stays_as_it_is(body: str, reason: str) -> None:
     assert reason in (report.blocks[0].reason or "")
 
 
+def test_the_culprit_is_a_node_of_the_model() -> None:
+    """One softmax is an attention. The other one, along the rows, is declined at a product that is no more there."""
+    body = SPELLINGS["a sum"].replace("p2 = Softmax<axis=-1>(r)", "s2 = MatMul(q, kt) p2 = Softmax<axis=-2>(s2)")
+    proto = attention(body)
+    _, report = same(proto, random_feeds(proto), "finite-scores")
+    assert sorted(block.status for block in report.blocks) == ["declined", "fused"]
+    names = {name for node in proto.graph.node for name in (node.name, *node.output)}
+    assert {block.culprit for block in report.blocks if block.status == "declined"} <= names
+
+
 @pytest.mark.parametrize(
     ("body", "fuses"),
     [
