@@ -29,6 +29,8 @@ pytestmark = pytest.mark.skipif(
     RELEASE < provider.FIRST_RELEASE, reason="ONNX Runtime has no plugin interface that we use"
 )
 choose_library()
+WARNINGS = 2
+"""The severity of what sessions log here. Other tests of the process may silence the default."""
 TOLERANCE = 1e-5  # float32, relative to the largest value: the order of the additions differs
 
 
@@ -42,6 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[provider.Activity]:
 
 def with_provider(**settings: object) -> ort.SessionOptions:
     options = ort.SessionOptions()
+    options.log_severity_level = WARNINGS
     options.add_provider_for_devices(fa_compiler.register_provider(), {})
     for name, value in settings.items():
         setattr(options, name, value)
@@ -99,6 +102,7 @@ def test_a_list_of_providers(seen: provider.Activity) -> None:
 @pytest.mark.skipif(RELEASE < (1, 25), reason="this ONNX Runtime does not take plugins in a list of providers")
 def test_another_provider_comes_first(seen: provider.Activity, capfd: pytest.CaptureFixture[str]) -> None:
     fa_compiler.register_provider()
+    ort.set_default_logger_severity(WARNINGS)
     session = ort.InferenceSession(
         attention().SerializeToString(), providers=["CPUExecutionProvider", provider.PROVIDER]
     )
