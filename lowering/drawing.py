@@ -25,11 +25,16 @@ LETTERS = 25
 """What fits into a box."""
 
 STYLE = """
-svg { font: 11px system-ui, sans-serif }
+svg { font: 11px system-ui, sans-serif; overflow: visible }
 .box rect { fill: #eee; stroke: #555 }
 .box.fused rect { fill: #cfe8cf }
 .box.culprit rect { stroke: #c00; stroke-width: 3 }
 .arrow { stroke: #888; fill: none }
+.role-query rect, .arrow.role-query { stroke: #2f6fde }
+.role-key rect, .arrow.role-key { stroke: #c2410c }
+.role-value rect, .arrow.role-value { stroke: #15803d }
+.role-mask rect, .arrow.role-mask { stroke: #7e22ce }
+.role-bias rect, .arrow.role-bias { stroke: #a16207 }
 .label { fill: #555 }
 .title { font-weight: bold }
 """
@@ -65,6 +70,7 @@ def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str
         size, text = _drawn(boxes, arrows, name, "", f' y="{top + 32:g}"')
         body += [f'<text class="title" x="8" y="{top + 22:g}">{escape(name)}</text>', text]
         top, width = top + size[1] + 40, max(width, size[0])
+    width += WIDTH / 2  # for the labels beside the last arrow of a row
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}">'
     )

@@ -193,6 +193,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--html", metavar="PAGE.html", type=Path, help="write a page with drawings of each kind of block"
     )
+    command.add_argument("--graph", metavar="OUT.svg", type=Path, help="write the drawings alone, as one picture")
 
 
 def _add_assume(command: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.errors import InputError
 from fa_compiler.gain import gain_line
 from fa_compiler.model_files.reading import LoadedModel, load
-from fa_compiler.model_files.writing import check_place, is_special, staging, write, write_model
+from fa_compiler.model_files.writing import Staging, check_place, is_special, staging, write, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
 from fa_compiler.passes.report import Code, Progress, printable
@@ -38,16 +38,14 @@ def optimize(args: argparse.Namespace) -> int:
     _check_places(args, loaded)
     with staging() as stage:
         report_file = None if args.report is None else stage.reserve(args.report)
-        page_file = None if args.html is None else stage.reserve(args.html)
+        pictures = _Pictures(args, stage)
         with progress_bar(args.quiet) as stage.progress:
             proto, report = run(loaded, options, stage.progress, file_form(options, not args.no_bodies))
-            shown = _page(report, loaded, proto) if page_file is not None else b""
+            pictures.draw(report, loaded, proto)
             proto = copy_of(loaded) if proto is None else proto
             staged = write_model(proto, loaded, args.output, stage, report, keep)
         if report_file is not None:
             write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
-        if page_file is not None:
-            write(page_file, [shown], args.html)
         if args.verify and not _agrees(args, staged, report):
             return DIFFERENT
         stage.commit()
@@ -57,7 +55,7 @@ def optimize(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         if (gain := gain_line(report, loaded.proto, proto)) is not None:
             print(gain)
-        print(wrote(args.output, args.html, args.report))
+        print(wrote(args.output, args.html, args.graph, args.report))
     return _strict_exit_code(report) if args.strict else OK
 
 
@@ -95,11 +93,10 @@ def inspect(args: argparse.Namespace) -> int:
     loaded = load(args.model)
     _check_places(args, loaded)
     with staging() as stage:
-        page_file = None if args.html is None else stage.reserve(args.html)
+        pictures = _Pictures(args, stage)
         with progress_bar(args.quiet or args.json) as progress:
             proto, report = run(loaded, options, progress)
-        if page_file is not None:
-            write(page_file, [_page(report, loaded, proto)], args.html)
+        pictures.draw(report, loaded, proto)
         stage.commit()
     if args.json:
         print(_json(report), end="")
@@ -107,8 +104,8 @@ def inspect(args: argparse.Namespace) -> int:
         from fa_compiler.command_line.render import print_report
 
         print_report(report, args.explain)
-        if args.html is not None:
-            print(wrote(args.html))
+        if args.html is not None or args.graph is not None:
+            print(wrote(args.html, args.graph))
     return OK
 
 
@@ -121,7 +118,7 @@ def _inspect_runtimes(args: argparse.Namespace) -> int:
     """Print what each attention becomes for each runtime."""
     from fa_compiler.command_line.render import print_choices
 
-    for option in ("html", "soc_version", "cann", "opset", "in_place_caches"):
+    for option in ("html", "graph", "soc_version", "cann", "opset", "in_place_caches"):
         if getattr(args, option):
             raise InputError(f"--{option.replace('_', '-')} does not go with --runtime {ALL}")
     choices = runtime_choices(load(args.model), assumed(args))
@@ -133,9 +130,9 @@ def _inspect_runtimes(args: argparse.Namespace) -> int:
 
 
 def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
-    """Refuse a report or a page that would overwrite the model, its weights or another file of the run."""
+    """Refuse a report, a page or a drawing that would overwrite the model, its weights or another file of the run."""
     output = getattr(args, "output", None)
-    named = {"model": output, "report": getattr(args, "report", None), "page": args.html}
+    named = {"model": output, "report": getattr(args, "report", None), "page": args.html, "graph": args.graph}
     places: dict[Path, str] = {}
     for what, path in named.items():
         if path is None:
@@ -147,10 +144,20 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
             raise InputError(f"{path} cannot be both the {other} and the {what}")
 
 
-def _page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> bytes:
-    from fa_compiler.page import page
+class _Pictures:
+    """The page and the drawings that a command writes besides. Their places are reserved before the work begins."""
 
-    return page(report, loaded, result).encode(errors="backslashreplace")
+    def __init__(self, args: argparse.Namespace, stage: Staging) -> None:
+        self._places = {kind: place for kind in ("html", "graph") if (place := getattr(args, kind)) is not None}
+        self._files = {kind: stage.reserve(place) for kind, place in self._places.items()}
+
+    def draw(self, report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> None:
+        """Write them into the reserved files."""
+        from fa_compiler.page import drawings, page
+
+        for kind, file in self._files.items():
+            text = (page if kind == "html" else drawings)(report, loaded, result)
+            write(file, [text.encode(errors="backslashreplace")], self._places[kind])
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
 """A page that shows what became of the attention of a model: one HTML file that needs no network."""
 
-from fa_compiler.page.page import page
+from fa_compiler.page.page import drawings, page
 
-__all__ = ["page"]
+__all__ = ["drawings", "page"]

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.gain import in_units, nodes_of, score_bytes
-from fa_compiler.lowering.drawing import Arrow, Box, shortened, svg
+from fa_compiler.lowering.drawing import Arrow, Box, sheet, shortened, svg
 from fa_compiler.lowering.onnx_file import to_graph_operators
 from fa_compiler.model_files.foreign_types import without_types
 from fa_compiler.model_files.reading import LoadedModel
@@ -45,6 +45,11 @@ class Kind:
         """The block that stands for all."""
         return self.blocks[0]
 
+    @property
+    def sides(self) -> tuple[tuple[str, Region], ...]:
+        """What is drawn, with its title."""
+        return ("before", self.before), ("after", self.after)
+
 
 def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> str:
     """The page of a run.
@@ -54,14 +59,9 @@ def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) ->
         loaded: the model before.
         result: the model after, as `pipeline.run` returns it; None if it was not changed.
     """
-    original, result = loaded.proto, None if result is None else to_graph_operators(result)
-    regions = Regions.of(original, result)
-    kinds = _kinds(report, regions)
-    shapes = shape_texts(loaded.to_ir())
-    if result is not None:
-        shapes |= shape_texts(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
+    result, kinds, shapes = _drawn(report, loaded, result)
     body = [
-        *_summary(report, original, result),
+        *_summary(report, loaded.proto, result),
         *_left(report),
         *_missed(report),
         *_controls(kinds),
@@ -79,6 +79,26 @@ def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) ->
             "",
         ]
     )
+
+
+def drawings(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> str:
+    """The drawings of the page alone, as one SVG: each kind of block before and after. The arguments are those of
+    `page`."""
+    _, kinds, shapes = _drawn(report, loaded, result)
+    sides = [(kind.first, title, region) for kind in kinds for title, region in kind.sides if region.nodes]
+    return sheet([(f"{block.anchor}, {title}", *_drawing(region, block, shapes)) for block, title, region in sides])
+
+
+def _drawn(
+    report: Report, loaded: LoadedModel, result: onnx.ModelProto | None
+) -> tuple[onnx.ModelProto | None, list[Kind], dict[str, str]]:
+    """The result with the operators of the graph, the kinds of blocks, and the shapes of values as text."""
+    result = None if result is None else to_graph_operators(result)
+    kinds = _kinds(report, Regions.of(loaded.proto, result))
+    shapes = shape_texts(loaded.to_ir())
+    if result is not None:
+        shapes |= shape_texts(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
+    return result, kinds, shapes
 
 
 def style() -> str:
@@ -251,7 +271,7 @@ def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str
     yield f"<details class='names'><summary>{count} {_plural(count, 'block')}</summary><ul>"
     yield from (f"<li>{each.id}: <code>{escape(each.anchor)}</code></li>" for each in kind.blocks)
     yield "</ul></details><div class='pair'>"
-    for title, region in (("before", kind.before), ("after", kind.after)):
+    for title, region in kind.sides:
         if region.nodes:
             yield from _figure(title, region, block, shapes)
     yield "</div></details>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -140,6 +141,28 @@ def test_optimize_writes_the_same_page(tmp_path: Path, capsys: pytest.CaptureFix
     assert "cannot be both the model and the page" in capsys.readouterr().err
     assert Path(path).read_bytes() == before
     assert not (tmp_path / "x").exists()
+
+
+def test_the_drawings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One picture, in which each kind of block stands once, before and after."""
+    written(layered(2), tmp_path)
+    path, picture = str(tmp_path / "model.onnx"), tmp_path / "blocks.svg"
+    words = {"inspect": [], "optimize": ["-o", str(tmp_path / "out.onnx")]}
+    drawn = []
+    for command, more in words.items():
+        assert main([command, path, *more, "--graph", str(picture)]) == 0
+        assert f"{picture}" in capsys.readouterr().out
+        root = ElementTree.fromstring(picture.read_text())
+        drawn.append(
+            [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if "title" in text.get("class", "")]
+        )
+    assert drawn[0] == drawn[1]
+    names = [name for name in drawn[0] if name is not None]
+    assert [name.rsplit(", ")[-1] for name in names if ", " in name] == ["before", "after"]
+    assert {"Softmax", "FlashAttentionScore"} <= set(names)
+    assert main(["inspect", path, "--graph", path]) == 2
+    assert main(["inspect", path, "--html", str(picture), "--graph", str(picture)]) == 2
+    assert "cannot be both the page and the graph" in capsys.readouterr().err
 
 
 def test_arrows_pass_between_boxes() -> None:
