@@ -53,6 +53,8 @@ class Extension:
     kind: str = "String"
     default: float | str = ""
     widens: bool = False
+    happens: str = ""
+    """What it means for a fused attention, in the words of a report; the sentence if it is not given."""
 
     @property
     def spec(self) -> AttrSpec | None:
@@ -66,24 +68,29 @@ EXTENSIONS = (
     Extension(
         "EXT-MASK-BROADCAST",
         "atten_mask may have 1 in place of B, N1, S1 or S2 in any of its dimensions, in rank 2 ([S1,S2]) or 4",
+        happens="the mask stays as small as the model has it, such as one row for all query rows",
     ),
     Extension(
         "EXT-BAND-MASK",
         "in sparse_mode 2, 3 and 4 atten_mask may have the shape [B|1,N1|1,1,S2|1] instead of [2048,2048]: it excludes "
         "keys in addition to those that the band excludes; the band is computed from the sizes",
+        happens="padding stands beside the band, and neither becomes a tensor of all rows and keys",
     ),
     Extension(
         "EXT-SHIFT-BROADCAST",
         "the bias of pse_type 0 and 1 may have 1 in place of B, N1, S1 or S2 in any of its four dimensions",
+        happens="the bias stays as small as the model has it, such as one row for all query rows",
     ),
     Extension(
         "EXT-SHIFT-FLOAT",
         "the bias of pse_type 0 and 1 may be float32 beside a float16 or bfloat16 query",
+        happens="the bias is added in float32",
     ),
     Extension(
         "EXT-BAND-OUTSIDE",
         "the band that sparse_mode, pre_tockens and next_tockens make with the lengths may miss the scores in part or "
         "whole: rows that it leaves without a key are empty rows",
+        happens="the band may leave query rows without a key",
     ),
     Extension(
         "EXT-EMPTY-SEQUENCES",
@@ -101,6 +108,7 @@ EXTENSIONS = (
     Extension(
         "EXT-EMPTY-ROWS",
         "the attribute cpu_empty_rows says what a query row gives whose every key is masked",
+        happens="a query row whose every key is masked gives what it gives in the model",
         attr="cpu_empty_rows",
         values=EMPTY_ROWS,
     ),
@@ -108,6 +116,7 @@ EXTENSIONS = (
         "EXT-GRAD-EMPTY-ROWS",
         "the attribute cpu_empty_rows says which probabilities a query row had whose every key is masked: dv gets its "
         "share from them, and dq and dk get nothing from such a row",
+        happens="a query row whose every key is masked adds to the gradients what it adds in the model",
         attr="cpu_empty_rows",
         values=tuple(value for value in EMPTY_ROWS if value != "unmasked"),
     ),
@@ -115,6 +124,7 @@ EXTENSIONS = (
         "EXT-NAN-ROWS",
         "the attribute cpu_nan_rows gives probabilities of 0 instead of NaN to rows whose softmax is undefined, as the "
         "guard where(isnan(p), 0, p) does; an attended value that is NaN or infinite still makes NaN of them",
+        happens="a query row whose softmax is undefined gives 0, as the guard of the model makes it",
         attr="cpu_nan_rows",
         values=NAN_ROWS,
     ),
@@ -122,6 +132,7 @@ EXTENSIONS = (
         "EXT-MASK-VALUE",
         "the attribute cpu_mask_value is the score that a masked key has, instead of taking no part in the softmax; "
         "its value is not read where its weight is 0 beside the largest score; dq and dk get nothing from it",
+        happens="a masked key has the score that the model gives it, and counts where no other score is larger",
         attr="cpu_mask_value",
         kind="Float",
         default=-math.inf,
@@ -130,6 +141,7 @@ EXTENSIONS = (
         "EXT-MASKED-BIAS",
         "the attribute cpu_masked_bias adds the bias to the score that a masked key has by cpu_mask_value, "
         "as a bias that is added behind the mask does",
+        happens="the bias is added to the score of a masked key, as in the model",
         attr="cpu_masked_bias",
         values=MASKED_BIAS,
     ),
@@ -137,6 +149,7 @@ EXTENSIONS = (
         "EXT-MASKED-VALUES",
         "the attribute cpu_masked_values takes the values of masked keys for 0, where they have a score by "
         "cpu_mask_value, as the guard where(mask, p, 0) does",
+        happens="the values of masked keys count as 0, as in the model",
         attr="cpu_masked_values",
         values=MASKED_VALUES,
     ),
@@ -144,6 +157,7 @@ EXTENSIONS = (
         "EXT-MASK-BATCH",
         "the attribute cpu_mask_batch allows a batch size W of atten_mask and of the bias of pse_type 0 and 1 that "
         "divides B: entry b of the batch reads entry b % W",
+        happens="the mask of a part of the batch, such as the windows of one image, serves all parts",
         attr="cpu_mask_batch",
         values=MASK_BATCH,
     ),
@@ -151,6 +165,7 @@ EXTENSIONS = (
         "EXT-SOFTCAP",
         "the attribute cpu_softcap is a number c, not 0, that caps the scaled scores x before a bias is added and keys "
         "are masked: they become c * tanh(x / c)",
+        happens="scores are capped by c * tanh(score / c), as in the model",
         attr="cpu_softcap",
         kind="Float",
         default=0.0,
@@ -158,10 +173,12 @@ EXTENSIONS = (
     Extension(
         "EXT-SINK-FLOAT",
         "sink may stand beside a float32 query",
+        happens="sinks stand beside float32 scores",
     ),
     Extension(
         "EXT-ROPE",
         "query_rope and key_rope may be used in every layout and with any sizes, not only in TND with 128 and 64",
+        happens="the second product that is added to the scores has any layout and size",
     ),
     Extension(
         "EXT-GRAD-ROPE",
@@ -171,15 +188,18 @@ EXTENSIONS = (
     Extension(
         "EXT-VALUE-WIDER",
         "the head size of value may exceed that of key, up to 768",
+        happens="the heads of value are larger than those of key",
     ),
     Extension(
         "EXT-BATCH-BROADCAST",
         "query, key and value may each have batch 1 beside another batch of the others, except in TND: it is repeated",
+        happens="query, key or value of one batch entry serve all entries, and are not repeated",
     ),
     Extension(
         "EXT-KEY-LENGTH",
         "outside TND actual_seq_kvlen may be one number, of the keys there are: key, value and key_rope may have room "
         "for more, each of its own; masks and biases are as wide as there are keys",
+        happens="key and value have room for more tokens than there are, and only those that are there are read",
     ),
     Extension(
         "EXT-RANGE",

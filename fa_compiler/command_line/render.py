@@ -118,8 +118,8 @@ def _explain(out: Console, block: Block) -> None:
         lines.append(f"  because of node {block.culprit}")
     if block.hint:
         lines.append(f"  try: {block.hint}")
-    sentences = {extension.id: extension.sentence for extension in op_registry.EXTENSIONS}
-    lines += [f"  uses {name}: {sentences.get(name, '')}" for name in block.extensions]
+    happens = {each.id: each.happens or each.sentence for each in op_registry.EXTENSIONS}
+    lines += [f"  {happens[name]}" for name in block.extensions if name in happens]
     lines += [f"  assumed {name}: {ASSUMPTIONS.get(name, '')}" for name in block.assumed]
     for missed in block.missed:
         lines += [f"  missed {missed.word}: {missed.code.meaning}", f"    reason: {missed.reason}"]

@@ -317,6 +317,13 @@ def test_explain(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "1 declined" in text
     assert main(["inspect", str(saved(attention(), path)), "--explain"]) == 0
     assert "as FlashAttentionScore, BNSD, 4 heads, no mask, node " in capfd.readouterr().out
+    masked = attention()
+    masked.graph.node[3].input[0] = "masked"
+    masked.graph.node.insert(3, helper.make_node("Add", ["scaled", "padding"], ["masked"]))
+    masked.graph.input.append(helper.make_tensor_value_info("padding", 1, ["batch", 1, 1, "seq"]))
+    assert main(["inspect", str(saved(masked, path)), "--explain"]) == 0
+    text = capfd.readouterr().out
+    assert "the bias stays as small as the model has it" in text and "EXT-" not in text
 
 
 def test_no_attention_is_a_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
