@@ -82,6 +82,8 @@ HALF_MIN = -65504.0
         ("x = Equal(mixed, zero)", {0.0, 1.0}),
         ("x = Equal(nan, zero)", {0.0, 1.0}),
         ("x = Greater(one, zero)", {1.0}),
+        ("x = Equal(n1, n0)", {0.0}),
+        ("x = Equal(odd, even)", {0.0, 1.0}),  # a float64 cannot hold odd, so nothing is known of it
         ("w = Where(b, zero, low) x = LessOrEqual(w, zero)", {1.0}),
         (
             "c = Cast<to=10>(one) d = Cast<to=10>(zero) x = Less(c, d)",
