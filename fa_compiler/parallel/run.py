@@ -71,9 +71,7 @@ def agreed(communicator: Communicator, step: Callable[[], T]) -> T:
     text = ""
     try:
         result = step()
-    except FaCompilerError as error:
-        text = one_line(error)
-    except OSError as error:
+    except (FaCompilerError, OSError) as error:
         text = one_line(error)
     texts = [message.decode() for message in communicator.share(text.encode(errors="backslashreplace"))]
     failed = [rank for rank, message in enumerate(texts) if message]

@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 
 from fa_compiler.errors import InputError
+from fa_compiler.model_files.subgraphs import all_nodes, graphs_of
 from fa_compiler.op_registry import get
 from fa_compiler.op_registry.collectives import (
     ALL_GATHER,
@@ -155,14 +156,10 @@ def _collective(node: onnx.NodeProto, name: str) -> Collective:
 
 def _read(node: onnx.NodeProto) -> Iterable[str]:
     """The names that a node and its subgraphs read."""
-    pending = [node]
-    while pending:
-        current = pending.pop()
+    for current in all_nodes([node]):
         yield from filter(None, current.input)
-        for attribute in current.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                pending.extend(graph.node)
-                yield from (output.name for output in graph.output)
+        for graph in graphs_of(current):
+            yield from (output.name for output in graph.output)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class ShardedSession:
         self, model: str | os.PathLike[str], communicator: Communicator | None = None, threads: int = 0
     ) -> None:
         path = Path(model)
-        record = sharded_record(path)
+        record = record_of(read_proto(path), str(path))  # its errors name the file; it leaves large weights unread
         proto = onnx.load(path, load_external_data=False)
         if record is None:
             raise InputError(f"{path} is no sharded model; make one with fa-compiler shard")
@@ -149,8 +149,3 @@ class ShardedSession:
 def shapes_of(arrays: Mapping[str, Array]) -> dict[str, Shape]:
     """The shapes of arrays by name."""
     return {name: array.shape for name, array in arrays.items()}
-
-
-def sharded_record(path: Path) -> Record | None:
-    """The record of a sharded model; None for any other model. Raises InputError."""
-    return record_of(read_proto(path), str(path))

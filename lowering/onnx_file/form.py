@@ -103,7 +103,7 @@ def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> N
         made = ir.serde.deserialize_function(function)
         model.functions[made.identifier()] = made
     complete = bool(functions) and DOMAIN not in model.graph.opset_imports
-    model.metadata_props[METADATA_KEY] = f"{_LIBRARY} {_COMPLETE if complete else _INCOMPLETE}"
+    model.metadata_props[METADATA_KEY] = _description(complete)
 
 
 def restore_graph_operators(model: ir.Model) -> None:
@@ -163,8 +163,12 @@ def _describe(proto: onnx.ModelProto, complete: bool) -> None:
     kept = [entry for entry in proto.metadata_props if entry.key != METADATA_KEY]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
-    text = f"{_LIBRARY} {_COMPLETE if complete else _INCOMPLETE}"
-    proto.metadata_props.add(key=METADATA_KEY, value=text)
+    proto.metadata_props.add(key=METADATA_KEY, value=_description(complete))
+
+
+def _description(complete: bool) -> str:
+    """What the metadata say. `complete` is whether every node of the library has a body."""
+    return f"{_LIBRARY} {_COMPLETE if complete else _INCOMPLETE}"
 
 
 def _gives_only_attention_out(node: ir.Node) -> bool:

@@ -63,9 +63,7 @@ def dropout(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Va
     """The Dropout of inference; one of training draws other numbers on each rank."""
     if not is_inference_dropout(node):
         raise Refusal("a Dropout of training draws random numbers", node)
-    first = sharder.local(needed(node, 0), place, node)
-    rest = sharder.wholes(node, 1)
-    return sharder.clone(node, [first, *rest]).outputs[output]
+    return _with_first_local(sharder, node, place).outputs[output]
 
 
 @local_rule("CastLike")
@@ -78,6 +76,7 @@ def cast_like(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
 
 
 def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
+    """The node for the rank's part of its first input and all of the others."""
     first = sharder.local(needed(node, 0), place, node)
     rest = sharder.wholes(node, 1)
     return sharder.clone(node, [first, *rest])
@@ -305,11 +304,7 @@ def convolution(sharder: Sharder, node: ir.Node, output: int, place: Place) -> i
             weight[place.dim].const != 1
             or steps[spatial] != 1
             or padded
-            or text_attr(node, "auto_pad", "NOTSET")
-            not in (
-                "NOTSET",
-                "VALID",
-            )
+            or text_attr(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
         ):
             raise Refusal(f"{MIXES}: its window is longer than one token", node)
     return _with_first_local(sharder, node, place).outputs[output]

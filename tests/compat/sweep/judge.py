@@ -140,4 +140,4 @@ def constant_bytes(model: onnx.ModelProto) -> int:
 
 
 if __name__ == "__main__":
-    serve(lambda job: judge(job), {"fa_compiler": fa_compiler.__version__})
+    serve(judge, {"fa_compiler": fa_compiler.__version__})

@@ -163,6 +163,9 @@ def boxes(auto: str, kind: str, wants: Wants, exporter: str) -> tuple[Any, dict[
 SOUND = {"conv_dim": (32, 32), "conv_kernel": (8, 8), "conv_stride": (4, 4), "num_feat_extract_layers": 2,
          "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}  # fmt: skip
 
+SWIN = {"num_attention_heads": None, "num_hidden_layers": None, "image_size": 32, "patch_size": 2, "embed_dim": 16,
+        "depths": [1, 2], "num_heads": [2, 4], "window_size": 4}  # fmt: skip
+
 Family = Callable[[str, str, Wants, str], tuple[Any, dict[str, Any]]]
 
 TABLE: tuple[tuple[Family, str, Axes, dict[str, dict[str, Any]]], ...] = (
@@ -362,16 +365,7 @@ TABLE: tuple[tuple[Family, str, Axes, dict[str, dict[str, Any]]], ...] = (
             "deit": {},
             "dinov2_with_registers": {},
             "dinov3_vit": {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
-            "donut-swin": {
-                "num_attention_heads": None,
-                "num_hidden_layers": None,
-                "image_size": 32,
-                "patch_size": 2,
-                "embed_dim": 16,
-                "depths": [1, 2],
-                "num_heads": [2, 4],
-                "window_size": 4,
-            },
+            "donut-swin": SWIN,
             "dpt": {
                 "backbone_out_indices": [0, 1, 0, 1],
                 "is_hybrid": False,
@@ -424,27 +418,9 @@ TABLE: tuple[tuple[Family, str, Axes, dict[str, dict[str, Any]]], ...] = (
             "radio": {},
             "siglip_vision_model": {},
             "clip_vision_model": {"hidden_act": "gelu"},
-            "swin2sr": {
-                "num_attention_heads": None,
-                "num_hidden_layers": None,
-                "image_size": 32,
-                "patch_size": 1,
-                "embed_dim": 16,
-                "depths": [2, 2],
-                "num_heads": [2, 4],
-                "window_size": 4,
-            },
+            "swin2sr": {**SWIN, "patch_size": 1, "depths": [2, 2]},
             "swiftformer": {"image_size": 64, "depths": [1, 1, 1, 1], "embed_dims": [8, 16, 16, 32]},
-            "swinv2": {
-                "num_attention_heads": None,
-                "num_hidden_layers": None,
-                "image_size": 32,
-                "patch_size": 2,
-                "embed_dim": 16,
-                "depths": [1, 2],
-                "num_heads": [2, 4],
-                "window_size": 4,
-            },
+            "swinv2": SWIN,
             "vit_mae": {"decoder_num_hidden_layers": 1},
             "vit_msn": {},
             "vitdet": {"image_size": 32, "patch_size": 8, "window_block_indices": [0], "window_size": 2},
