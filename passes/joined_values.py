@@ -12,9 +12,14 @@ Grammar; the code cites the numbers of the cases. For ONNX Runtime:
 
 Each column of a product depends on its own column of the values, so the results are the same. Equal scores (1) have
 equal probabilities, and addition and multiplication are commutative in every number format. LiLT writes text + layout
-in one order for the text, and in the other one for the layout. Fused one by one, both attentions compute both products
-again: for 12 heads of 64 and 16, and 128, 256 and 512 tokens on one core, the original took 0.96, 6.5 and 50 ms, two
-attentions 1.3, 6.6 and 42 ms, and one attention with joined values 0.8, 3.2 and 28 ms.
+in one order for the text, and in the other one for the layout.
+
+Fused one by one, both attentions compute both products again. Times for 12 heads of 64 and 16, on one core, in ms:
+
+    tokens                              128     256     512
+    the original                       0.96     6.5      50
+    two attentions                      1.3     6.6      42
+    one attention, joined values        0.8     3.2      28
 
 Refused: values whose sizes differ in another dimension than the last, or that are too large together. Such attentions
 are computed one by one (shared.py).

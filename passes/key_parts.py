@@ -27,10 +27,15 @@ overflow, because probabilities weight the values. A t is added to the same scor
 dimensions, or has size 1 along them, it is repeated, as Add repeats it. Keys and values are repeated in the same way,
 such as global keys that every block of PEGASUS-X attends.
 
-Repeating and joining copies keys and values, once for all rows of a batch entry. With 16 rows, 64 keys and heads of 64
-this took 1.2 times as long as the parts on one core, with 32 rows 0.9 times, with the 512 rows and 640 keys of
-PEGASUS-X 0.4 times, and with the 64 rows and 512 keys of BigBird 0.8 times. So parts of fewer rows than FEW_ROWS stay
-as they are.
+Repeating and joining copies keys and values, once for all rows of a batch entry. Its time beside that of the parts, on
+one core, with heads of 64:
+
+    16 rows, 64 keys                    1.2
+    32 rows, 64 keys                    0.9
+    64 rows, 512 keys (BigBird)         0.8
+    512 rows, 640 keys (PEGASUS-X)      0.4
+
+So parts of fewer rows than FEW_ROWS stay as they are.
 
 Refused: queries that are not the same value. LUKE has four products, by the kinds of query and key. One product of all
 needs [q1, q2] [k, 0] and [q1, q2] [0, k], heads of twice the size. For 12 heads of 64, and 64 to 512 words beside 8 to

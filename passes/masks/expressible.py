@@ -2,8 +2,8 @@
 
 causal from the first row and key    is_causal of Attention. `unidirectional` of MultiHeadAttention and the causal
                                      mask of GroupQueryAttention where there are as many rows as keys
-causal to the last row and key       where there are as many rows as keys, as above; a single row sees all keys,
-                                     also where only the user says that it is one (`decode`, target contrib);
+causal to the last row and key       where there are as many rows as keys, as above. A single row sees all keys,
+                                     also where only the user says that it is one (`decode`, target contrib).
                                      is_causal of Attention whose keys are a past and as many new ones as rows
 a window that ends at the row        local_window_size of GroupQueryAttention, where there are as many rows as keys
 any window with the row's own key    left_window_size and right_window_size of Attention from opset 25 on, where there

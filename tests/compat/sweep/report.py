@@ -4,8 +4,8 @@
 
 The state's folder `exports` comes from export.py, and `converted` from convert.py. Each file is judged in a process of
 its own (judge.py), and its verdict is kept beside it, so a broken run continues. The exit code is 1 if a result is
-wrong, if fa_compiler fails or refuses a model that ONNX Runtime runs, if a file grows by a mask, or if less than 98 %
-of the attentions are fused or of the structures are kept.
+wrong, if fa_compiler fails or refuses a model that ONNX Runtime runs, or if a file grows by a mask. It is 1, too, if
+less than 98 % of the attentions are fused, or less than 98 % of the structures are kept.
 
     softmaxes     blocks of the report: softmaxes and attention operators
     attentions    those that are attention and for which there is an operator: fused or declined for another reason
