@@ -100,6 +100,33 @@ class DenseCompanion(Companion, Protocol):
 
 
 @dataclass(frozen=True)
+class _Form:
+    """What an attention is to become. Where nothing is set, it is the best operator that the target has."""
+
+    companion: DenseCompanion | None = None
+    """What is to be emitted beside it."""
+    pages: Pages | None = None
+    """The pages of a cache, which the operator must read in place."""
+    standard: StandardAttention | None = None
+    """The operator of ONNX or ONNX Runtime."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The operator of an attention, in the graph, but with nothing that reads it."""
+
+    node: ir.Node
+    plan: LayoutPlan
+    inputs: Mapping[str, ir.Value | None]
+    """By their names in the FlashAttentionScore."""
+    out: ir.Value
+    mask_label: str
+    vouched: tuple[str, ...] = ()
+    presents: tuple[tuple[ir.Value, ir.Value], ...] = ()
+    """The result of each Concat of a past that the operator gives, too, and its own output."""
+
+
+@dataclass(frozen=True)
 class Rewriter:
     """Builds fused nodes in one graph."""
 
@@ -141,29 +168,24 @@ class Rewriter:
             try:
                 if (found := find_pages(match, self.facts)) is not None:
                     paged, pages = found
-                    return self._emit_with_candidates(paged, paged.space.settle(candidates), None, missed, pages)
+                    return self._emit_with_candidates(paged, paged.space.settle(candidates), _Form(pages=pages), missed)
             except Decline as decline:
                 missed.append(decline.as_missed(MissedCode.GATHERED_PAGES, match.node))
-        return self._emit_with_fallback(match, candidates, companion, missed)
+        return self._emit_with_fallback(match, candidates, _Form(companion), missed)
 
     def _emit_standard(self, match: AttentionMatch, candidates: Sequence[OutputCandidate]) -> Fused:
         """Emit as the first operator of ONNX or ONNX Runtime that takes the attention. Raises Decline."""
         refusal: Decline | None = None
         for each in standard_attentions(match, self.builder, self.options):
             try:
-                return self._emit_with_fallback(each.match, candidates, None, [], each)
+                return self._emit_with_fallback(each.match, candidates, _Form(standard=each), [])
             except Decline as decline:
                 refusal = refusal or decline
         assert refusal is not None  # there is at least one
         raise refusal
 
     def _emit_with_fallback(
-        self,
-        match: AttentionMatch,
-        candidates: Sequence[OutputCandidate],
-        companion: DenseCompanion | None,
-        missed: list[Missed],
-        standard: StandardAttention | None = None,
+        self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form, missed: Sequence[Missed]
     ) -> Fused:
         """Emit with the cheapest place that works. Raises Decline.
 
@@ -171,75 +193,102 @@ class Rewriter:
         """
         for some in (candidates, [each for each in candidates if not each.shapes]):
             try:
-                return self._emit_with_candidates(match, some, companion, missed, standard=standard)
+                return self._emit_with_candidates(match, some, form, missed)
             except Decline:
                 continue
-        return self._emit_with_candidates(match, candidates[:1], companion, missed, standard=standard)
+        return self._emit_with_candidates(match, candidates[:1], form, missed)
 
     def _emit_with_candidates(
-        self,
-        match: AttentionMatch,
-        candidates: Sequence[OutputCandidate],
-        companion: DenseCompanion | None,
-        known: list[Missed],
-        pages: Pages | None = None,
-        standard: StandardAttention | None = None,
+        self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form, known: Sequence[Missed]
     ) -> Fused:
-        """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
-        match, plan = self._best_order(match, candidates, companion, pages, standard)
-        builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
-        emitter = LayoutEmitter(builder, match.space, [stop for view in views for stop in view.equivalent_values])
-        query, key, value, *ropes = (
-            emitter.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
-        )
-        query = multiplied(query, plan.query, match.query_factors, builder, emitter)
-        inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
-        if match.rope is not None:
-            inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
-        missed = [*known, *missed_by_operands(match, plan, builder.info)]
-        if standard is not None:
-            told_by_standard = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)
-            missed = [*(each for each in missed if each.code not in told_by_standard), *standard.missed]
+        """Emit with the cheapest of these places. Raises Decline, also where pages cannot be read in place."""
+        companion = form.companion
+        match, plan = self._best_order(match, candidates, form)
+        views = (*match.views, *(companion.views if companion is not None else ()))
+        emitter = LayoutEmitter(self.builder, match.space, [stop for view in views for stop in view.equivalent_values])
+        operands = self._operands(match, plan, emitter)
+        missed = [*known, *self._missed_by_operands(match, plan, form.standard)]
         substitutes = self.substitutes(match, plan.destination, emitter)
-        node: ir.Node | None = None
-        made: StandardBuilder | None = None
-        call: IncreCall | None = None
-        vouched: tuple[str, ...] = ()
-        if companion is None and self.options.decoding and standard is None:
-            node, plan, call = self._incre_flash(match, plan, inputs, emitter, missed, pages)
-        if node is not None:
-            self._add(node)
-        else:
-            missed.extend(match.mask.missed)
-            repeats = self.options.target == "ort" and companion is None
-            masks = MaskBuilder(match, builder, emitter, self.options, missed, repeats)
-            inputs |= self._other_inputs(match, masks, emitter)
-            if standard is not None:
-                made = StandardBuilder(standard, plan, inputs, emitter, self.facts, missed)
-                node, vouched = made.node()
-                self._add(node)
-                out = made.guarded(node)
-            else:
-                node = self._flash_attention(match, plan, inputs, masks.attrs, companion)
-        if standard is None:
-            self.check(node, match)
-            out = node.outputs[-1] if call is None else call.result(node.outputs[-1], builder)
-        result = self.result(match, out, plan.output, plan.destination, emitter)
-        place_beside = None if companion is None else companion.build(node, match, plan, inputs, emitter)
+        made = self._operator(match, plan, form, operands, emitter, missed)
+        result = self.result(match, made.out, made.plan.output, made.plan.destination, emitter)
+        place_beside = None
+        if companion is not None:
+            place_beside = companion.build(made.node, match, made.plan, made.inputs, emitter)
         self.substitute(substitutes)
-        self.replace_destination(plan.destination, result)
-        for whole, present in [] if made is None else made.presents(node):
+        self.replace_destination(made.plan.destination, result)
+        for whole, present in made.presents:
             self._replace_concat(whole, present)
         if place_beside is not None:
             place_beside()
         self.trace(match)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
+        assumed = tuple(dict.fromkeys((*match.mask.assumed, *made.vouched)))
+        return Fused(made.node, made.plan.name, heads, match.mask, assumed, tuple(missed), made.mask_label)
+
+    def _operands(self, match: AttentionMatch, plan: LayoutPlan, emitter: LayoutEmitter) -> dict[str, ir.Value | None]:
+        """Query, key and value, with their rotated parts if these are operands of their own, in the plan's layout."""
+        builder = self.builder
+        query, key, value, *ropes = (
+            emitter.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
+        )
+        query = multiplied(query, plan.query, match.query_factors, builder, emitter)
+        operands: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
+        if match.rope is not None:
+            operands["query_rope"], operands["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
+        return operands
+
+    def _missed_by_operands(
+        self, match: AttentionMatch, plan: LayoutPlan, standard: StandardAttention | None
+    ) -> list[Missed]:
+        missed = missed_by_operands(match, plan, self.builder.info)
+        if standard is None:
+            return list(missed)
+        told_by_standard = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)
+        return [*(each for each in missed if each.code not in told_by_standard), *standard.missed]
+
+    def _operator(
+        self,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        form: _Form,
+        operands: Mapping[str, ir.Value | None],
+        emitter: LayoutEmitter,
+        missed: list[Missed],
+    ) -> _Made:
+        """Add the operator that computes the attention: that of the form, or the best that the target has. Raises
+        Decline."""
+        companion, standard = form.companion, form.standard
+        if companion is None and standard is None and self.options.decoding:
+            made = self._incre_flash(match, plan, operands, emitter, missed, form.pages)
+            if made is not None:
+                return made
+        missed.extend(match.mask.missed)
+        repeats = self.options.target == "ort" and companion is None
+        masks = MaskBuilder(match, self.builder, emitter, self.options, missed, repeats)
+        inputs = {**operands, **self._other_inputs(match, masks, emitter)}
+        if standard is not None:
+            return self._standard(match, plan, standard, inputs, emitter, missed)
+        node = self._flash_attention(match, plan, inputs, masks.attrs, companion)
+        self.check(node, match)
         cast = node.op_type == prompt.OP and match.dtype not in SIXTEEN_BITS
-        mask_label = match.mask.mask_label
-        if call is not None:
-            vouched, mask_label = call.assumed, call.mask_label
-        assumed = tuple(dict.fromkeys((*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)))
-        return Fused(node, plan.name, heads, match.mask, assumed, tuple(missed), mask_label)
+        vouched = (HALF_ATTENTION,) if cast else ()
+        return _Made(node, plan, inputs, node.outputs[-1], match.mask.mask_label, vouched)
+
+    def _standard(
+        self,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        standard: StandardAttention,
+        inputs: Mapping[str, ir.Value | None],
+        emitter: LayoutEmitter,
+        missed: list[Missed],
+    ) -> _Made:
+        """Add the operator of ONNX or ONNX Runtime, and the guard of its rows. Raises Decline."""
+        made = StandardBuilder(standard, plan, inputs, emitter, self.facts, missed)
+        node, vouched = made.node()
+        self._add(node)
+        out = made.guarded(node)
+        return _Made(node, plan, inputs, out, match.mask.mask_label, vouched, tuple(made.presents(node)))
 
     def _flash_attention(
         self,
@@ -301,9 +350,7 @@ class Rewriter:
         self,
         match: AttentionMatch,
         candidates: Sequence[OutputCandidate],
-        companion: DenseCompanion | None,
-        pages: Pages | None,
-        standard: StandardAttention | None,
+        form: _Form,
     ) -> tuple[AttentionMatch, LayoutPlan]:
         """The match with its heads in the better order, and the layout.
 
@@ -311,21 +358,15 @@ class Rewriter:
         rather than key and value repeated, unless that takes one copy more. As many copies are no more work for a
         prompt, and much less for a step behind a cache.
         """
-        plan = self._best_layout(match, candidates, companion, pages, standard)
-        turned = match if companion is not None or standard is not None else match.with_neighbours()
+        plan = self._best_layout(match, candidates, form)
+        turned = match if form.companion is not None or form.standard is not None else match.with_neighbours()
         if turned is match:
             return match, plan
-        other = self._best_layout(turned, candidates, companion, pages, standard)
+        other = self._best_layout(turned, candidates, form)
         return (turned, other) if other.cost < plan.cost + COPY_COST else (match, plan)
 
-    def _best_layout(
-        self,
-        match: AttentionMatch,
-        candidates: Sequence[OutputCandidate],
-        companion: DenseCompanion | None,
-        pages: Pages | None,
-        standard: StandardAttention | None,
-    ) -> LayoutPlan:
+    def _best_layout(self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form) -> LayoutPlan:
+        companion, pages, standard = form.companion, form.pages, form.standard
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
         if prompt.is_wanted(self.options):
             names = tuple(name for name in names if name in prompt.LAYOUTS)
@@ -411,13 +452,15 @@ class Rewriter:
         self,
         match: AttentionMatch,
         plan: LayoutPlan,
-        inputs: Mapping[str, ir.Value | None],
+        operands: Mapping[str, ir.Value | None],
         emitter: LayoutEmitter,
         missed: list[Missed],
         pages: Pages | None,
-    ) -> tuple[ir.Node | None, LayoutPlan, IncreCall | None]:
-        """The IncreFlashAttention that runs the attention, not yet in the graph, its layout plan and its call; None,
-        `plan` and None where the target cannot run the attention as one. With `pages` a Decline is raised instead."""
+    ) -> _Made | None:
+        """Add the IncreFlashAttention that runs the attention; None where the target cannot run it as one.
+
+        With `pages` a Decline is raised instead.
+        """
         roles = match.roles
         key, value = (
             arrangement(plan.name, roles.batch, roles.kv_heads, roles.kv_seq, depth)
@@ -430,7 +473,7 @@ class Rewriter:
         found: list[Missed] = []
         try:
             matcher = IncreFlashMatcher(
-                match, plan.name, (key, value), inputs, self.builder, emitter, self.options, masks, pages
+                match, plan.name, (key, value), operands, self.builder, emitter, self.options, masks, pages
             )
             call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, found)
             node = call.node(match, plan_with_output.output, self.builder, self.options)
@@ -441,9 +484,11 @@ class Rewriter:
             single = match.space.size(roles.q_seq).const == 1 or DECODE in self.options.assume
             if self.options.target == "ascend" and single:
                 missed.append(decline.as_missed(MissedCode.NOT_INCRE, match.node))
-            return None, plan, None
+            return None
         missed.extend(found)
-        return node, plan_with_output, call
+        self._add(node)
+        out = call.result(node.outputs[-1], self.builder)
+        return _Made(node, plan_with_output, operands, out, call.mask_label, call.assumed)
 
     def _add(self, node: ir.Node) -> None:
         """Add a fused operator to the graph."""
