@@ -270,7 +270,13 @@ def _add_run(commands: _Commands) -> None:
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("--inputs", metavar="X.npz", type=Path, required=True, help="the inputs by name")
     command.add_argument("--outputs", metavar="Y.npz", type=Path, required=True, help="where the outputs are written")
-    command.add_argument("--threads", metavar="N", type=int, default=0, help="threads of ONNX Runtime (default: all)")
+    command.add_argument(
+        "--threads",
+        metavar="N",
+        type=int,
+        default=0,
+        help="threads of ONNX Runtime (default: one for each core, of which the ranks of a machine have equal parts)",
+    )
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.add_argument(
         "--parts",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.parallel.communicator import Array, Communicator
+from fa_compiler.parallel.cores import threads_of_rank
 from fa_compiler.parallel.input_file import load_part
 from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.session import ShardedSession
@@ -50,7 +51,8 @@ def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
         InputError: ONNX Runtime fails in the run. The other ranks do not know it.
         RankError: another rank failed in the run, or does not answer.
     """
-    session, feeds, parts = agreed(own, lambda: _opened(task, own))
+    threads = task.threads or threads_of_rank(own)  # before a rank can fail: all ranks take part in it
+    session, feeds, parts = agreed(own, lambda: _opened(replace(task, threads=threads), own))
     results = session.run_part(feeds, parts)
     if task.keep_parts:
         results = {**results, "positions": parts.positions(own.rank)}

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 
 from fa_compiler.errors import InputError
-from fa_compiler.lowering.ort.eager import KernelError
+from fa_compiler.lowering.ort.eager import KernelError, taking_turns
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.op_registry import RegistryError, collectives
 from fa_compiler.parallel.communicator import Alone, Array, Communicator, Shape
+from fa_compiler.parallel.cores import threads_of_rank
 from fa_compiler.parallel.methods import sequence_attention
 from fa_compiler.parallel.parts import Parts, gathered, reduced, selected
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
@@ -27,7 +28,9 @@ class ShardedSession:
         model: the path of the model.
         communicator: this rank's end of the group: `fa_compiler.parallel.mpi.communicator()` for MPI. None is for a
             model of one rank.
-        threads: the number of threads that run an operator; 0 for ONNX Runtime's default.
+        threads: the number of threads that run an operator; 0 for the rank's share of the cores (cores.py).
+
+    All ranks make their sessions at the same time.
 
     Raises:
         InputError: the file is no sharded model, it is made for another number of ranks, or ONNX Runtime cannot load
@@ -37,13 +40,14 @@ class ShardedSession:
     def __init__(
         self, model: str | os.PathLike[str], communicator: Communicator | None = None, threads: int = 0
     ) -> None:
+        self.communicator = Alone() if communicator is None else communicator
+        self._threads = threads or threads_of_rank(self.communicator)
         path = Path(model)
         record = record_of(read_proto(path), str(path))  # its errors name the file; it leaves large weights unread
         proto = onnx.load(path, load_external_data=False)
         if record is None:
             raise InputError(f"{path} is no sharded model; make one with fa-compiler shard")
         self.record: Record = record
-        self.communicator = Alone() if communicator is None else communicator
         if record.ranks != self.communicator.size:
             raise InputError(
                 f"{path} is made for {record.ranks} ranks, and {self.communicator.size} run it; start it with "
@@ -61,7 +65,7 @@ class ShardedSession:
             if isinstance(step, Segment):
                 content = step.model.SerializeToString()
                 step.model.Clear()  # its weights are in the session now
-                self._sessions[index] = Session(content, self.name, domains, folder, threads)
+                self._sessions[index] = Session(content, self.name, domains, folder, self._threads, takes_turns=True)
 
     def parts(self, shapes: Mapping[str, Shape]) -> Parts:
         """How the ranks divide the sequence of inputs of these shapes.
@@ -135,7 +139,8 @@ class ShardedSession:
         if step.op_type == collectives.SEQUENCE_ATTENTION:
             inputs = {name: values[value] for name, value in step.named_inputs.items()}
             try:
-                return sequence_attention(communicator, parts, step.attrs, inputs)
+                with taking_turns(self._threads):
+                    return sequence_attention(communicator, parts, step.attrs, inputs)
             except (KernelError, RegistryError) as error:
                 raise InputError(f"{self.name}: node '{step.name}': {error}") from None
         own = [values[name] for name in step.inputs]

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from fa_compiler import op_registry
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
-from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
+from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, leave_cores, to_ort
 
 Array = npt.NDArray[Any]
 
@@ -26,17 +26,26 @@ class Session:
         domains: the domains that the model imports. They tell whether it needs the custom-op library.
         folder: the folder of the external data of a model given as bytes.
         threads: the number of threads that run an operator; 0 for ONNX Runtime's default.
+        takes_turns: whether other sessions run between its runs, on the same cores.
 
     Raises:
         InputError: ONNX Runtime cannot load the model, or the library that it needs was not built.
     """
 
     def __init__(
-        self, model: Path | bytes, name: str, domains: Iterable[str], folder: Path | None = None, threads: int = 0
+        self,
+        model: Path | bytes,
+        name: str,
+        domains: Iterable[str],
+        folder: Path | None = None,
+        threads: int = 0,
+        takes_turns: bool = False,
     ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors come as exceptions
         options.intra_op_num_threads = threads
+        if takes_turns:
+            leave_cores(options)
         if folder is not None:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         self._name = name

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,9 @@ _IR_VERSION = 8
 
 # The environment variables that change the arithmetic of a kernel.
 _KERNEL_SETTINGS = ("FA_COMPILER_ISA", "FA_COMPILER_FLOAT32_PRODUCTS")
+
+_turns: ContextVar[int | None] = ContextVar("turns", default=None)
+"""The threads of a call inside `taking_turns`; None outside."""
 
 # ONNX Runtime has one class for each status code and no common base class. A few errors are plain RuntimeErrors.
 ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -113,7 +118,7 @@ def compute(
     """
     request, placed = requested(spec, arrays, attributes, outputs, cann)
     try:
-        session = _session(request, tuple(map(os.environ.get, _KERNEL_SETTINGS)))
+        session = _session(request, _turns.get(), tuple(map(os.environ.get, _KERNEL_SETTINGS)))
         results = session.run_with_ort_values(list(request.wanted), fed(request, placed))
     except ORT_ERRORS as error:
         raise KernelError(_kernel_message(spec, str(error))) from None
@@ -193,13 +198,34 @@ def _element_type(spec: OpSpec, array: Array) -> int:
     return number
 
 
+@contextmanager
+def taking_turns(threads: int) -> Iterator[None]:
+    """Within it, the caller runs other sessions between its calls, on the same cores.
+
+    The session of a call has so many threads; 0 is ONNX Runtime's default.
+    """
+    token = _turns.set(threads)
+    try:
+        yield
+    finally:
+        _turns.reset(token)
+
+
+def leave_cores(options: ort.SessionOptions) -> None:
+    """Let the threads of a session sleep as soon as a run ends.
+
+    By default they spin for a while, in case that another run follows. In this time other sessions lack their cores.
+    """
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+
+
 @functools.lru_cache(maxsize=64)
-def _session(request: Request, settings: tuple[str | None, ...]) -> ort.InferenceSession:
+def _session(request: Request, turns: int | None, settings: tuple[str | None, ...]) -> ort.InferenceSession:
     # `settings` is only a key of the cache. The library reads the settings when the session is made.
-    return session_of({"": request})
+    return session_of({"": request}, turns)
 
 
-def session_of(requests: Mapping[str, Request]) -> ort.InferenceSession:
+def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort.InferenceSession:
     """A session with a node for each request. The names of its inputs and outputs begin with the request's key."""
     nodes, inputs, results = [], [], []
     for prefix, request in requests.items():
@@ -232,6 +258,9 @@ def session_of(requests: Mapping[str, Request]) -> ort.InferenceSession:
     )
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
+    if turns is not None:
+        options.intra_op_num_threads = turns
+        leave_cores(options)
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 

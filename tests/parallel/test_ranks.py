@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.comparison.feeds import save_arrays
 from fa_compiler.errors import InputError
+from fa_compiler.lowering.ort import eager
 from fa_compiler.model_files.reading import load
 from fa_compiler.op_registry import collectives
-from fa_compiler.parallel.communicator import Array, Communicator, RankError
+from fa_compiler.parallel import cores
+from fa_compiler.parallel.communicator import Alone, Array, Communicator, RankError
+from fa_compiler.parallel.cores import share_of_cores
 from fa_compiler.parallel.input_file import load_part
 from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.run import ShardedRun, run_sharded
@@ -49,6 +54,32 @@ def errors_of_ranks(task: ShardedRun, changed: dict[int, ShardedRun]) -> list[st
         return "done"
 
     return run_threads(RANKS, run, 20)
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equally where all may use all of them, else as a launcher binds the ranks. All sessions have these threads."""
+    everywhere = [0, 1, 2, 3]
+    assert [share_of_cores(everywhere, [everywhere] * ranks) for ranks in (1, 2, 3, 4, 9)] == [4, 2, 1, 1, 1]
+    assert share_of_cores([2, 3], [[0, 1], [2, 3]]) == 2
+    assert share_of_cores(everywhere, [everywhere, [0, 1]]) == 3
+
+    monkeypatch.setattr(cores, "_cores", lambda: [0, 1, 2, 3, 4, 5])
+    assert run_threads(RANKS, cores.threads_of_rank) == [2] * RANKS
+    assert cores.threads_of_rank(Alone()) == 0
+    made: list[tuple[int, str]] = []
+    inference = ort.InferenceSession
+
+    def noted(model: bytes, options: ort.SessionOptions, **words: Any) -> ort.InferenceSession:
+        stop = options.get_session_config_entry("session.force_spinning_stop")
+        made.append((options.intra_op_num_threads, stop))
+        return inference(model, options, **words)
+
+    monkeypatch.setattr(ort, "InferenceSession", noted)
+    eager._session.cache_clear()
+    model, feeds = sharded("llama", RANKS, "ring").path, text("llama", 13)
+    run_threads(RANKS, lambda own: ShardedSession(model, own).run(feeds))
+    assert set(made) == {(2, "1")}
+    assert eager._session.cache_info().misses > 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
