@@ -19,7 +19,7 @@ from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, perm
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
-from fa_compiler.passes.values.slices import keeps_everything, slice_bounds
+from fa_compiler.passes.values.slices import keeps_everything, pads_of, slice_bounds
 from fa_compiler.passes.values.symbolic import Dim, product
 
 
@@ -181,10 +181,11 @@ def cut(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
 @local_rule("Pad")
 def pad(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Padded along other dimensions."""
-    source = needed(node, 0)
-    shape, result = sharder.shape(source, node), sharder.shape(node.outputs[0], node)
-    if input_of(node, 3) is not None or shape[place.dim] != result[place.dim]:
-        raise Refusal(f"{MIXES}: it pads the sequence", node)
+    source, pads = needed(node, 0), pads_of(node, sharder.info)
+    rank = len(sharder.shape(source, node))
+    lists_all = pads is not None and len(pads) == 2 * rank and input_of(node, 3) is None
+    if pads is None or not lists_all or pads[place.dim] != 0 or pads[rank + place.dim] != 0:
+        raise Refusal(f"{MIXES}: it pads the sequence, or is not proven to leave it as it is", node)
     return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
 
 

@@ -202,6 +202,10 @@ def _order(sharder: Sharder) -> str:
 def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Model:
     """The model with the needed ones of the sharder's nodes."""
     for index, (old, new) in enumerate(zip(model.graph.outputs, outputs, strict=True)):
+        if old in sharder.inputs:
+            if new is not sharder.inputs[old]:
+                raise Refusal(f"the output {old.name!r} is an input, of which a rank has another part", None)
+            continue
         taken = new in sharder.inputs.values() or new.const_value is not None or new in outputs[:index]
         made = sharder.emit_copy(new) if taken else new
         made.name = old.name

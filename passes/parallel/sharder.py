@@ -100,7 +100,7 @@ class Sharder:
         self.graph, self.info, self.length, self.axes = graph, info, length, axes
         self.ranks, self.choose = ranks, choose
         self.choices: list[Choice] = []
-        self.names = Names({name for output in graph.outputs if (name := output.name)})
+        self.names = Names({name for output in graph.outputs if (name := output.name) and not output.is_graph_input()})
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self.inputs = {

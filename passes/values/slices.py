@@ -68,11 +68,17 @@ def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
 
 
 def _pads_nothing(node: ir.Node, info: ShapeInfo) -> bool:
+    pads = pads_of(node, info)
+    return pads is not None and all(pad == 0 for pad in pads)
+
+
+def pads_of(node: ir.Node, info: ShapeInfo) -> tuple[Dim, ...] | None:
+    """What a Pad of any opset adds before each dimension that it names, and then behind each; None where unknown."""
     attr, given = node.attributes.get("pads"), input_of(node, 1)
     if attr is not None:
-        return not any(attr.as_ints())
+        return tuple(map(Dim, attr.as_ints()))
     pads = None if given is None else info.content(given)
-    return isinstance(pads, tuple) and all(isinstance(pad, Dim) and pad.const == 0 for pad in pads)
+    return pads if isinstance(pads, tuple) else None
 
 
 def slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:

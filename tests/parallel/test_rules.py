@@ -371,6 +371,12 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         3,
         "the output 'y' is longer than the sequence, or has it merged with other dimensions",
     ),
+    "tokens that a Pad shifts": (
+        [node("MatMul", "x w", "h"), node("Pad", "h pads")],
+        {"w": W, "pads": ints(0, 1, 0, 0, -1, 0)},
+        3,
+        "node 'Pad_y' (Pad): it mixes the sequence: it pads the sequence, or is not proven to leave it as it is",
+    ),
     "an operator that nobody knows": (
         [node("MatMul", "x w", "h"), node("MeanVarianceNormalization", "h", axes=[0, 1, 2])],
         {"w": W},
@@ -387,6 +393,17 @@ def test_what_mixes_the_sequence_is_refused(name: str, tmp_path: Path) -> None:
         both(model(nodes, weights, rank), tmp_path)
     assert said in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_input_that_is_an_output(tmp_path: Path) -> None:
+    """It keeps its name, and is the rank's part in both places."""
+    made = model([node("MatMul", "x w")], {"w": W}, 3)
+    made.graph.output.append(made.graph.input[0])
+    feeds = {"x": X}
+    expected = dict(zip("yx", ort.InferenceSession(made.SerializeToString()).run(None, feeds), strict=True))
+    result = fa_compiler.shard(made, tmp_path / "out", RANKS, axes={"x": 1})
+    assert result.report.outputs == {"y": 1, "x": 1}
+    check(expected, by_ranks(result.path, RANKS, feeds))
 
 
 def test_two_names_for_one_length(tmp_path: Path) -> None:
