@@ -66,7 +66,8 @@ class ShardedSession:
             )
         self.name = str(path)
         self._outputs = [output.name for output in proto.graph.output]
-        self._given = {info.name: info.type.tensor_type for info in proto.graph.input}
+        infos = (*proto.graph.input, *proto.graph.output)
+        self._declared = {info.name: info.type.tensor_type for info in infos}
         self._plan = plan_of(proto, self.name)
         domains = {opset.domain for opset in proto.opset_import}
         folder = path.absolute().parent
@@ -142,12 +143,24 @@ class ShardedSession:
         return {name: values[name] for name in self._outputs}, parts
 
     def empty_caches(self, batch: int = 1) -> Caches:
-        """The caches before the first token."""
+        """The caches before the first token. A size that the model leaves open is that of the batch.
+
+        Raises:
+            InputError: the model leaves several sizes of a cache open.
+        """
         arrays = {}
-        for name in self.record.caches:
-            given, axis = self._given[name], self.record.inputs[name]
-            sizes = [0 if dim == axis else size.dim_value or batch for dim, size in enumerate(given.shape.dim)]
-            arrays[name] = np.zeros(sizes, onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))
+        for name, present in self.record.caches.items():
+            axis, kind = self.record.inputs[name], self._declared[name].elem_type
+            pairs = zip(*(self._declared[each].shape.dim for each in (name, present)), strict=True)
+            sizes = [0 if dim == axis else size.dim_value or grown.dim_value for dim, (size, grown) in enumerate(pairs)]
+            if sizes.count(0) > 2:
+                raise InputError(
+                    f"{self.name} leaves the sizes of the cache '{name}' open; begin with caches as inputs"
+                )
+            arrays[name] = np.zeros(
+                [size if size or dim == axis else batch for dim, size in enumerate(sizes)],
+                onnx.helper.tensor_dtype_to_np_dtype(kind),
+            )
         return Caches(0, arrays)
 
     def take_caches(self, outputs: Mapping[str, Array], positions: Array) -> Caches:

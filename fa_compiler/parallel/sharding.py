@@ -18,6 +18,7 @@ from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.passes import Report
+from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.parallel.methods import Choice
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport
@@ -88,7 +89,7 @@ def shard(
             attention. Attention over caches has one method, "merge", which "auto" takes.
         axes: the dimension of inputs that is the sequence, such as {"input_ids": 1}; None finds it from the attentions.
         length, batch: the number of tokens, or of keys in caches, and the batch size for which "auto" chooses.
-        assume: as `optimize` takes it.
+        assume: as `optimize` takes it. Without "shared-caches", "separate-caches" is added: the ranks run so.
         progress: is called while the model is fused.
 
     Raises:
@@ -97,7 +98,7 @@ def shard(
     """
     target = Path(output)
     options = _checked(sequence_parallel, method, axes, length, batch)
-    fusing = replace(make_options("ort", None, None, assume), packs=False)
+    fusing = replace(make_options("ort", None, None, _assumed(assume)), packs=False)
     loaded = load(model)
     check_target(target)
     with without_collections():
@@ -113,6 +114,12 @@ def shard(
     sharded = Sharded(target / MODEL, report, fusion)
     _write(proto, loaded, target, sharded)
     return sharded
+
+
+def _assumed(assume: Iterable[str]) -> tuple[str, ...]:
+    """What is assumed. The ranks run with a past and a present that are separate buffers."""
+    given = (assume,) if isinstance(assume, str) else tuple(assume)
+    return given if SHARED_CACHES in given else (*given, SEPARATE_CACHES)
 
 
 def _checked(ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int) -> ParallelOptions:

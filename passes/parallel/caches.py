@@ -2,6 +2,7 @@
 
     past        := an input, at least of rank 3, that is no initializer
     joined      := Concat(moved(past), new ..; along the tokens); operands without elements do not count
+                 | a GatherND of rows of such a Concat (entry_lengths.py)
     moved(x)    := x, or what operators that move or cast the elements make of it; a Concat of one operand moves it
     attention   := FlashAttentionScore with a key, value or key_rope of the length of `joined`, and a query of another
                    length
@@ -21,7 +22,7 @@ A value between the input and the Concat has the length of the past. `_Past` mak
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -31,8 +32,9 @@ from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.movers import element_source
 from fa_compiler.passes.nodes import int_attr, is_op, text_attr
+from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
 from fa_compiler.passes.parallel.places import Place, Refusal
-from fa_compiler.passes.parallel.sharder import INT64, Choose, Sharder, WholeRule
+from fa_compiler.passes.parallel.sharder import BOOL, INT64, Choose, Sharder, WholeRule
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -46,22 +48,23 @@ MakeAttention: TypeAlias = Callable[["CacheSharder", ir.Node, int], ir.Value]
 class Joined:
     """New tokens behind those of a cache.
 
-    `past` is the input and `axis` its dimension of the tokens, whose size is `before`. `new` are the other operands of
-    `concat`, and `length` is the size of its result.
+    `past` is the input and `axis` its dimension of the tokens, whose size is `before`. `node` gives both, `length`
+    tokens: a Concat with the operands `new`, or a GatherND of `count` rows.
     """
 
     past: ir.Value
     axis: int
-    concat: ir.Node
+    node: ir.Node
     new: tuple[ir.Value, ...]
     before: Dim
     length: Dim
+    count: ir.Value | None = None
 
 
 def joined_caches(graph: ir.Graph, info: ShapeInfo) -> list[Joined]:
     """The caches that the grammar above describes, in the order of the nodes."""
     lengths = set(_key_lengths(graph, info))
-    found = (_joined(node, info) for node in graph if is_op(node, "Concat")) if lengths else ()
+    found = (_joined(node, info) for node in graph if is_op(node, "Concat", "GatherND")) if lengths else ()
     return [each for each in found if each is not None and each.length in lengths]
 
 
@@ -81,7 +84,17 @@ def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
         yield from (shapes[name][axis] for name in KEYS if name in shapes and shapes[name][axis] != rows)
 
 
-def _joined(concat: ir.Node, info: ShapeInfo) -> Joined | None:
+def _joined(node: ir.Node, info: ShapeInfo) -> Joined | None:
+    if is_op(node, "Concat"):
+        return _concatenated(node, info)
+    rows, shape = gathered_rows(node, info), info.shape(node.outputs[0])
+    found = None if rows is None else _concatenated(rows.rows, info)
+    if rows is None or shape is None or found is None:
+        return None
+    return replace(found, node=node, length=shape[rows.axis], count=rows.count)
+
+
+def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
     shape = info.shape(concat.outputs[0])
     if shape is None:
         return None
@@ -178,16 +191,19 @@ class CacheSharder(_OfAnyLength):
             return self.past.part[1]
         if size.const is None and size == self.length:
             found = self._composed(size)
-            return self._length_by_tokens() if found is None else found
+            return self._counted_length() if found is None else found
         return super().size(size)
 
-    def _length_by_tokens(self) -> ir.Value:
-        """The number of keys, counted."""
-        axis = int_attr(self.first.concat, "axis", 0)
-        total = self.past.part[1]
+    def _counted_length(self) -> ir.Value:
+        """The number of keys where it is no sum of known sizes."""
+        node, total = self.first.node, self.past.part[1]
+        if self.first.count is not None:
+            count = self.emit("Reshape", [self.whole(self.first.count, node), self.constant(np.array([1]))], INT64)
+            dtype = self.info.dtype(self.first.count)
+            return count if dtype == INT64 else self.emit("Cast", [count], INT64, {"to": int(INT64)})
         for value in self.first.new:
-            sizes = self.emit("Shape", [self.whole(value, self.first.concat)], INT64)
-            place = axis % len(self.shape(value, self.first.concat))
+            sizes = self.emit("Shape", [self.whole(value, node)], INT64)
+            place = int_attr(node, "axis", 0) % len(self.shape(value, node))
             count = self.emit("Gather", [sizes, self.constant(np.array([place]))], INT64, {"axis": 0})
             total = self.emit("Add", [total, count], INT64)
         return total
@@ -219,6 +235,23 @@ class CacheSharder(_OfAnyLength):
         appended = self.emit("Gather", [whole, self._part_of_keys()[3]], dtype, {"axis": place.dim})
         return self.emit("Concat", [own, appended], dtype, {"axis": place.dim})
 
+    def _gathered_rows(self, node: ir.Node, found: GatheredRows) -> ir.Value:
+        """The rank's part of rows of the past, each in its place, and of others that all ranks have."""
+        rows, axis = found.rows, found.axis
+        first, *others = operands(rows, axis, self.info)
+        if self.shape(node.outputs[0], node)[axis] != self.length or self.shape(first, rows)[axis] != self.first.before:
+            raise Refusal("it gathers rows of another length than those of the caches", node)
+        own = self.past.local(first, Place(axis), rows)
+        dtype, (_, before, held) = self.info.dtype(rows.outputs[0]), self.past.part
+        data = self.emit("Concat", [own, *(self.whole(each, rows) for each in others)], dtype, {"axis": axis})
+        entries = [self.local(entry, Place(axis), node) for entry in found.entries]
+        source, ranks = entries[axis], self.constant(np.array(self.ranks))
+        kept = self.emit("Less", [source, before], BOOL)
+        moved = self.emit("Add", [self.emit("Sub", [source, before], INT64), held], INT64)
+        entries[axis] = self.emit("Where", [kept, self.emit("Div", [source, ranks], INT64), moved], INT64)
+        indices = self.emit("Concat", entries, INT64, {"axis": -1})
+        return self.emit("GatherND", [data, indices], dtype)
+
     def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
         """Attention alone makes something whole of keys."""
         fused = node.domain == DOMAIN and node.op_type == GRAPH_OP
@@ -249,6 +282,10 @@ class CacheSharder(_OfAnyLength):
     def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         if value.name in self.axes and value in self.inputs:
             raise Refusal(f"the cache {value.name!r} is read where its tokens and the new ones are expected", reader)
+        node = value.producer()
+        found = None if node is None else gathered_rows(node, self.info)
+        if node is not None and found is not None and place == Place(found.axis):
+            return self._gathered_rows(node, found)
         return super()._make_local(value, place, reader)
 
 

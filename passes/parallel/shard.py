@@ -16,7 +16,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import is_op, reached, remember_versions, text_attr, values_read
+from fa_compiler.passes.nodes import all_nodes, is_op, reached, remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
 from fa_compiler.passes.parallel.caches import CacheSharder, Joined, joined_caches
 from fa_compiler.passes.parallel.methods import Choice, choose
@@ -124,10 +124,10 @@ def _presents(caches: list[Joined], info: ShapeInfo) -> dict[str, str]:
     for cache in caches:
         past = info.shape(cache.past) or ()
         wanted = [cache.length if dim == cache.axis else size for dim, size in enumerate(past)]
-        moved = reached([cache.concat.outputs[0]], _moved)
+        moved = reached([cache.node.outputs[0]], _moved)
         output = next((each for each in moved if each.is_graph_output() and _may_be(info.shape(each), wanted)), None)
         if output is None:
-            raise Refusal(f"no output has the cache {cache.past.name!r} with its new tokens", cache.concat)
+            raise Refusal(f"no output has the cache {cache.past.name!r} with its new tokens", cache.node)
         found[cache.past.name or ""] = output.name or ""
     return found
 
@@ -207,6 +207,10 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
         if axis is not None and shape is not None:
             lengths[shape[axis]] += 1
     if not lengths:
+        for node in all_nodes(graph):
+            if node.domain == DOMAIN:
+                what = "this kind of attention" if node.graph is graph else "attention in a branch or loop"
+                raise Refusal(f"{what} is not divided", node)
         raise Refusal(
             "no attention was fused, from which the sequence could be found; name it by --sequence-axis", None
         )

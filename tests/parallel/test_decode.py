@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.run import ShardedRun, run_sharded
 from fa_compiler.parallel.session import ShardedSession
 from fa_compiler.parallel.threads import run_threads
+from fa_compiler.passes.nodes import reached
+from fa_compiler.passes.parallel.entry_lengths import gathered_rows
+from fa_compiler.passes.values.shapes import analyse
+from fa_compiler.pipeline import fuse_loaded, make_options
+from tests.face import genai
+from tests.face.test_merged_decoder import merged
+from tests.passes.test_decode import VOUCHED, quantised
 
 from .decoding import Feeds, by_one, by_ranks, inputs_of
 from .running import check, content, sharded
@@ -93,6 +101,8 @@ CONSTANTS: dict[str, Array] = {
     "one": np.array(1),
     "first": np.array([0]),
     "flat": np.array([0, 0, -1]),
+    "step": np.array(0.1, np.float32),
+    "point": np.array(0, np.int8),
 }
 
 
@@ -163,6 +173,16 @@ FORMS: dict[str, tuple[Shapes, list[onnx.NodeProto], int]] = {
         ],
         TensorProto.FLOAT16,
     ),
+    "caches of int8": (
+        dict.fromkeys(("past_k", "past_v"), BY_HEAD),
+        [
+            *both("Transpose", "*_new", "*_heads", perm=[0, 2, 1, 3]),
+            *both("QuantizeLinear", "*_heads step point", "*_rounded"),
+            *both("Concat", "past_* *_rounded", "present_*", axis=2),
+            *both("DequantizeLinear", "present_* step point", "*"),
+        ],
+        TensorProto.INT8,
+    ),
     "names of their own for the lengths": (
         {"past_k": BY_HEAD, "past_v": ("batch", N, "past_of_values", D)},
         [
@@ -189,7 +209,7 @@ def test_forms_of_caches(form: str, past: int, tmp_path: Path) -> None:
     feeds: list[Feeds] = [{"x": rng.standard_normal((B, count, W)).astype(np.float32)} for count in (2, 1, 1)]
     for name, shape in shapes.items():
         own = [sizes.get(str(size), size) for size in shape]
-        feeds[0][name] = rng.standard_normal(own).astype(dtype)  # type: ignore[arg-type]
+        feeds[0][name] = (9 * rng.standard_normal(own)).astype(dtype)  # type: ignore[arg-type]
     expected = by_one(model, feeds, caches)
     found, last = by_ranks(result, feeds)
     check(expected[0], found[0][0])
@@ -197,6 +217,62 @@ def test_forms_of_caches(form: str, past: int, tmp_path: Path) -> None:
         check({"y": expected[-1]["y"]}, own_outputs[-1])
     counts = [next(iter(each.arrays.values())).shape[result.report.inputs[next(iter(caches))] or 0] for each in last]
     assert sum(counts) == past + 4 and max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("room", [0, 14])
+def test_entries_of_several_lengths(room: int, tmp_path: Path) -> None:
+    """GroupQueryAttention, as onnxruntime-genai writes it: the new keys of each text are behind its own last one. The
+    caches grow by the new tokens, or have room for more."""
+    decoder = genai.Decoder().model
+    result = fa_compiler.shard(decoder, tmp_path / "out", 3)
+    caches = result.report.caches
+    assert len(caches) == 4
+    rng = np.random.default_rng(room)
+    feeds: list[Feeds] = []
+    lengths = np.array([5, 3])
+    for count in (5, 1, 1, 1):
+        total = int(lengths.max())
+        mask = (np.arange(total)[None] < lengths[:, None]).astype(np.int64)
+        feeds.append({"input_ids": rng.integers(0, genai.WORDS, (2, count)), "attention_mask": mask})
+        lengths = lengths + 1
+    held = (2, genai.KEY_HEADS, room, genai.SIZE)
+    feeds[0] |= {name: np.full(held, 7, np.float32) for name in caches}  # a prompt does not read them
+    expected = by_one(decoder, feeds, caches)
+    found, last = by_ranks(result, feeds)
+    check(expected[0], found[0][0])
+    for own_outputs in found:
+        for outputs, wanted in zip(own_outputs[1:], expected[1:], strict=True):
+            check({"logits": wanted["logits"]}, outputs)
+    for rank, own in enumerate(last):
+        for name, present in caches.items():
+            check({name: expected[-1][present][:, :, rank::3]}, {name: own.arrays[name]})
+    empty = ShardedSession(fa_compiler.shard(decoder, tmp_path / "one", 1).path).empty_caches(3)
+    assert {each.shape for each in empty.arrays.values()} == {(3, genai.KEY_HEADS, 0, genai.SIZE)}
+
+
+# The nearest node of a type above the entry of the rows, and which of its inputs another one replaces.
+WRONG_ROWS = {
+    "a Where that keeps other rows": ("Where", 1, 2),
+    "a Range that begins elsewhere": ("Range", 0, 2),
+    "another number of keys before": ("Sub", 1, 0),
+    "a place that is not compared": ("Less", 0, 1),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROWS)
+def test_rows_that_may_change_their_places(wrong: str) -> None:
+    """Each condition of the grammar of gathered rows counts."""
+    options = replace(make_options("ort", None, None, ["separate-caches"]), packs=False)
+    fused, _, _ = fuse_loaded(load(genai.Decoder().model), options, None)
+    gather = next(each for each in fused.graph if each.op_type == "GatherND")
+    found = gathered_rows(gather, analyse(fused))
+    assert found is not None
+    op_type, place, other = WRONG_ROWS[wrong]
+    maker = found.entries[found.axis].producer()
+    assert maker is not None
+    node = next(each for each in reached([maker], lambda each: each.predecessors()) if each.op_type == op_type)
+    node.replace_input_with(place, node.inputs[other])
+    assert gathered_rows(gather, analyse(fused)) is None
 
 
 def attention_model(with_past: bool) -> onnx.ModelProto:
@@ -358,6 +434,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     told = refused(read, tmp_path)
     assert "node 'ReduceSum_summed' (ReduceSum): each rank would need all tokens of the cache 'past_k'" in told
     assert "not proven to be as long as the sequence" in refused(content("chunk_static__dynamo"), tmp_path)
+    assert "(IncreFlashAttention): this kind of attention is not divided" in refused(
+        quantised(), tmp_path, assume=VOUCHED
+    )
+    assert "(FlashAttentionScore): attention in a branch or loop is not divided" in refused(merged(), tmp_path)
+    shared = refused(genai.Decoder().model, tmp_path, assume=["shared-caches"])
+    assert "(FlashAttentionScore): its key is not proven to be as long as the sequence" in shared
 
 
 def test_caches_of_several_lengths() -> None:
