@@ -6,18 +6,26 @@ rank's own tokens only.
 
     operator           inputs                        outputs
     -----------------  ----------------------------  --------------------------------------------------------------
-    SequencePart                                     int64 [L], [1] and [1]: the positions of the rank's tokens, the
+    SequencePart       (length)                      int64 [L], [1] and [1]: the positions of the rank's tokens, the
                                                      number of all tokens, and the number L of its own
     AllGather          part                          the parts of all ranks along `axis`, in the order of the sequence
     AllReduce          part                          the sum, max or min (`reduction`) over the ranks, each element
     SelectTokens       part, indices                 Gather(whole, indices, axis) from the parts of all ranks
     SequenceAttention  those of FlashAttentionScore  attention_out of the rank's own queries to the keys of all ranks
+    CacheAttention     those of FlashAttentionScore  attention_out, whole, of whole queries to the keys of all ranks
 
 SequenceAttention has the attributes of FlashAttentionScore and `method`. query, key and value hold the rank's own
 tokens. Its sparse_mode is 0, and pre_tockens and next_tockens limit the keys even if there is no atten_mask: row i
 attends key j if -pre_tockens <= j - i <= next_tockens, where i and j are positions in the whole sequence. A bias or
 mask has the keys of the whole sequence as columns. Its rows are the rank's own, or with the method all-to-all those of
 the whole sequence; a size of 1 is repeated.
+
+A model that decodes with caches has another sequence: that of the keys. Its first tokens are the past, whose keys the
+caches hold; the new tokens follow. A SequencePart without an input is that of the past. With an input, int64 [1], it is
+that of `length` tokens, the new ones included, and has a fourth output: which of the new tokens are the rank's own,
+int64 places that count from the first new one. CacheAttention has the attributes of FlashAttentionScore. key, value and
+key_rope hold the rank's own tokens, and everything else is whole. Its sparse_mode is 0, where row i has the position i,
+or 4, where the last row has the position of the last key. Its band applies as that of SequenceAttention.
 """
 
 from __future__ import annotations
@@ -35,16 +43,24 @@ ALL_GATHER = "AllGather"
 ALL_REDUCE = "AllReduce"
 SELECT_TOKENS = "SelectTokens"
 SEQUENCE_ATTENTION = "SequenceAttention"
+CACHE_ATTENTION = "CacheAttention"
 
 GATHER, ALL_TO_ALL, RING = "gather", "all-to-all", "ring"
 METHODS = (GATHER, ALL_TO_ALL, RING)
 """How SequenceAttention brings queries and keys together: every rank gathers all keys and values; every rank gets all
 tokens of some heads; or keys and values travel from rank to rank."""
 
+MERGE = "merge"
+"""The method of CacheAttention: every rank attends to the keys that it has, and the results are merged."""
+
 CONTIGUOUS, ZIGZAG = "contiguous", "zigzag"
 ORDERS = (CONTIGUOUS, ZIGZAG)
 """Which chunks a rank has. Contiguous: of as many chunks as there are ranks, its own. Zigzag: of twice as many, the one
 of its number and the one of its number from the end, so that all ranks have the same work below a causal mask."""
+
+CYCLIC = "cyclic"
+"""The order of caches: the rank r of N has the positions r, r + N, r + 2 N and so on. A token that is appended changes
+no other one's place, and the parts of the ranks differ by at most one token."""
 
 Chunk = tuple[int, int]
 """The positions of a chunk: the first one, and the one after the last."""

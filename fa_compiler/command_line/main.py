@@ -20,7 +20,7 @@ from fa_compiler import __version__
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.errors import InputError, one_line
-from fa_compiler.op_registry.collectives import METHODS
+from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.options import ASSUMPTIONS, Target
@@ -264,6 +264,7 @@ def _add_run(commands: _Commands) -> None:
     examples = """\
   fa-compiler run model.onnx --inputs x.npz --outputs y.npz
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz    # a model of `shard`
+  mpirun -n 4 fa-compiler run out/model.onnx --inputs x2.npz --caches y1.npz --outputs y2.npz --parts    # decoding
 """
     text = "run a model, fused, sharded or neither, in ONNX Runtime, and write its outputs"
     command = _command(commands, "run", text, examples)
@@ -283,6 +284,13 @@ def _add_run(commands: _Commands) -> None:
         action="store_true",
         help="of a sharded model: each rank writes its part of the outputs, and the positions of its tokens, to a file "
         "of its own, such as Y.0-of-4.npz",
+    )
+    command.add_argument(
+        "--caches",
+        metavar="Y.npz",
+        type=Path,
+        help="of a sharded model with caches: continue with the caches that an earlier run with --parts wrote to "
+        "Y.0-of-4.npz and so on; X.npz then holds the other inputs",
     )
     command.add_argument(
         "--timeout",
@@ -307,11 +315,12 @@ def _add_shard(commands: _Commands) -> None:
     command.add_argument("--sequence-parallel", metavar="N", type=int, required=True, help="the number of ranks")
     method = command.add_argument(
         "--method",
-        metavar="auto|gather|all-to-all|ring",
+        metavar="auto|gather|all-to-all|ring|merge",
         default="auto",
-        help="how the ranks compute attention (default: the cheapest for each attention)",
+        help="how the ranks compute attention (default: merge where the keys are those of caches, and elsewhere the "
+        "cheapest for each attention)",
     )
-    _completed(method, ("auto", *METHODS))
+    _completed(method, ("auto", *METHODS, MERGE))
     command.add_argument(
         "--sequence-axis",
         metavar="INPUT:DIM",
@@ -320,7 +329,11 @@ def _add_shard(commands: _Commands) -> None:
         help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
     )
     command.add_argument(
-        "--length", metavar="N", type=int, default=8192, help="the tokens for which auto chooses (default 8192)"
+        "--length",
+        metavar="N",
+        type=int,
+        default=8192,
+        help="the tokens, or cached keys, for which auto chooses (default 8192)",
     )
     command.add_argument(
         "--batch", metavar="N", type=int, default=1, help="the batch for which auto chooses (default 1)"

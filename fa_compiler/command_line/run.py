@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if ranks == 1 and made_for > 1:  # started by a launcher that tells nothing, or without one
             own = communicator(args.timeout)
-        task = ShardedRun(loaded, args.inputs, args.outputs, args.threads, args.parts)
+        task = ShardedRun(loaded, args.inputs, args.outputs, args.threads, args.parts, args.caches)
         with _ended_together(own):
             arrays, place = run_sharded(task, own), task.place(own.rank, own.size)
     if arrays and not args.quiet:
@@ -49,8 +49,9 @@ def _loaded(args: argparse.Namespace, ranks: int) -> tuple[LoadedModel, int]:
         return loaded, record.ranks
     if ranks > 1:
         raise InputError(f"{loaded.name} is not made for {ranks} ranks; make it so with fa-compiler shard")
-    if args.parts:
-        raise InputError(f"{loaded.name} is not sharded: --parts does not go with it")
+    for option, given in (("--parts", args.parts), ("--caches", args.caches)):
+        if given:
+            raise InputError(f"{loaded.name} is not sharded: {option} does not go with it")
     return loaded, 0
 
 

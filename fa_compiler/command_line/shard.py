@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from fa_compiler.command_line.exit_codes import OK
 from fa_compiler.command_line.models import assumed, progress_bar
 from fa_compiler.command_line.render import print_table
 from fa_compiler.errors import InputError
+from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.parallel.sharding import Sharded
 from fa_compiler.parallel.sharding import shard as shard_model
+from fa_compiler.passes.parallel.methods import Choice
+from fa_compiler.passes.parallel.shard import ShardReport
 from fa_compiler.passes.report import printable
 
 
@@ -50,20 +54,7 @@ def _axes(words: list[str]) -> dict[str, int]:
 
 def _print(result: Sharded) -> None:
     report = result.report
-    rows = [
-        (
-            printable(choice.name),
-            choice.method,
-            *(
-                _cost(choice.sent.get(method), choice.seconds.get(method))
-                for method in ("gather", "all-to-all", "ring")
-            ),
-        )
-        for choice in report.choices
-    ]
-    if rows:
-        print_table(("attention", "method", "gather", "all-to-all", "ring"), rows)
-        print(f"for {report.length:,} tokens: MiB that a rank sends, milliseconds of the cost model; - is not possible")
+    _print_methods(report)
     for what, axes in (("input", report.inputs), ("output", report.outputs)):
         for name, axis in axes.items():
             where = "whole on every rank" if axis is None else f"in parts along dimension {axis}"
@@ -71,7 +62,30 @@ def _print(result: Sharded) -> None:
     if report.gathered:
         print(printable(f"all ranks get all tokens of {', '.join(report.gathered)}"))
     print(f"{report.ranks} ranks, {report.order} order")
+    if report.caches:
+        print("each rank has its part of the caches in turn: of N ranks, rank r has the tokens r, r + N, r + 2 N, ..")
     print(printable(f"wrote {result.path}; run it with: mpirun -n {report.ranks} fa-compiler run {result.path} ..."))
+
+
+def _print_methods(report: ShardReport) -> None:
+    rows = [_told(choice, METHODS) for choice in report.choices if choice.held is None]
+    if rows:
+        print_table(("attention", "method", *METHODS), rows)
+        print(f"for {report.length:,} tokens: MiB that a rank sends, milliseconds of the cost model; - is not possible")
+    rows = [
+        (*_told(choice, (MERGE,)), f"{choice.held / (1 << 20):.2f}")
+        for choice in report.choices
+        if choice.held is not None
+    ]
+    if rows:
+        print_table(("attention", "method", MERGE, "caches of a rank"), rows)
+        told = "MiB that a rank sends, milliseconds of the cost model; MiB of its caches"
+        print(f"for {report.length:,} keys in the caches: {told}")
+
+
+def _told(choice: Choice, methods: Sequence[str]) -> tuple[str, ...]:
+    costs = (_cost(choice.sent.get(method), choice.seconds.get(method)) for method in methods)
+    return printable(choice.name), choice.method, *costs
 
 
 def _cost(sent: int | None, seconds: float | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> 
     """
     where, wanted = "the dictionary of inputs", {info.name: info for info in graph_inputs(model)}
     _names_fit(where, given, wanted)
-    return {name: _typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
+    return {name: typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -176,18 +177,15 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return read_inputs(path, model, lambda archive: {name: archive[name] for name in archive.files})
 
 
-def read_inputs(
-    path: Path, model: onnx.ModelProto, read: Callable[[np.lib.npyio.NpzFile], dict[str, np.ndarray]]
-) -> dict[str, np.ndarray]:
-    """`load_inputs`, where `read` takes the arrays, or parts of them, out of the archive."""
+@contextmanager
+def opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """The archive of a file of arrays by name. Raises InputError, also for what fails while it is read."""
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
-        wanted = {info.name: info for info in graph_inputs(model)}
         with archive:
-            _names_fit(str(path), archive.files, wanted)  # before the arrays are decompressed
-            arrays = read(archive)
+            yield archive
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -196,10 +194,20 @@ def read_inputs(
         raise
     except Exception as error:  # the exceptions of NumPy, zipfile and the decompressors share no class
         raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
+
+
+def read_inputs(
+    path: Path, model: onnx.ModelProto, read: Callable[[np.lib.npyio.NpzFile], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """`load_inputs`, where `read` takes the arrays, or parts of them, out of the archive."""
+    wanted = {info.name: info for info in graph_inputs(model)}
+    with opened(path) as archive:
+        _names_fit(str(path), archive.files, wanted)  # before the arrays are decompressed
+        arrays = read(archive)
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise InputError(f"{path} holds '{name}', which is not an array; save the inputs by name with numpy.savez")
-    return {name: _typed(str(path), name, arrays[name], info) for name, info in wanted.items()}
+    return {name: typed(str(path), name, arrays[name], info) for name, info in wanted.items()}
 
 
 def _names_fit(where: str, given: Iterable[str], wanted: Iterable[str]) -> None:
@@ -210,7 +218,8 @@ def _names_fit(where: str, given: Iterable[str], wanted: Iterable[str]) -> None:
         raise InputError(f"{where} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})")
 
 
-def _typed(where: str, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
+def typed(where: str, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
+    """The array in the type of an input. bfloat16 may be float32 or its bits. Raises InputError for another type."""
     dtype = _NUMPY.get(info.type.tensor_type.elem_type)
     if dtype is None or array.dtype == dtype:
         return array

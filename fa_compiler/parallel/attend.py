@@ -12,12 +12,22 @@ from typing import Any
 import numpy as np
 
 from fa_compiler.lowering.ort import eager
+from fa_compiler.op_registry import TensorInfo
 from fa_compiler.op_registry.collectives import Chunk
-from fa_compiler.op_registry.geometry import UNLIMITED
+from fa_compiler.op_registry.geometry import UNLIMITED, Geometry, measure
 from fa_compiler.parallel.communicator import Array
+
+LARGEST = np.finfo(np.float32).max
+"""softmax_sum of a row without a key; its softmax_max is the negative number."""
 
 FREE_OF_OTHER_KEYS = ("", "zero", "nan")
 """The values of cpu_empty_rows for which a row without a key does not depend on any key."""
+
+
+def sizes_of(attrs: Mapping[str, Any], inputs: Mapping[str, Array]) -> Geometry:
+    """The sizes of an attention with these attributes and inputs by name."""
+    query, key, value = (TensorInfo("", inputs[name].shape) for name in ("query", "key", "value"))
+    return measure(str(attrs["input_layout"]), int(attrs["head_num"]), query, key, value, repeats=True)
 
 
 def tokens_first(array: Array, layout: str) -> Array:

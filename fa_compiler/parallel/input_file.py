@@ -10,12 +10,16 @@ from typing import IO, Any
 import numpy as np
 import onnx
 
-from fa_compiler.comparison.feeds import read_inputs
+from fa_compiler.comparison.feeds import opened, read_inputs, typed
+from fa_compiler.errors import InputError
 from fa_compiler.parallel.communicator import Array, Shape
 from fa_compiler.parallel.parts import Parts
 
+POSITIONS = "positions"
+"""The name of the positions of a rank's tokens in a file of its outputs."""
+
 _PIECE = 1 << 20
-"""The most bytes that are read at a time to pass over them."""
+"""The bytes of tokens that are read at a time; one token at least."""
 
 
 def load_part(
@@ -56,6 +60,20 @@ def load_part(
     return arrays, found[0]
 
 
+def load_caches(path: Path, infos: Mapping[str, onnx.ValueInfoProto]) -> tuple[dict[str, Array], Array]:
+    """The arrays of these names and types, and `positions`, from a file that an earlier run wrote with other outputs.
+
+    Raises InputError.
+    """
+    with opened(path) as archive:
+        missing = [name for name in (*infos, POSITIONS) if name not in archive.files]
+        if missing:
+            raise InputError(f"{path} lacks '{missing[0]}'; give a file that `run --parts` wrote of caches")
+        arrays = {name: archive[name] for name in (*infos, POSITIONS)}
+    positions = arrays.pop(POSITIONS)
+    return {name: typed(str(path), name, array, infos[name]) for name, array in arrays.items()}, positions
+
+
 def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
     """The shape of an array in the form of NumPy, whether it is stored by columns, and its type."""
     version = np.lib.format.read_magic(file)
@@ -69,19 +87,15 @@ def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
 def _part(file: IO[bytes], axis: int, rank: int, parts: Parts) -> Array:
     shape, _, dtype = _header(file)
     token = math.prod(shape[axis + 1 :]) * dtype.itemsize
+    step = max(1, _PIECE // max(1, token))
+    own = parts.positions(rank)
     content = bytearray()
     for _ in range(math.prod(shape[:axis])):
-        place = 0
-        for start, stop in (*parts.chunks(rank), (shape[axis], shape[axis])):
-            _pass_over(file, (start - place) * token)
-            content += _exactly(file, (stop - start) * token)
-            place = stop
-    return np.frombuffer(content, dtype).reshape(*shape[:axis], parts.count(rank), *shape[axis + 1 :])
-
-
-def _pass_over(file: IO[bytes], count: int) -> None:
-    while count > 0:
-        count -= len(_exactly(file, min(count, _PIECE)))
+        for start in range(0, shape[axis], step):
+            stop = min(start + step, shape[axis])
+            piece = np.frombuffer(_exactly(file, (stop - start) * token), np.uint8).reshape(stop - start, token)
+            content += piece[own[slice(*np.searchsorted(own, (start, stop)))] - start].tobytes()
+    return np.frombuffer(content, dtype).reshape(*shape[:axis], len(own), *shape[axis + 1 :])
 
 
 def _exactly(file: IO[bytes], count: int) -> bytes:

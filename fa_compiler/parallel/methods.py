@@ -21,15 +21,12 @@ import numpy as np
 
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, RING, Chunk
-from fa_compiler.parallel.attend import Call, from_tokens_first, tokens_first
+from fa_compiler.parallel.attend import LARGEST, Call, from_tokens_first, sizes_of, tokens_first
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.parts import Parts, gathered
 
 Tensors = Sequence[Array]
 Method: TypeAlias = Callable[[Communicator, Parts, Call, Tensors, Tensors], Array]
-
-LARGEST = np.finfo(np.float32).max
-"""softmax_sum of a row without a key; its softmax_max is the negative number."""
 
 
 def sequence_attention(
@@ -42,13 +39,10 @@ def sequence_attention(
     """
     kept = {name: value for name, value in attrs.items() if name != "method"}
     layout, heads = str(kept["input_layout"]), int(kept["head_num"])
-    key = inputs["key"]
-    size = inputs["query"].shape[-1] // heads
-    key_heads = key.shape[-1] // size if layout in ("BSH", "SBH") else key.shape[1 if layout == "BNSD" else 2]
     call = Call(
         attrs=kept,
         heads=heads,
-        key_heads=key_heads,
+        key_heads=int(sizes_of(kept, inputs).n2 or 0),
         pre=int(kept["pre_tockens"]),
         after=int(kept["next_tockens"]),
         mask=inputs.get("atten_mask"),

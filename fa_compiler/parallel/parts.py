@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fa_compiler.errors import InputError
-from fa_compiler.op_registry.collectives import Chunk, chunks, shortest
+from fa_compiler.op_registry.collectives import CYCLIC, Chunk, chunks, shortest
 from fa_compiler.parallel.communicator import Array, Communicator, Shape
 
 
@@ -75,9 +75,77 @@ class Parts:
         return [(*part.shape[:axis], self.count(rank), *part.shape[axis + 1 :]) for rank in range(self.ranks)]
 
 
+class CyclicParts(Parts):
+    """How the tokens of caches are divided: rank r of N has the positions r, r + N, and so on. There may be none."""
+
+    def __post_init__(self) -> None:
+        """Any length will do."""
+
+    def chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """Each token by itself."""
+        return tuple((start, start + 1) for start in range(rank, self.length, self.ranks))
+
+    def count(self, rank: int) -> int:
+        return len(range(rank, self.length, self.ranks))
+
+    def positions(self, rank: int) -> Array:
+        return np.arange(rank, self.length, self.ranks, dtype=np.int64)
+
+    def own(self, whole: Array, axis: int, rank: int) -> Array:
+        return np.ascontiguousarray(whole[(*(slice(None),) * axis, slice(rank, None, self.ranks))])
+
+    def joined(self, parts: Sequence[Array], axis: int) -> Array:
+        shape = list(parts[0].shape)
+        shape[axis] = self.length
+        whole = np.empty(shape, parts[0].dtype)
+        for rank, part in enumerate(parts):
+            whole[(*(slice(None),) * axis, slice(rank, None, self.ranks))] = part
+        return whole
+
+
+def divided(order: str, ranks: int, length: int) -> Parts:
+    """How a sequence is divided in an order. Raises InputError as Parts does."""
+    return CyclicParts(order, ranks, length) if order == CYCLIC else Parts(order, ranks, length)
+
+
 def gathered(communicator: Communicator, parts: Parts, part: Array, axis: int) -> Array:
     """The whole tensor on every rank."""
     return parts.joined(communicator.gather_all(part, parts.shapes(part, axis)), axis)
+
+
+def regrouped(
+    communicator: Communicator, tensors: Sequence[tuple[Array, int]], positions: Array
+) -> tuple[list[Array], int]:
+    """A rank's parts of tensors in the order of caches, and the number of tokens of all ranks.
+
+    `tensors` are parts, each with the axis of its tokens, which are this rank's `positions` in any order. Every token
+    goes straight to the rank that it belongs to.
+
+    Raises:
+        InputError: the positions of all ranks are not those of a sequence.
+    """
+    positions = positions.astype(np.int64)
+    size, rank = communicator.size, communicator.rank
+    fits = all(part.shape[axis] == len(positions) for part, axis in tensors)
+    own = np.array([len(positions) if fits else -1], np.int64)
+    counts = [int(each[0]) for each in communicator.gather_all(own, [(1,)] * size)]
+    if -1 in counts:
+        raise InputError(f"the caches of rank {counts.index(-1)} have another number of tokens than its positions")
+    every = communicator.gather_all(positions, [(count,) for count in counts])
+    length = sum(counts)
+    if not np.array_equal(np.sort(np.concatenate(every)), np.arange(length)):
+        raise InputError(f"the positions of the ranks' caches are not those of one sequence of {length} tokens")
+    if all(np.array_equal(each, np.arange(other, length, size)) for other, each in enumerate(every)):
+        return [part for part, _ in tensors], length
+    places = [np.flatnonzero(positions % size == other) for other in range(size)]
+    mine = [each[each % size == rank] for each in every]
+    order = np.argsort(np.concatenate(mine))
+    found = []
+    for part, axis in tensors:
+        sends = [np.take(part, each, axis) for each in places]
+        shapes = [(*part.shape[:axis], len(each), *part.shape[axis + 1 :]) for each in mine]
+        found.append(np.take(np.concatenate(communicator.exchange(sends, shapes), axis), order, axis))
+    return found, length
 
 
 def selected(communicator: Communicator, parts: Parts, part: Array, indices: Array, axis: int) -> Array:

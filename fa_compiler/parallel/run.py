@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import onnx
+
+from fa_compiler.comparison.feeds import graph_inputs, load_inputs
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.parallel.communicator import Array, Communicator
+from fa_compiler.parallel.communicator import Array, Communicator, RankError
 from fa_compiler.parallel.cores import threads_of_rank
-from fa_compiler.parallel.input_file import load_part
+from fa_compiler.parallel.input_file import POSITIONS, load_caches, load_part
 from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.session import ShardedSession
 from fa_compiler.running.one_process import check_outputs, save_outputs
@@ -25,19 +28,24 @@ class AgreedError(InputError):
 
 @dataclass(frozen=True)
 class ShardedRun:
-    """The files and options of a run. `keep_parts` leaves the outputs in one file for each rank."""
+    """The files and options of a run. `keep_parts` leaves the outputs in one file for each rank. `caches` are such
+    outputs of an earlier run, with which this one continues; the inputs then are those that are no caches."""
 
     loaded: LoadedModel
     inputs: Path
     outputs: Path
     threads: int = 0
     keep_parts: bool = False
+    caches: Path | None = None
 
     def place(self, rank: int, ranks: int) -> Path:
         """The file that a rank writes."""
-        if not self.keep_parts:
-            return self.outputs
-        return self.outputs.with_name(f"{self.outputs.stem}.{rank}-of-{ranks}{self.outputs.suffix}")
+        return of_rank(self.outputs, rank, ranks) if self.keep_parts else self.outputs
+
+
+def of_rank(path: Path, rank: int, ranks: int) -> Path:
+    """The file of a rank that belongs to a file of all."""
+    return path.with_name(f"{path.stem}.{rank}-of-{ranks}{path.suffix}")
 
 
 def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
@@ -52,10 +60,12 @@ def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
         RankError: another rank failed in the run, or does not answer.
     """
     threads = task.threads or threads_of_rank(own)  # before a rank can fail: all ranks take part in it
-    session, feeds, parts = agreed(own, lambda: _opened(replace(task, threads=threads), own))
+    opened = agreed(own, lambda: _opened(replace(task, threads=threads), own))
+    session = opened.session
+    feeds, parts = (opened.feeds, opened.parts) if opened.parts is not None else _continued(opened)
     results = session.run_part(feeds, parts)
     if task.keep_parts:
-        results = {**results, "positions": parts.positions(own.rank)}
+        results = {**results, POSITIONS: session.parts_of_outputs(results, parts).positions(own.rank)}
     else:
         results = session.gather_parts(results, parts)
     agreed(own, lambda: save_outputs(task.place(own.rank, own.size), results) if results else None)
@@ -83,11 +93,44 @@ def agreed(communicator: Communicator, step: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # a step that returns None has this type
 
 
-def _opened(task: ShardedRun, communicator: Communicator) -> tuple[ShardedSession, dict[str, Array], Parts]:
-    """The session, this rank's part of the inputs, and how the sequence is divided."""
+@dataclass(frozen=True)
+class _Opened:
+    """A session with this rank's part of the inputs, and how the sequence is divided. Where `caches` are read from a
+    file, with the positions of their tokens, only the ranks together know it: `parts` is None."""
+
+    session: ShardedSession
+    feeds: Mapping[str, Array]
+    parts: Parts | None
+    caches: tuple[Mapping[str, Array], Array] | None = None
+
+
+def _opened(task: ShardedRun, communicator: Communicator) -> _Opened:
+    """What this rank reads. Raises InputError."""
     assert task.loaded.path is not None
-    check_outputs(task.place(communicator.rank, communicator.size), task.inputs, task.loaded)
+    rank, place = communicator.rank, task.place(communicator.rank, communicator.size)
+    check_outputs(place, task.inputs, task.loaded)
     session = ShardedSession(task.loaded.path, communicator, task.threads)
-    axes, rank = session.record.inputs, communicator.rank
-    feeds, parts = load_part(task.inputs, task.loaded.proto, axes, rank, session.parts)
-    return session, feeds, parts
+    if task.caches is None:
+        feeds, parts = load_part(task.inputs, task.loaded.proto, session.record.inputs, rank, session.parts)
+        return _Opened(session, feeds, parts)
+    if not session.record.caches:
+        raise InputError(f"{task.loaded.name} has no caches: --caches does not go with it")
+    file = of_rank(task.caches, rank, communicator.size)
+    if place.resolve() == file.resolve():
+        raise InputError(f"{place} holds the caches; choose another name for the outputs")
+    infos = {info.name: info for info in graph_inputs(task.loaded.proto)}
+    presents = {present: infos.pop(name) for name, present in session.record.caches.items()}
+    others = onnx.ModelProto(graph=onnx.GraphProto(input=infos.values()))
+    return _Opened(session, load_inputs(task.inputs, others), None, load_caches(file, presents))
+
+
+def _continued(opened: _Opened) -> tuple[dict[str, Array], Parts]:
+    """This rank's part of all inputs, with the caches in the order of the model. Raises AgreedError, RankError."""
+    assert opened.caches is not None
+    try:
+        caches = opened.session.take_caches(*opened.caches)
+    except RankError:
+        raise
+    except InputError as error:
+        raise AgreedError(one_line(error)) from None
+    return {**opened.feeds, **caches.arrays}, opened.session.parts_of_caches(caches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -20,6 +20,8 @@ from fa_compiler.op_registry import get
 from fa_compiler.op_registry.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
+    CACHE_ATTENTION,
+    CYCLIC,
     DOMAIN,
     METADATA_KEY,
     METHODS,
@@ -38,6 +40,7 @@ class Record:
     order: str
     inputs: Mapping[str, int | None]
     outputs: Mapping[str, int | None]
+    caches: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Collective:
-    """A node that talks to the other ranks."""
+    """A node that talks to the other ranks, or needs to know which rank runs it."""
 
     name: str
     op_type: str
@@ -61,7 +64,7 @@ class Collective:
 
     @property
     def named_inputs(self) -> dict[str, str]:
-        """The inputs of a SequenceAttention by their names in the prototype of FlashAttentionScore."""
+        """The inputs of an attention by their names in the prototype of FlashAttentionScore."""
         spec = get("FlashAttentionScore")
         return {entry: name for entry, name in zip(spec.input_names, self.inputs, strict=False) if name}
 
@@ -73,9 +76,9 @@ Step = Segment | Collective
 class Plan:
     """The steps of a sharded model in the order in which they run.
 
-    `constants` are the weights that collectives read, by name. `part` names the outputs of SequencePart, which are
-    known before the first step ("" for one that nobody reads), and `last_use` the last step that reads a value. The
-    outputs of the model are read after all steps.
+    `constants` are the weights that collectives read, by name. `part` names the outputs of the SequencePart without an
+    input, which are known before the first step ("" for one that nobody reads), and `last_use` the last step that reads
+    a value. The outputs of the model are read after all steps.
     """
 
     constants: Mapping[str, onnx.TensorProto]
@@ -95,11 +98,18 @@ def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
         return None
     try:
         read = json.loads(text)
-        record = Record(int(read["ranks"]), str(read["order"]), dict(read["inputs"]), dict(read["outputs"]))
+        axes = [dict(read[name]) for name in ("inputs", "outputs")]
+        record = Record(int(read["ranks"]), str(read["order"]), axes[0], axes[1], dict(read.get("caches", {})))
     except (ValueError, KeyError, TypeError):
         raise _damaged(name) from None
-    axes = [axis for each in (record.inputs, record.outputs) for axis in each.values()]
-    if record.ranks < 1 or record.order not in ORDERS or not all(axis is None or type(axis) is int for axis in axes):
+    numbers = [axis for each in axes for axis in each.values() if axis is not None]
+    pairs = [each for pair in record.caches.items() for each in zip(pair, axes, strict=True)]
+    if (
+        record.ranks < 1
+        or record.order not in (*ORDERS, CYCLIC)
+        or not all(type(axis) is int for axis in numbers)
+        or not all(type(known.get(each)) is int for each, known in pairs)
+    ):
         raise _damaged(name)
     return record
 
@@ -122,7 +132,7 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
         depth = max((level.get(each, 0) for each in _read(node)), default=0)
         if node.domain != DOMAIN:
             segments[depth].append(node)
-        elif node.op_type == SEQUENCE_PART:
+        elif node.op_type == SEQUENCE_PART and not node.input:
             part = tuple(node.output)
         else:
             collectives[depth].append(_collective(node, name))
@@ -134,7 +144,7 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
         if segments[depth]:
             others = (node for other, nodes in segments.items() if other != depth for node in nodes)
             outside = {each for node in others for each in _read(node)}
-            outside.update(each for group in collectives.values() for step in group for each in step.inputs)
+            outside.update(each for group in collectives.values() for step in group for each in step.inputs if each)
             steps.append(maker.segment(segments[depth], outside))
         steps.extend(collectives[depth])
     last_use = {each: index for index, step in enumerate(steps) for each in step.inputs}
@@ -146,7 +156,7 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
 def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
-    known = node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS) or (
+    known = node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION) or (
         node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS
     )
     if not known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,26 @@ from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort.eager import KernelError, taking_turns
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.op_registry import RegistryError, collectives
+from fa_compiler.parallel.cached import cache_attention
 from fa_compiler.parallel.communicator import Alone, Array, Communicator, Shape
 from fa_compiler.parallel.cores import threads_of_rank
 from fa_compiler.parallel.methods import sequence_attention
-from fa_compiler.parallel.parts import Parts, gathered, reduced, selected
+from fa_compiler.parallel.parts import Parts, divided, gathered, reduced, regrouped, selected
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
 from fa_compiler.running.runtime import Session
+
+ATTENTIONS = {collectives.SEQUENCE_ATTENTION: sequence_attention, collectives.CACHE_ATTENTION: cache_attention}
+
+
+@dataclass(frozen=True)
+class Caches:
+    """A rank's part of the caches of a model that decodes.
+
+    `length` is the number of tokens that all ranks hold together. `arrays` are the parts by the names of the inputs.
+    """
+
+    length: int
+    arrays: Mapping[str, Array]
 
 
 class ShardedSession:
@@ -55,6 +70,8 @@ class ShardedSession:
             )
         self.name = str(path)
         self._outputs = [output.name for output in proto.graph.output]
+        infos = (*proto.graph.input, *proto.graph.output)
+        self._declared = {info.name: info.type.tensor_type for info in infos}
         self._plan = plan_of(proto, self.name)
         domains = {opset.domain for opset in proto.opset_import}
         folder = path.absolute().parent
@@ -84,7 +101,7 @@ class ShardedSession:
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
             raise InputError(f"{self.name}: the inputs need sequences of one length ({told or 'there is none'})")
-        return Parts(self.record.order, self.record.ranks, next(iter(lengths.values())))
+        return divided(self.record.order, self.record.ranks, next(iter(lengths.values())))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of this rank: its part of those that `record.outputs` gives an axis, and all of the others.
@@ -104,6 +121,10 @@ class ShardedSession:
 
     def run_part(self, inputs: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
         """`run`, for a rank that has its own part of the inputs."""
+        return self._run(inputs, parts)[0]
+
+    def _run(self, inputs: Mapping[str, Array], parts: Parts) -> tuple[dict[str, Array], Parts]:
+        """`run_part`, and how the sequence of the outputs is divided: with caches, it has the new tokens, too."""
         rank = self.communicator.rank
         values = {**self._constants, **inputs}
         known = (parts.positions(rank), np.array([parts.length]), np.array([parts.count(rank)]))
@@ -112,12 +133,88 @@ class ShardedSession:
         for index, step in enumerate(self._plan.steps):
             if isinstance(step, Segment):
                 values.update(self._sessions[index].run({name: values[name] for name in step.inputs}))
+            elif step.op_type == collectives.SEQUENCE_PART:
+                before, parts = parts, divided(parts.order, parts.ranks, int(values[step.inputs[0]][0]))
+                own = parts.positions(rank)
+                appended = own[own >= before.length] - before.length
+                told = (own, np.array([parts.length]), np.array([len(own)]), appended)
+                values.update(zip(step.outputs, told, strict=True))
             else:
                 values[step.outputs[0]] = self._collective(step, parts, values)
             for name in step.inputs:
                 if self._plan.last_use[name] == index and name not in kept:
                     values.pop(name, None)
-        return {name: values[name] for name in self._outputs}
+        return {name: values[name] for name in self._outputs}, parts
+
+    def empty_caches(self, batch: int = 1) -> Caches:
+        """The caches before the first token. A size that the model leaves open is that of the batch.
+
+        Raises:
+            InputError: the model leaves several sizes of a cache open.
+        """
+        arrays = {}
+        for name, present in self.record.caches.items():
+            axis, kind = self.record.inputs[name], self._declared[name].elem_type
+            pairs = zip(*(self._declared[each].shape.dim for each in (name, present)), strict=True)
+            sizes = [0 if dim == axis else size.dim_value or grown.dim_value for dim, (size, grown) in enumerate(pairs)]
+            if sizes.count(0) > 2:
+                raise InputError(
+                    f"{self.name} leaves the sizes of the cache '{name}' open; begin with caches as inputs"
+                )
+            arrays[name] = np.zeros(
+                [size if size or dim == axis else batch for dim, size in enumerate(sizes)],
+                onnx.helper.tensor_dtype_to_np_dtype(kind),
+            )
+        return Caches(0, arrays)
+
+    def take_caches(self, outputs: Mapping[str, Array], positions: Array) -> Caches:
+        """The caches of a part of a sequence that this rank has, such as those of a prompt.
+
+        Args:
+            outputs: the part of each cache, by the name of the output of this model that has it.
+            positions: the positions of its tokens in the sequence. All ranks together have each position once.
+
+        The ranks exchange the tokens that others hold in the order of caches; no rank has all of them.
+
+        Raises:
+            InputError: an output is missing, or the positions are not those of a sequence.
+            RankError: another rank failed or does not answer.
+        """
+        missing = [present for present in self.record.caches.values() if present not in outputs]
+        if missing:
+            raise InputError(f"{self.name} continues with the output '{missing[0]}', which is missing")
+        axes = [self.record.outputs[present] or 0 for present in self.record.caches.values()]
+        own = [outputs[present] for present in self.record.caches.values()]
+        moved, length = regrouped(self.communicator, list(zip(own, axes, strict=True)), positions)
+        return Caches(length, dict(zip(self.record.caches, moved, strict=True)))
+
+    def step(self, inputs: Mapping[str, Array], caches: Caches) -> tuple[dict[str, Array], Caches]:
+        """The outputs for new tokens, whole on every rank, and the caches with these tokens.
+
+        `inputs` are all inputs but the caches. Raises as `run`.
+        """
+        parts = self.parts_of_caches(caches)
+        own = {**inputs, **caches.arrays}
+        missing = [name for name in self.record.inputs if name not in own]
+        if missing:
+            raise InputError(f"{self.name} takes the input '{missing[0]}', which is missing")
+        outputs, after = self._run(own, parts)
+        grown = {name: outputs[present] for name, present in self.record.caches.items()}
+        kept = set(self.record.caches.values())
+        return {name: array for name, array in outputs.items() if name not in kept}, Caches(after.length, grown)
+
+    def parts_of_caches(self, caches: Caches) -> Parts:
+        """How the tokens of caches are divided."""
+        return divided(self.record.order, self.record.ranks, caches.length)
+
+    def parts_of_outputs(self, outputs: Mapping[str, Array], parts: Parts) -> Parts:
+        """How the sequence of the outputs is divided, by that of the inputs. Raises RankError."""
+        if not self.record.caches:
+            return parts
+        name = next(iter(self.record.caches.values()))
+        count = np.array([outputs[name].shape[self.record.outputs[name] or 0]], np.int64)
+        counts = self.communicator.gather_all(count, [(1,)] * self.communicator.size)
+        return divided(parts.order, parts.ranks, sum(int(each[0]) for each in counts))
 
     def gather(self, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The whole outputs of `run(inputs)` on rank 0; an empty dictionary on the other ranks. Raises RankError."""
@@ -125,6 +222,7 @@ class ShardedSession:
 
     def gather_parts(self, outputs: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
         """`gather`, for the outputs of `run_part`."""
+        parts = self.parts_of_outputs(outputs, parts)
         whole = {}
         for name, array in outputs.items():
             axis = self.record.outputs.get(name)
@@ -136,11 +234,11 @@ class ShardedSession:
 
     def _collective(self, step: Collective, parts: Parts, values: Mapping[str, Array]) -> Array:
         communicator = self.communicator
-        if step.op_type == collectives.SEQUENCE_ATTENTION:
+        if step.op_type in ATTENTIONS:
             inputs = {name: values[value] for name, value in step.named_inputs.items()}
             try:
                 with taking_turns(self._threads):
-                    return sequence_attention(communicator, parts, step.attrs, inputs)
+                    return ATTENTIONS[step.op_type](communicator, parts, step.attrs, inputs)
             except (KernelError, RegistryError) as error:
                 raise InputError(f"{self.name}: node '{step.name}': {error}") from None
         own = [values[name] for name in step.inputs]

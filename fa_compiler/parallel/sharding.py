@@ -16,8 +16,10 @@ from fa_compiler.errors import InputError, InternalError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
-from fa_compiler.op_registry.collectives import METHODS
+from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.passes import Report
+from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
+from fa_compiler.passes.parallel.methods import Choice
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport
 from fa_compiler.passes.parallel.shard import shard as shard_graph
@@ -47,18 +49,21 @@ class Sharded:
             "inputs": dict(report.inputs),
             "outputs": dict(report.outputs),
             "gathered_inputs": list(report.gathered),
+            "caches": dict(report.caches),
             "tokens_of_the_cost_model": report.length,
-            "attentions": [
-                {
-                    "node": choice.name,
-                    "method": choice.method,
-                    "bytes_sent_by_a_rank": dict(choice.sent),
-                    "seconds": dict(choice.seconds),
-                    "refused": dict(choice.refused),
-                }
-                for choice in report.choices
-            ],
+            "attentions": [_attention_json(choice) for choice in report.choices],
         }
+
+
+def _attention_json(choice: Choice) -> dict[str, Any]:
+    told = {
+        "node": choice.name,
+        "method": choice.method,
+        "bytes_sent_by_a_rank": dict(choice.sent),
+        "seconds": dict(choice.seconds),
+        "refused": dict(choice.refused),
+    }
+    return told if choice.held is None else {**told, "bytes_of_the_caches_of_a_rank": choice.held}
 
 
 def shard(
@@ -81,10 +86,10 @@ def shard(
             external, and report.json.
         sequence_parallel: the number of ranks.
         method: how the ranks compute attention: "gather", "all-to-all", "ring", or "auto" for the cheapest one of each
-            attention.
+            attention. Attention over caches has one method, "merge", which "auto" takes.
         axes: the dimension of inputs that is the sequence, such as {"input_ids": 1}; None finds it from the attentions.
-        length, batch: the number of tokens and the batch size for which "auto" chooses.
-        assume: as `optimize` takes it.
+        length, batch: the number of tokens, or of keys in caches, and the batch size for which "auto" chooses.
+        assume: as `optimize` takes it. Without "shared-caches", "separate-caches" is added: the ranks run so.
         progress: is called while the model is fused.
 
     Raises:
@@ -93,7 +98,7 @@ def shard(
     """
     target = Path(output)
     options = _checked(sequence_parallel, method, axes, length, batch)
-    fusing = replace(make_options("ort", None, None, assume), packs=False)
+    fusing = replace(make_options("ort", None, None, _assumed(assume)), packs=False)
     loaded = load(model)
     check_target(target)
     with without_collections():
@@ -111,11 +116,17 @@ def shard(
     return sharded
 
 
+def _assumed(assume: Iterable[str]) -> tuple[str, ...]:
+    """What is assumed. The ranks run with a past and a present that are separate buffers."""
+    given = (assume,) if isinstance(assume, str) else tuple(assume)
+    return given if SHARED_CACHES in given else (*given, SEPARATE_CACHES)
+
+
 def _checked(ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int) -> ParallelOptions:
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
-    if method not in ("auto", *METHODS):
-        raise InputError(f"unknown method {method!r}: use auto, {', '.join(METHODS)}")
+    if method not in ("auto", *METHODS, MERGE):
+        raise InputError(f"unknown method {method!r}: use auto, {', '.join((*METHODS, MERGE))}")
     if length < 1 or batch < 1:
         raise InputError(f"{length} tokens in a batch of {batch}: give numbers from 1 upwards")
     return ParallelOptions(ranks, method, dict(axes or {}), length, batch)

@@ -1,4 +1,4 @@
-"""The local form of a FlashAttentionScore: a SequenceAttention, with the mask of the whole sequence as a band.
+"""The forms of a FlashAttentionScore: a SequenceAttention or a CacheAttention, with the mask as a band.
 
     sparse_mode   atten_mask          pre_tockens, next_tockens of the band    mask
     -             absent              no limits                                none
@@ -9,36 +9,67 @@
     4             of the keys         its own                                  the given one
     4             compressed          its own                                  none
 
-A mask that excludes nothing is left out. Query and key have the same length, so that the diagonals of modes 2 and 3,
-counted from the top left and from the bottom right, are the same.
+A mask that excludes nothing is left out. The query and key of a SequenceAttention have the same length, so that the
+diagonals of modes 2 and 3, counted from the top left and from the bottom right, are the same. A CacheAttention has
+sparse_mode 4 for those that are counted from the bottom right (3 and 4), and 0 for the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry import collectives, full_attrs, get, place_inputs
-from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED
+from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, place_inputs
+from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
 from fa_compiler.passes.parallel.methods import AttentionSizes, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder, local_rule
 
 TAKEN = frozenset({"query", "key", "value", "real_shift", "atten_mask", "sink", "query_rope", "key_rope"})
-"""The inputs that a SequenceAttention takes."""
+"""The inputs that a SequenceAttention or CacheAttention takes."""
+
+FROM_THE_END = (3, 4)
+"""The values of sparse_mode whose diagonals are counted from the bottom right."""
+
+
+def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Value:
+    """The whole attention_out, of keys that the ranks have in parts."""
+    spec = get(node.op_type)
+    inputs = _inputs(node)
+    full = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
+    axis = _check_kind(node, inputs, full, output)
+    for name in KEYS:
+        if name in inputs and sharder.shape(inputs[name], node)[axis] != sharder.length:
+            raise Refusal(f"its {name} is not proven to be as long as the caches", node)
+    pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
+    if not masked:
+        inputs.pop("atten_mask", None)
+    rows = sharder.shape(inputs["query"], node)[axis].const or 1
+    choice = sharder.choose(replace(_sizes(sharder, node, inputs, full, after), rows=rows, refused={}))
+    if choice.method in choice.refused:
+        raise Refusal(f"{choice.method} is not possible: {choice.refused[choice.method]}", node)
+    forms = {
+        name: sharder.local(value, Place(axis), node) if name in KEYS else sharder.whole(value, node)
+        for name, value in inputs.items()
+    }
+    mode = 4 if full["sparse_mode"] in FROM_THE_END else 0
+    changed = {**full, "sparse_mode": mode, "pre_tockens": pre, "next_tockens": after}
+    sharder.choices.append(choice)
+    return _emitted(sharder, node, output, collectives.CACHE_ATTENTION, forms, changed)
 
 
 @local_rule("FlashAttentionScore")
 def attention(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """The rank's rows of attention_out."""
-    spec = get(node.op_type)
-    attrs = {name: attr.value for name, attr in node.attributes.items()}
-    inputs = {name: value for name, value in zip(spec.input_names, node.inputs, strict=False) if value is not None}
-    full = full_attrs(spec, attrs)
+    inputs = _inputs(node)
+    full = full_attrs(get(node.op_type), {name: attr.value for name, attr in node.attributes.items()})
     layout = str(full["input_layout"])
     _check(sharder, node, inputs, full, output, place)
     pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
@@ -57,18 +88,36 @@ def attention(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
         else:
             forms[name] = _rows(sharder, node, name, value)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
+    sharder.choices.append(choice)
+    return _emitted(sharder, node, output, collectives.SEQUENCE_ATTENTION, forms, changed)
+
+
+def _inputs(node: ir.Node) -> dict[str, ir.Value]:
+    """The inputs that are given, by name."""
+    names = get(node.op_type).input_names
+    return {name: value for name, value in zip(names, node.inputs, strict=False) if value is not None}
+
+
+def _emitted(
+    sharder: Sharder,
+    node: ir.Node,
+    output: int,
+    op_type: str,
+    inputs: Mapping[str, ir.Value],
+    attrs: Mapping[str, Any],
+) -> ir.Value:
+    """The result of the collective node that stands for an attention."""
     made = ir.Node(
         collectives.DOMAIN,
-        collectives.SEQUENCE_ATTENTION,
-        place_inputs(spec, forms),
-        [ir.convenience.convert_attribute(name, value) for name, value in changed.items()],
+        op_type,
+        place_inputs(get(node.op_type), inputs),
+        [ir.convenience.convert_attribute(name, value) for name, value in attrs.items()],
         name=sharder.names.new(label(node) or "attention"),
     )
     made.outputs[0].name = sharder.names.new(node.outputs[output].name or "attention_out")
     if (dtype := sharder.info.dtype(node.outputs[output])) is not None:
         made.outputs[0].dtype = dtype
     sharder.nodes.append(made)
-    sharder.choices.append(choice)
     return made.outputs[0]
 
 
@@ -80,13 +129,21 @@ def _check(
     output: int,
     place: Place,
 ) -> None:
+    axis = _check_kind(node, inputs, attrs, output)
+    if place != Place(axis):
+        raise Refusal(f"its result is demanded in parts along dimension {place.dim}, not along its tokens", node)
+    for name in ("query", "key", "value"):
+        if sharder.shape(inputs[name], node)[axis] != sharder.length:
+            raise Refusal(f"its {name} is not proven to be as long as the sequence", node)
+
+
+def _check_kind(node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, object], output: int) -> int:
+    """The dimension of the tokens of an attention that ranks can compute together. Raises Refusal."""
     axis = SEQUENCE_AXIS.get(str(attrs["input_layout"]))
     if get(node.op_type).output_names[output] != "attention_out":
         raise Refusal("its statistics are read", node)
     if axis is None:
         raise Refusal("its sequences are packed (layout TND)", node)
-    if place != Place(axis):
-        raise Refusal(f"its result is demanded in parts along dimension {place.dim}, not along its tokens", node)
     for name in inputs:
         if name not in TAKEN:
             raise Refusal(f"its input {name} is not cut", node)
@@ -94,9 +151,7 @@ def _check(
         raise Refusal("its dropout draws random numbers", node)
     if "real_shift" in inputs and attrs["pse_type"] not in (0, 1):
         raise Refusal("its bias is made of slopes", node)
-    for name in ("query", "key", "value"):
-        if sharder.shape(inputs[name], node)[axis] != sharder.length:
-            raise Refusal(f"its {name} is not proven to be as long as the sequence", node)
+    return axis
 
 
 def _band(sharder: Sharder, node: ir.Node, mask: ir.Value | None, attrs: Mapping[str, object]) -> tuple[int, int, bool]:
@@ -136,29 +191,22 @@ def _sizes(
     sharder: Sharder, node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, object], after: int
 ) -> AttentionSizes:
     """The sizes that the choice of a method depends on. Raises Refusal where they are unknown."""
-    layout, heads = str(attrs["input_layout"]), int(str(attrs["head_num"]))
-    query, key, value = (sharder.shape(inputs[name], node) for name in ("query", "key", "value"))
-    folded = layout in ("BSH", "SBH")
-    widths = [shape[-1].const for shape in (query, key, value)]
-    if None in widths or heads < 1:
-        raise Refusal("its head sizes are unknown", node)
-    head_axis = 1 if layout == "BNSD" else 2
-    if folded:
-        size = (widths[0] or 0) // heads
-        key_heads = (widths[1] or 0) // max(size, 1)
-        width = size + (widths[2] or 0) // max(key_heads, 1)
-    else:
-        key_heads = key[head_axis].const or 0
-        width = (widths[1] or 0) + (widths[2] or 0)
-    if key_heads < 1:
-        raise Refusal("the number of its key heads is unknown", node)
+    heads = int(str(attrs["head_num"]))
+    shapes = (sharder.shape(inputs[name], node) for name in ("query", "key", "value"))
+    query, key, value = (TensorInfo("", tuple(size.const for size in shape)) for shape in shapes)
+    sizes = measure(str(attrs["input_layout"]), heads, query, key, value)
+    numbers = [size for size in (sizes.n2, sizes.d, sizes.dv) if isinstance(size, int)]
+    if len(numbers) < 3 or min(heads, *numbers) < 1:
+        raise Refusal("its heads and their sizes are unknown", node)
+    key_heads, size, value_width = numbers
     dtype = sharder.info.dtype(inputs["query"])
     empty = attrs.get("cpu_empty_rows", "")
     return AttentionSizes(
         name=label(node) or node.op_type,
         heads=heads,
         key_heads=key_heads,
-        width=width,
+        width=size + value_width,
+        value_width=value_width,
         bytes=4 if dtype is None else int(dtype.itemsize),
         causal=after < UNLIMITED,
         refused=refused_methods(heads, key_heads, sharder.ranks, "sink" in inputs, str(empty)),

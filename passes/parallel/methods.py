@@ -13,6 +13,14 @@ and holds more than its own part for a moment: the keys and values of all tokens
 nothing that grows with the number of ranks (all-to-all). A transfer takes LATENCY + bytes / BANDWIDTH. A ring sends
 while it computes, so only what takes longer counts; each of its steps reads and writes a partial result once more. The
 cheapest method is taken whose keys and values need at most MOST_GATHERED bytes.
+
+Keys that are those of caches stay where they are: each rank holds S / R of them, B N2 (D + Dv) W bytes a key. For each
+of M new tokens a rank sends
+
+    merge         (R - 1) M B N1 (Dv W + 8)                     its result of the row to every other rank, with the
+                                                                maximum and the sum of its softmax in float32
+
+It reads its keys and values once, at MEMORY bytes per second.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, METHODS, RING
+from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, MERGE, METHODS, RING
 
 LATENCY = 20e-6
 """Seconds that a message takes however short it is. The figures are for processes of one machine or a fast network."""
@@ -37,7 +45,8 @@ MOST_GATHERED = 256 << 20
 @dataclass(frozen=True)
 class AttentionSizes:
     """What the choice depends on. `heads`, `key_heads`, `width` (D + Dv) are numbers; `bytes` is those of one
-    element."""
+    element. `rows` is the number of new tokens in front of caches, and None for a sequence that the ranks divide;
+    `value_width` is Dv."""
 
     name: str
     heads: int
@@ -47,11 +56,14 @@ class AttentionSizes:
     causal: bool
     refused: Mapping[str, str]
     """The methods that this attention does not allow, and why."""
+    value_width: int = 0
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The method of one attention, with the bytes that a rank sends and the seconds of every method that is allowed."""
+    """The method of one attention, with the bytes that a rank sends and the seconds of every method that is allowed.
+    `held` are the bytes of the rank's part of its caches, None without caches."""
 
     name: str
     method: str
@@ -59,14 +71,22 @@ class Choice:
     sent: Mapping[str, int]
     seconds: Mapping[str, float]
     refused: Mapping[str, str]
+    held: int | None = None
 
 
 def bytes_sent(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: int) -> int:
     """The bytes that a rank sends for one attention, for a length that the ranks divide."""
+    if method == MERGE:
+        return (ranks - 1) * (sizes.rows or 1) * batch * sizes.heads * (sizes.value_width * sizes.bytes + 8)
     tokens = (ranks - 1) * (length // ranks) * batch * sizes.bytes * sizes.width
     if method != ALL_TO_ALL:
         return tokens * sizes.key_heads
     return tokens * (sizes.heads // ranks + max(1, sizes.key_heads // ranks))
+
+
+def bytes_held(sizes: AttentionSizes, ranks: int, length: int, batch: int) -> int:
+    """The bytes of a rank's part of the caches of one attention, which have `length` tokens in all ranks together."""
+    return -(-length // ranks) * batch * sizes.key_heads * sizes.width * sizes.bytes
 
 
 def seconds(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: int) -> float:
@@ -74,6 +94,9 @@ def seconds(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: 
     sent = bytes_sent(method, sizes, ranks, length, batch)
     work = length * length / ranks * batch * sizes.heads * sizes.width / (2 if sizes.causal else 1) / ARITHMETIC
     transfer = (ranks - 1) * LATENCY + sent / BANDWIDTH
+    if method == MERGE:
+        read = bytes_held(sizes, ranks, length, batch) / MEMORY
+        return max(work * (sizes.rows or 1) / length, read) + transfer
     if method == GATHER:
         return work + transfer
     if method == ALL_TO_ALL:
@@ -84,6 +107,8 @@ def seconds(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: 
 
 def choose(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int) -> Choice:
     """The method that was wanted, or for "auto" the cheapest one that is allowed."""
+    if sizes.rows is not None:
+        return _choose_for_caches(sizes, wanted, ranks, length, batch)
     allowed = [method for method in METHODS if method not in sizes.refused]
     sent = {method: bytes_sent(method, sizes, ranks, length, batch) for method in allowed}
     times = {method: seconds(method, sizes, ranks, length, batch) for method in allowed}
@@ -92,7 +117,16 @@ def choose(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: i
         gathered = length * batch * sizes.key_heads * sizes.width * sizes.bytes
         small = [each for each in allowed if each != GATHER or gathered <= MOST_GATHERED]
         method = min(small or allowed, key=times.__getitem__)
-    return Choice(sizes.name, method, sizes.causal, sent, times, sizes.refused)
+    refused = {**sizes.refused, MERGE: "its keys are not those of caches"} if wanted == MERGE else sizes.refused
+    return Choice(sizes.name, method, sizes.causal, sent, times, refused)
+
+
+def _choose_for_caches(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int) -> Choice:
+    method = MERGE if wanted == "auto" else wanted
+    refused = {} if method == MERGE else {method: "its keys are those of caches, of which each rank has a part"}
+    sent = {MERGE: bytes_sent(MERGE, sizes, ranks, length, batch)}
+    times = {MERGE: seconds(MERGE, sizes, ranks, length, batch)}
+    return Choice(sizes.name, method, sizes.causal, sent, times, refused, bytes_held(sizes, ranks, length, batch))
 
 
 def refused_methods(heads: int, key_heads: int, ranks: int, has_sink: bool, empty_rows: str) -> dict[str, str]:

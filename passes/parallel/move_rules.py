@@ -144,10 +144,10 @@ def tile(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value
 
 @local_rule("Concat")
 def concat(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """Joined along another dimension, or one tensor alone."""
+    """Joined along another dimension, or one tensor alone; or new tokens behind those of a cache (caches.py)."""
     rank, _ = size_at(sharder, node, output, place)
     if len(node.inputs) > 1 and int_attr(node, "axis", 0) % rank == place.dim:
-        raise Refusal(f"{MIXES}: it joins tensors along it", node)
+        return sharder.joined(node, place)
     forms = [sharder.local(needed(node, index), place, node) for index in range(len(node.inputs))]
     return sharder.clone(node, forms).outputs[output]
 

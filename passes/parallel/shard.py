@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
-from fa_compiler.passes.nodes import remember_versions, text_attr, values_read
+from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.nodes import all_nodes, is_op, reached, remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
+from fa_compiler.passes.parallel.caches import CacheSharder, Joined, joined_caches
 from fa_compiler.passes.parallel.methods import Choice, choose
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
@@ -49,7 +52,8 @@ class ShardReport:
     """What became of a model.
 
     `inputs` and `outputs` give the dimension of the sequence, None for a tensor that is whole on every rank. `gathered`
-    are the inputs of which every rank gets all tokens.
+    are the inputs of which every rank gets all tokens. `caches` gives for each input that is a cache the output that
+    has it with the new tokens; it is empty for a model that does not decode.
     """
 
     ranks: int
@@ -59,6 +63,7 @@ class ShardReport:
     outputs: Mapping[str, int | None]
     choices: tuple[Choice, ...]
     gathered: tuple[str, ...]
+    caches: Mapping[str, str] = field(default_factory=dict)
 
 
 def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardReport]:
@@ -70,19 +75,31 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     remember_versions(model)
     _name_alike(graph, options.axes)
     info = analyse(model)
-    if not options.axes and (alike := _broadcast_inputs(graph, info)):
-        _name_alike(graph, alike)
-        info = analyse(model)
-    length, axes = _sequence(graph, info, options.axes)
     chosen = partial(choose, wanted=options.method, ranks=options.ranks, length=options.length, batch=options.batch)
-    sharder = Sharder(graph, info, length, axes, options.ranks, chosen)
+    caches = [] if options.axes else joined_caches(graph, info)
+    axes = {each.past.name or "": each.axis for each in caches}
+    sharder: Sharder
+    if caches:
+        _name_alike(graph, axes)
+        info = analyse(model)
+        caches = [each for each in joined_caches(graph, info) if each.past.name in axes]
+        sharder = CacheSharder(graph, info, caches, axes, options.ranks, chosen, attention_rule.cached_attention)
+    else:
+        if not options.axes and (alike := _broadcast_inputs(graph, info)):
+            _name_alike(graph, alike)
+            info = analyse(model)
+        length, axes = _sequence(graph, info, options.axes)
+        sharder = Sharder(graph, info, length, axes, options.ranks, chosen)
     with _deep_calls():
         outputs = [_output(sharder, value) for value in graph.outputs]
-    order = _order(sharder)
+    order = collectives.CYCLIC if caches else _order(sharder)
     axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
     axes_of["outputs"] = {value.name or "": axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
+    presents = _presents(caches, info)
     result = _model(model, sharder, [value for value, _ in outputs])
-    record = {"ranks": options.ranks, "order": order, **axes_of}
+    record: dict[str, Any] = {"ranks": options.ranks, "order": order, **axes_of}
+    if caches:
+        record["caches"] = presents
     result.metadata_props[collectives.METADATA_KEY] = json.dumps(record)
     gathered = tuple(
         node.inputs[0].name or ""
@@ -90,8 +107,40 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         if node.op_type == collectives.ALL_GATHER and node.inputs[0] is not None
     )
     return result, ShardReport(
-        options.ranks, order, options.length, axes_of["inputs"], axes_of["outputs"], tuple(sharder.choices), gathered
+        ranks=options.ranks,
+        order=order,
+        length=options.length,
+        inputs=axes_of["inputs"],
+        outputs=axes_of["outputs"],
+        choices=tuple(sharder.choices),
+        gathered=gathered,
+        caches=presents,
     )
+
+
+def _presents(caches: list[Joined], info: ShapeInfo) -> dict[str, str]:
+    """For each cache the output that has it with the new tokens, along the same dimension. Raises Refusal."""
+    found = {}
+    for cache in caches:
+        past = info.shape(cache.past) or ()
+        wanted = [cache.length if dim == cache.axis else size for dim, size in enumerate(past)]
+        moved = reached([cache.node.outputs[0]], _moved)
+        output = next((each for each in moved if each.is_graph_output() and _may_be(info.shape(each), wanted)), None)
+        if output is None:
+            raise Refusal(f"no output has the cache {cache.past.name!r} with its new tokens", cache.node)
+        found[cache.past.name or ""] = output.name or ""
+    return found
+
+
+def _moved(value: ir.Value) -> Iterator[ir.Value]:
+    """What operators that move all elements of a value make of it, alone or beside others."""
+    nodes = (node for node in value.consumers() if is_op(node, *LAYOUT_OPS, "Cast", "Concat"))
+    return (output for node in nodes for output in node.outputs)
+
+
+def _may_be(shape: Sequence[Dim] | None, wanted: Sequence[Dim]) -> bool:
+    pairs = list(zip(shape or (), wanted, strict=False))
+    return len(pairs) == len(wanted) and all(a == b or a.const is None or b.const is None for a, b in pairs)
 
 
 @contextmanager
@@ -158,6 +207,10 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
         if axis is not None and shape is not None:
             lengths[shape[axis]] += 1
     if not lengths:
+        for node in all_nodes(graph):
+            if node.domain == DOMAIN:
+                what = "this kind of attention" if node.graph is graph else "attention in a branch or loop"
+                raise Refusal(f"{what} is not divided", node)
         raise Refusal(
             "no attention was fused, from which the sequence could be found; name it by --sequence-axis", None
         )

@@ -201,10 +201,14 @@ class Sharder:
         except Refusal:
             if self._gathers and (dim := self._sequence_dim(value)) is not None:
                 return self._gathered(self.local(value, Place(dim), node), self.info.dtype(value), dim)
-            rule = COLLAPSING_RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            rule = self.collapsing_rule(node)
             if rule is None:
                 raise
             return rule(self, node, node.outputs.index(value))
+
+    def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
+        """The rule that makes the whole form of a node's results from local forms; None if there is none."""
+        return COLLAPSING_RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
     def _sequence_dim(self, value: ir.Value) -> int | None:
         """The first dimension that is as long as the sequence."""
@@ -318,13 +322,16 @@ class Sharder:
     ) -> list[ir.Value]:
         """The sizes of dimensions: those that are known, and the others from the rank's part of the tensor, which
         differs from the whole one only along the sequence."""
-        dim = self._sequence_dim(source)
-        form = self.whole(source, node) if dim is None else self.local(source, Place(dim), node)
-        every = self.emit("Shape", [form], INT64)
+        every = self.emit("Shape", [self.own_form(source, node)], INT64)
         return [
             self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0}) if part is None else part
             for part, dim in zip(parts, dims, strict=True)
         ]
+
+    def own_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        """The local form of a value that is as long as the sequence, and the whole form of any other."""
+        dim = self._sequence_dim(value)
+        return self.whole(value, node) if dim is None else self.local(value, Place(dim), node)
 
     def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         node = value.producer()
@@ -383,9 +390,14 @@ class Sharder:
         whole = self.whole(target, node)
         _, length, count = self.part
         here = self.constant(np.arange(rank) == dim)
-        above = self.emit("Greater", [whole, self.constant(np.array([1]))], BOOL)
-        scaled = self.emit("Mul", [self.emit("Div", [whole, length], INT64), count], INT64)
+        divisor, least = self.scale_of_sizes(length)
+        above = self.emit("Greater", [whole, least], BOOL)
+        scaled = self.emit("Mul", [self.emit("Div", [whole, divisor], INT64), count], INT64)
         return self.emit("Where", [self.emit("And", [here, above], BOOL), scaled, whole], INT64)
+
+    def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """By what the sizes of a target are divided for the rank's part, and above which number they are scaled."""
+        return length, self.constant(np.array([1]))
 
     def size(self, size: Dim) -> ir.Value | None:
         """A size as int64 [1], computed from the inputs; None where that is not possible."""
@@ -419,14 +431,27 @@ class Sharder:
     def part(self) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The rank's positions, the number of all tokens and the number of the rank's own."""
         if self._part is None:
-            node = ir.node(
-                collectives.SEQUENCE_PART, [], domain=collectives.DOMAIN, num_outputs=3, name=self.names.new("part")
-            )
-            for output, stem in zip(node.outputs, ("positions", "length", "count"), strict=True):
-                output.name, output.dtype = self.names.new(stem), INT64
+            node = self.part_node([], ("positions", "length", "count"))
             self.nodes.insert(0, node)
             self._part = (node.outputs[0], node.outputs[1], node.outputs[2])
         return self._part
+
+    def part_node(self, inputs: Sequence[ir.Value], outputs: Sequence[str]) -> ir.Node:
+        """A SequencePart, which is not yet among the nodes."""
+        node = ir.node(
+            collectives.SEQUENCE_PART,
+            list(inputs),
+            domain=collectives.DOMAIN,
+            num_outputs=len(outputs),
+            name=self.names.new("part"),
+        )
+        for output, stem in zip(node.outputs, outputs, strict=True):
+            output.name, output.dtype = self.names.new(stem), INT64
+        return node
+
+    def joined(self, node: ir.Node, place: Place) -> ir.Value:
+        """The local form of tensors that a Concat joins along the sequence. Raises Refusal."""
+        raise Refusal("it mixes the sequence: it joins tensors along it", node)
 
     def wholes(self, node: ir.Node, first: int) -> list[ir.Value | None]:
         """The whole forms of a node's inputs from the one at `first` on; None for an absent one."""

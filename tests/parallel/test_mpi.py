@@ -18,7 +18,9 @@ import pytest
 from fa_compiler.comparison.feeds import save_arrays
 from fa_compiler.parallel import mpi
 
-from .running import EXAMPLES, by_one, check, sharded, text
+from .decoding import by_one as steps_by_one
+from .decoding import inputs_of
+from .running import EXAMPLES, by_one, check, content, sharded, text
 
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
 needs_mpi = pytest.mark.skipif(
@@ -43,6 +45,23 @@ def test_processes(ranks: int, method: str, tmp_path: Path) -> None:
     assert process.returncode == 0
     with np.load(tmp_path / "y.npz") as archive:
         check(by_one("llama", feeds), dict(archive))
+
+
+@needs_mpi
+def test_decoding(tmp_path: Path) -> None:
+    """From file to file: whole caches, caches in parts, whole outputs."""
+    name, ranks = "llama_past__tsn_sdpa_op17", 3
+    result = sharded(name, ranks)
+    feeds = inputs_of(name, 4, (1, 1, 1), result.report.caches)
+    for number, step in enumerate(feeds):
+        save_arrays(tmp_path / f"x{number}.npz", step)
+        words = ["--inputs", tmp_path / f"x{number}.npz", "--outputs", tmp_path / f"y{number}.npz"]
+        words += ["--caches", tmp_path / f"y{number - 1}.npz"] if number else []
+        process = start(ranks, result.path, *words, *(["--parts"] if number < 2 else []))
+        assert process.communicate(timeout=120)[1] == ""
+        assert process.returncode == 0
+    with np.load(tmp_path / "y2.npz") as archive:
+        check(steps_by_one(content(name), feeds, result.report.caches)[2], dict(archive))
 
 
 @needs_mpi

@@ -1,0 +1,305 @@
+"""Caches of which each rank holds a part: finds them in a model that decodes, and makes the ranks' graph.
+
+    past        := an input, at least of rank 3, that is no initializer
+    joined      := Concat(moved(past), new ..; along the tokens); operands without elements do not count
+                 | a GatherND of rows of such a Concat (entry_lengths.py)
+    moved(x)    := x, or what operators that move or cast the elements make of it; a Concat of one operand moves it
+    attention   := FlashAttentionScore with a key, value or key_rope of the length of `joined`, and a query of another
+                   length
+
+What is found so only proposes two lengths: that of the past, and that of the keys, which are the past and the new
+tokens behind it. Whether the ranks' graph can be made is for the rules to say. Its values have the forms of sharder.py,
+where the sequence is that of the keys:
+
+    local(joined)       the rank's part of the past, and behind it those of the new tokens that are the rank's own
+    whole(attention)    a CacheAttention, of whole queries and local keys (attention_rule.py)
+    whole(past)         refused: a rank has no room for a whole cache
+    whole(another)      as it is in the given graph: every rank computes the new tokens
+
+A value between the input and the Concat has the length of the past. `_Past` makes its local form by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
+from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
+from fa_compiler.passes.movers import element_source
+from fa_compiler.passes.nodes import int_attr, is_op, text_attr
+from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
+from fa_compiler.passes.parallel.places import Place, Refusal
+from fa_compiler.passes.parallel.sharder import BOOL, INT64, Choose, Sharder, WholeRule
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Dim
+
+KEYS = ("key", "value", "key_rope")
+"""The inputs of an attention that have a row for each key."""
+
+MakeAttention: TypeAlias = Callable[["CacheSharder", ir.Node, int], ir.Value]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """New tokens behind those of a cache.
+
+    `past` is the input and `axis` its dimension of the tokens, whose size is `before`. `node` gives both, `length`
+    tokens: a Concat with the operands `new`, or a GatherND of `count` rows.
+    """
+
+    past: ir.Value
+    axis: int
+    node: ir.Node
+    new: tuple[ir.Value, ...]
+    before: Dim
+    length: Dim
+    count: ir.Value | None = None
+
+
+def joined_caches(graph: ir.Graph, info: ShapeInfo) -> list[Joined]:
+    """The caches that the grammar above describes, in the order of the nodes."""
+    lengths = set(_key_lengths(graph, info))
+    found = (_joined(node, info) for node in graph if is_op(node, "Concat", "GatherND")) if lengths else ()
+    return [each for each in found if each is not None and each.length in lengths]
+
+
+def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
+    """The numbers of keys of the attentions that have another number of queries."""
+    names = get("FlashAttentionScore").input_names
+    for node in graph:
+        axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
+        if node.domain != DOMAIN or node.op_type != GRAPH_OP or axis is None:
+            continue
+        shapes = {
+            name: shape
+            for name, value in zip(names, node.inputs, strict=False)
+            if value is not None and (shape := info.shape(value)) is not None and len(shape) > axis
+        }
+        rows = shapes["query"][axis] if "query" in shapes else None
+        yield from (shapes[name][axis] for name in KEYS if name in shapes and shapes[name][axis] != rows)
+
+
+def _joined(node: ir.Node, info: ShapeInfo) -> Joined | None:
+    if is_op(node, "Concat"):
+        return _concatenated(node, info)
+    rows, shape = gathered_rows(node, info), info.shape(node.outputs[0])
+    found = None if rows is None else _concatenated(rows.rows, info)
+    if rows is None or shape is None or found is None:
+        return None
+    return replace(found, node=node, length=shape[rows.axis], count=rows.count)
+
+
+def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
+    shape = info.shape(concat.outputs[0])
+    if shape is None:
+        return None
+    axis = int_attr(concat, "axis", 0) % len(shape)
+    parts = operands(concat, axis, info)
+    before = info.shape(parts[0]) if len(parts) > 1 else None
+    if before is None:
+        return None
+    past = _source(parts[0], info)
+    sizes = info.shape(past)
+    if not past.is_graph_input() or past.const_value is not None or sizes is None or len(sizes) < 3:
+        return None
+    places = [dim for dim, size in enumerate(sizes) if size == before[axis]]
+    if not places:
+        return None
+    place = axis if axis in places else places[0]
+    return Joined(past, place, concat, tuple(parts[1:]), before[axis], shape[axis])
+
+
+def _source(value: ir.Value, info: ShapeInfo) -> ir.Value:
+    """What operators that move or cast elements make a value of; a Concat of one operand is one of them."""
+    while True:
+        value = element_source(value, "Cast", "Split")
+        node = value.producer()
+        shape = info.shape(value)
+        if node is None or shape is None or not is_op(node, "Concat"):
+            return value
+        parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
+        if len(parts) != 1:
+            return value
+        value = parts[0]
+
+
+def operands(concat: ir.Node, axis: int, info: ShapeInfo) -> list[ir.Value]:
+    """The operands of a Concat that may have elements."""
+    found = [value for value in concat.inputs if value is not None]
+    shapes = ((value, info.shape(value)) for value in found)
+    return [value for value, shape in shapes if not shape or shape[axis].const != 0]
+
+
+class _OfAnyLength(Sharder):
+    """A sharder whose sequence may have one token, or none."""
+
+    def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """With one token, a size of 1 is that of the sequence, or of an operand that is repeated for it: both have no
+        token where the rank has none."""
+        one = self.constant(np.array([1]))
+        divisor = self.emit("Max", [length, one], INT64)
+        limit = self.emit("Min", [divisor, self.constant(np.array([2]))], INT64)
+        return divisor, self.emit("Sub", [limit, one], INT64)
+
+    def joined(self, node: ir.Node, place: Place) -> ir.Value:
+        """The local form of a Concat along the sequence."""
+        parts = operands(node, place.dim, self.info)
+        return self.local(parts[0], place, node) if len(parts) == 1 else self.appended(node, place, parts)
+
+    def appended(self, node: ir.Node, place: Place, parts: list[ir.Value]) -> ir.Value:
+        """The local form of several operands of a Concat along the sequence. Raises Refusal."""
+        raise Refusal("it joins tokens with those of a cache twice", node)
+
+    def _settled(self, size: Dim) -> Dim:
+        """A sequence of one token may itself be broadcast, so such a size stays open."""
+        return size
+
+
+class CacheSharder(_OfAnyLength):
+    """The new graph of a model that decodes.
+
+    Args:
+        graph, info, axes, ranks, choose: as in Sharder; `axes` names the caches.
+        caches: what was found of them; the first one tells the lengths.
+        attention: makes the whole form of a result of an attention from local keys.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        info: ShapeInfo,
+        caches: list[Joined],
+        axes: Mapping[str, int],
+        ranks: int,
+        choose: Choose,
+        attention: MakeAttention,
+    ) -> None:
+        self.first = caches[0]
+        super().__init__(graph, info, self.first.length, axes, ranks, choose)
+        self._attention = attention
+        self._keys_part: tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None = None
+        self.past = _Past(self)
+
+    def size(self, size: Dim) -> ir.Value | None:
+        """A size as int64 [1]. That of the past is the one of all ranks together."""
+        if size.const is None and size == self.first.before:
+            return self.past.part[1]
+        if size.const is None and size == self.length:
+            found = self._composed(size)
+            return self._counted_length() if found is None else found
+        return super().size(size)
+
+    def _counted_length(self) -> ir.Value:
+        """The number of keys where it is no sum of known sizes."""
+        node, total = self.first.node, self.past.part[1]
+        if self.first.count is not None:
+            count = self.emit("Reshape", [self.whole(self.first.count, node), self.constant(np.array([1]))], INT64)
+            dtype = self.info.dtype(self.first.count)
+            return count if dtype == INT64 else self.emit("Cast", [count], INT64, {"to": int(INT64)})
+        for value in self.first.new:
+            sizes = self.emit("Shape", [self.whole(value, node)], INT64)
+            place = int_attr(node, "axis", 0) % len(self.shape(value, node))
+            count = self.emit("Gather", [sizes, self.constant(np.array([place]))], INT64, {"axis": 0})
+            total = self.emit("Add", [total, count], INT64)
+        return total
+
+    @property
+    def part(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The positions of the rank's keys, the number of all keys and the number of the rank's own."""
+        return self._part_of_keys()[:3]
+
+    def _part_of_keys(self) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
+        """`part`, and the places of the rank's own among the new tokens."""
+        if self._keys_part is None:
+            total = self.size(self.length)
+            assert total is not None
+            node = self.part_node([total], ("positions", "length", "count", "appended"))
+            self.nodes.append(node)
+            self._keys_part = (node.outputs[0], node.outputs[1], node.outputs[2], node.outputs[3])
+        return self._keys_part
+
+    def appended(self, node: ir.Node, place: Place, parts: list[ir.Value]) -> ir.Value:
+        """The rank's part of the past and of the new tokens behind it."""
+        length, before = (self.shape(value, node)[place.dim] for value in (node.outputs[0], parts[0]))
+        if length != self.length or before != self.first.before or not place.alone:
+            raise Refusal("it joins other tokens than those of a cache and new ones behind them", node)
+        own = self.past.local(parts[0], place, node)
+        new = [self.whole(value, node) for value in parts[1:]]
+        dtype = self.info.dtype(node.outputs[0])
+        whole = new[0] if len(new) == 1 else self.emit("Concat", new, dtype, {"axis": place.dim})
+        appended = self.emit("Gather", [whole, self._part_of_keys()[3]], dtype, {"axis": place.dim})
+        return self.emit("Concat", [own, appended], dtype, {"axis": place.dim})
+
+    def _gathered_rows(self, node: ir.Node, found: GatheredRows) -> ir.Value:
+        """The rank's part of rows of the past, each in its place, and of others that all ranks have."""
+        rows, axis = found.rows, found.axis
+        first, *others = operands(rows, axis, self.info)
+        if self.shape(node.outputs[0], node)[axis] != self.length or self.shape(first, rows)[axis] != self.first.before:
+            raise Refusal("it gathers rows of another length than those of the caches", node)
+        own = self.past.local(first, Place(axis), rows)
+        dtype, (_, before, held) = self.info.dtype(rows.outputs[0]), self.past.part
+        data = self.emit("Concat", [own, *(self.whole(each, rows) for each in others)], dtype, {"axis": axis})
+        entries = [self.local(entry, Place(axis), node) for entry in found.entries]
+        source, ranks = entries[axis], self.constant(np.array(self.ranks))
+        kept = self.emit("Less", [source, before], BOOL)
+        moved = self.emit("Add", [self.emit("Sub", [source, before], INT64), held], INT64)
+        entries[axis] = self.emit("Where", [kept, self.emit("Div", [source, ranks], INT64), moved], INT64)
+        indices = self.emit("Concat", entries, INT64, {"axis": -1})
+        return self.emit("GatherND", [data, indices], dtype)
+
+    def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
+        """Attention alone makes something whole of keys."""
+        fused = node.domain == DOMAIN and node.op_type == GRAPH_OP
+        return (lambda _, attention, output: self._attention(self, attention, output)) if fused else None
+
+    def own_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        """The local form of a value that is as long as the keys or the past, and the whole form of any other."""
+        shape = self.shape(value, node)
+        if self.first.before in shape and self.first.before.const is None:
+            return self.past.local(value, Place(shape.index(self.first.before)), node)
+        return super().own_form(value, node)
+
+    def _check_light(self, value: ir.Value, node: ir.Node) -> None:
+        """Every rank computes all new tokens."""
+
+    def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        """A refusal names the node that reads the cache."""
+        try:
+            return super()._clone_whole(value, node)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, refusal.node or node) from None
+
+    def _whole_leaf(self, value: ir.Value) -> ir.Value:
+        if value.name in self.axes:
+            raise Refusal(f"each rank would need all tokens of the cache {value.name!r}", None)
+        return super()._whole_leaf(value)
+
+    def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
+        if value.name in self.axes and value in self.inputs:
+            raise Refusal(f"the cache {value.name!r} is read where its tokens and the new ones are expected", reader)
+        node = value.producer()
+        found = None if node is None else gathered_rows(node, self.info)
+        if node is not None and found is not None and place == Place(found.axis):
+            return self._gathered_rows(node, found)
+        return super()._make_local(value, place, reader)
+
+
+class _Past(_OfAnyLength):
+    """The local forms of values that have the length of the past. Everything else is that of the owner."""
+
+    def __init__(self, owner: CacheSharder) -> None:
+        vars(self).update(vars(owner))
+        self.length = owner.first.before
+        self._owner = owner
+        self._locals, self._refusals, self._part = {}, {}, None
+
+    def size(self, size: Dim) -> ir.Value | None:
+        return self._owner.size(size)
+
+    def _whole(self, value: ir.Value) -> ir.Value:
+        return self._owner._whole(value)
