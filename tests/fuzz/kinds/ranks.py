@@ -55,14 +55,14 @@ class Ranks(Kind):
 
             found = run_threads(ranks, task, TIMEOUT)[0]
         for output, wanted in zip(model.graph.output, expected, strict=True):
-            fault = _fault(wanted, found[output.name])
-            if fault is not None:
-                title = f"ranks give {fault} [{' '.join(sorted(set(drawn.words)))}]"
+            wrong = fault(wanted, found[output.name])
+            if wrong is not None:
+                title = f"ranks give {wrong} [{' '.join(sorted(set(drawn.words)))}]"
                 return Outcome("wrong", Finding(title, f"{output.name}, {detail}", model.SerializeToString()))
         return Outcome("divided")
 
 
-def _fault(wanted: Array, got: Array) -> str | None:
+def fault(wanted: Array, got: Array) -> str | None:
     """How the results of an output differ; None where they agree."""
     if wanted.shape != got.shape or wanted.dtype != got.dtype:
         return "another shape or type"
