@@ -24,6 +24,7 @@ from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.options import ASSUMPTIONS, Target
+from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.report import printable
 
 DEBUG = "FA_COMPILER_DEBUG"
@@ -332,6 +333,15 @@ def _add_shard(commands: _Commands) -> None:
     command.add_argument(
         "--batch", metavar="N", type=int, default=1, help="the batch for which auto chooses (default 1)"
     )
+    for name, unit, what in (
+        ("latency", "S", "seconds of a short message"),
+        ("bandwidth", "N", "bytes per second from rank to rank"),
+        ("arithmetic", "N", "multiplications and additions per second of a rank"),
+        ("memory", "N", "bytes per second that a rank reads and writes"),
+    ):
+        default = getattr(Machine(), name)
+        told = f"the machine for which auto chooses: {what} (default {default:g})"
+        command.add_argument(f"--{name}", metavar=unit, type=float, default=default, help=told)
     _add_assume(command)
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")

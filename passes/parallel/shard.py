@@ -19,7 +19,7 @@ from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import all_nodes, is_op, reached, remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
 from fa_compiler.passes.parallel.caches import CacheSharder, Joined, joined_caches
-from fa_compiler.passes.parallel.methods import Choice, choose
+from fa_compiler.passes.parallel.methods import Choice, Machine, choose
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
@@ -37,7 +37,7 @@ class ParallelOptions:
     """What the user asks for.
 
     `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
-    `batch` are the sizes that the cost model takes.
+    `batch` are the sizes that the cost model takes, `machine` its figures.
     """
 
     ranks: int
@@ -45,6 +45,7 @@ class ParallelOptions:
     axes: Mapping[str, int] = field(default_factory=dict)
     length: int = 8192
     batch: int = 1
+    machine: Machine = field(default_factory=Machine)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class ShardReport:
     choices: tuple[Choice, ...]
     gathered: tuple[str, ...]
     caches: Mapping[str, str] = field(default_factory=dict)
+    machine: Machine = field(default_factory=Machine)
 
 
 def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardReport]:
@@ -75,7 +77,14 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     remember_versions(model)
     _name_alike(graph, options.axes)
     info = analyse(model)
-    chosen = partial(choose, wanted=options.method, ranks=options.ranks, length=options.length, batch=options.batch)
+    chosen = partial(
+        choose,
+        wanted=options.method,
+        ranks=options.ranks,
+        length=options.length,
+        batch=options.batch,
+        machine=options.machine,
+    )
     caches = [] if options.axes else joined_caches(graph, info)
     axes = {each.past.name or "": each.axis for each in caches}
     sharder: Sharder
@@ -115,6 +124,7 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         choices=tuple(sharder.choices),
         gathered=gathered,
         caches=presents,
+        machine=options.machine,
     )
 
 
