@@ -301,6 +301,8 @@ def _add_shard(commands: _Commands) -> None:
     examples = """\
   fa-compiler shard model.onnx -o out --sequence-parallel 4
   fa-compiler shard model.onnx -o out --sequence-parallel 4 --method ring --sequence-axis input_ids:1
+  fa-compiler shard decoder.onnx -o prompt --sequence-parallel 4 --prompt
+  fa-compiler shard decoder.onnx -o steps --sequence-parallel 4
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz
 """
     text = "fuse a model, and write the model that several ranks run, each on its part of the sequence"
@@ -322,6 +324,12 @@ def _add_shard(commands: _Commands) -> None:
         action="append",
         default=[],
         help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
+    )
+    command.add_argument(
+        "--prompt",
+        action="store_true",
+        help="the caches of the model are empty, and no inputs: divide it along its tokens; the model that is made "
+        "without --prompt goes on with the keys",
     )
     command.add_argument(
         "--length",

@@ -29,6 +29,7 @@ def shard(args: argparse.Namespace) -> int:
             axes=_axes(args.sequence_axis),
             length=args.length,
             batch=args.batch,
+            prompt=args.prompt,
             machine=Machine(args.latency, args.bandwidth, args.arithmetic, args.memory),
             assume=assumed(args),
             progress=progress,

@@ -78,6 +78,7 @@ def shard(
     length: int = 8192,
     batch: int = 1,
     machine: Machine | None = None,
+    prompt: bool = False,
     assume: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Sharded:
@@ -93,6 +94,8 @@ def shard(
         axes: the dimension of inputs that is the sequence, such as {"input_ids": 1}; None finds it from the attentions.
         length, batch: the number of tokens, or of keys in caches, and the batch size for which "auto" chooses.
         machine: the speed of the ranks and their network, for which "auto" chooses; None for processes of one machine.
+        prompt: the model has caches, which are empty: divide it along its tokens, and leave their keys in parts, with
+            which the model that is made without `prompt` goes on.
         assume: as `optimize` takes it. Without "shared-caches", "separate-caches" is added: the ranks run so.
         progress: is called while the model is fused.
 
@@ -102,6 +105,7 @@ def shard(
     """
     target = Path(output)
     options = _checked(sequence_parallel, method, axes, length, batch, machine or Machine())
+    options = replace(options, prompt=prompt)
     fusing = replace(make_options("ort", None, None, _assumed(assume)), packs=False)
     loaded = load(model)
     check_target(target)

@@ -17,11 +17,14 @@ where the sequence is that of the keys:
     whole(another)      as it is in the given graph: every rank computes the new tokens
 
 A value between the input and the Concat has the length of the past. `_Past` makes its local form by the same rules.
+
+For a prompt the caches are empty. Then the sequence is that of the queries, as in a model without caches
+(PromptSharder).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -287,6 +290,44 @@ class CacheSharder(_OfAnyLength):
         if node is not None and found is not None and place == Place(found.axis):
             return self._gathered_rows(node, found)
         return super()._make_local(value, place, reader)
+
+
+class PromptSharder(Sharder):
+    """The new graph of a model with caches for a prompt: the caches are empty, and no inputs any more.
+
+    Args:
+        graph, info, length, axes, ranks, choose: as in Sharder. In `graph`, the caches have no tokens.
+        caches: the names of the inputs.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        info: ShapeInfo,
+        length: Dim,
+        axes: Mapping[str, int],
+        ranks: int,
+        choose: Choose,
+        caches: Iterable[str],
+    ) -> None:
+        super().__init__(graph, info, length, axes, ranks, choose)
+        self._caches = frozenset(caches)
+        self.inputs = {value: own for value, own in self.inputs.items() if value.name not in self._caches}
+
+    def joined(self, node: ir.Node, place: Place) -> ir.Value:
+        """The new tokens, which are joined with none."""
+        parts = operands(node, place.dim, self.info)
+        return self.local(parts[0], place, node) if len(parts) == 1 else super().joined(node, place)
+
+    def _whole_leaf(self, value: ir.Value) -> ir.Value:
+        if value.name not in self._caches:
+            return super()._whole_leaf(value)
+        sizes = [self.size(size) for size in self.shape(value, None)]
+        known = [size for size in sizes if size is not None]
+        if value.dtype is None or len(known) < len(sizes):
+            raise Refusal(f"the sizes of the empty cache {value.name!r} are unknown", None)
+        zero = self.constant(np.zeros((), value.dtype.numpy()))
+        return self.emit("Expand", [zero, self.emit("Concat", known, INT64, {"axis": 0})], value.dtype)
 
 
 class _Past(_OfAnyLength):

@@ -18,7 +18,7 @@ from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import all_nodes, is_op, reached, remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
-from fa_compiler.passes.parallel.caches import CacheSharder, Joined, joined_caches
+from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches
 from fa_compiler.passes.parallel.methods import Choice, Machine, choose
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
@@ -37,7 +37,8 @@ class ParallelOptions:
     """What the user asks for.
 
     `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
-    `batch` are the sizes that the cost model takes, `machine` its figures.
+    `batch` are the sizes that the cost model takes, `machine` its figures. `prompt` says that the caches of the
+    model are empty: it is divided along its tokens.
     """
 
     ranks: int
@@ -46,6 +47,7 @@ class ParallelOptions:
     length: int = 8192
     batch: int = 1
     machine: Machine = field(default_factory=Machine)
+    prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,42 +71,21 @@ class ShardReport:
 
 
 def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardReport]:
-    """The model of the ranks, and what became of it. The given model stays as it is, but for the names of sizes.
+    """The model of the ranks, and what became of it. The given model stays as it is, but for the names of sizes
+    and, for a prompt, the number of cached tokens.
 
     Raises Refusal.
     """
     graph = model.graph
     remember_versions(model)
     _name_alike(graph, options.axes)
-    info = analyse(model)
-    chosen = partial(
-        choose,
-        wanted=options.method,
-        ranks=options.ranks,
-        length=options.length,
-        batch=options.batch,
-        machine=options.machine,
-    )
-    caches = [] if options.axes else joined_caches(graph, info)
-    axes = {each.past.name or "": each.axis for each in caches}
-    sharder: Sharder
-    if caches:
-        _name_alike(graph, axes)
-        info = analyse(model)
-        caches = [each for each in joined_caches(graph, info) if each.past.name in axes]
-        sharder = CacheSharder(graph, info, caches, axes, options.ranks, chosen, attention_rule.cached_attention)
-    else:
-        if not options.axes and (alike := _broadcast_inputs(graph, info)):
-            _name_alike(graph, alike)
-            info = analyse(model)
-        length, axes = _sequence(graph, info, options.axes)
-        sharder = Sharder(graph, info, length, axes, options.ranks, chosen)
+    sharder, axes, caches = _sharder(model, options)
     with _deep_calls():
         outputs = [_output(sharder, value) for value in graph.outputs]
     order = collectives.CYCLIC if caches else _order(sharder)
     axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
     axes_of["outputs"] = {value.name or "": axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
-    presents = _presents(caches, info)
+    presents = _presents(caches, sharder.info)
     result = _model(model, sharder, [value for value, _ in outputs])
     record: dict[str, Any] = {"ranks": options.ranks, "order": order, **axes_of}
     if caches:
@@ -126,6 +107,56 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         caches=presents,
         machine=options.machine,
     )
+
+
+def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[str, int], list[Joined]]:
+    """What makes the ranks' graph, the dimensions of the sequence of inputs, and the caches that are in parts. Raises
+    Refusal."""
+    graph, info = model.graph, analyse(model)
+    chosen = partial(
+        choose,
+        wanted=options.method,
+        ranks=options.ranks,
+        length=options.length,
+        batch=options.batch,
+        machine=options.machine,
+    )
+    caches = joined_caches(graph, info) if options.prompt or not options.axes else []
+    pasts = {each.past.name or "": each.axis for each in caches}
+    if caches and not options.prompt:
+        _name_alike(graph, pasts)
+        info = analyse(model)
+        caches = [each for each in joined_caches(graph, info) if each.past.name in pasts]
+        made = CacheSharder(graph, info, caches, pasts, options.ranks, chosen, attention_rule.cached_attention)
+        return made, pasts, caches
+    if options.prompt:
+        _empty(graph, pasts)
+        info = analyse(model)
+    if not options.axes and (alike := _broadcast_inputs(graph, info)):
+        _name_alike(graph, alike)
+        info = analyse(model)
+    length, axes = _sequence(graph, info, options.axes)
+    if not options.prompt:
+        return Sharder(graph, info, length, axes, options.ranks, chosen), axes, []
+    if length == ONE:
+        raise Refusal("the model takes one token at a time; export it with an open number of tokens", None)
+    return PromptSharder(graph, info, length, axes, options.ranks, chosen, pasts), axes, []
+
+
+def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
+    """Let caches have no tokens, along the given dimensions. Raises Refusal where there are none."""
+    if not caches:
+        raise Refusal("no cache was found that a prompt could begin; leave out --prompt", None)
+    for value in graph.inputs:
+        axis = caches.get(value.name or "")
+        if axis is None or value.shape is None:
+            continue
+        sizes = list(value.shape)
+        if isinstance(sizes[axis], int) and sizes[axis]:
+            fixed = f"to {sizes[axis]}; export it with a dynamic axis"
+            raise Refusal(f"the model fixes the number of tokens of the cache {value.name!r} {fixed}", None)
+        sizes[axis] = 0
+        value.shape = ir.Shape(sizes)
 
 
 def _presents(caches: list[Joined], info: ShapeInfo) -> dict[str, str]:
