@@ -6,7 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -80,12 +80,13 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     remember_versions(model)
     _name_alike(graph, options.axes)
     sharder, axes, caches = _sharder(model, options)
+    presents = _presents(caches, sharder.info)
+    parts = {presents[name]: axis for name, axis in axes.items() if name in presents}
     with _deep_calls():
-        outputs = [_output(sharder, value) for value in graph.outputs]
+        outputs = [_output(sharder, value, parts if caches else None) for value in graph.outputs]
     order = collectives.CYCLIC if caches else _order(sharder)
     axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
     axes_of["outputs"] = {value.name or "": axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
-    presents = _presents(caches, sharder.info)
     result = _model(model, sharder, [value for value, _ in outputs])
     record: dict[str, Any] = {"ranks": options.ranks, "order": order, **axes_of}
     if caches:
@@ -274,8 +275,14 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
     return found if len(parts) > 1 else {}
 
 
-def _output(sharder: Sharder, value: ir.Value) -> tuple[ir.Value, int | None]:
-    """An output of the ranks' model, and the dimension in which each rank has its part."""
+def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int] | None) -> tuple[ir.Value, int | None]:
+    """An output of the ranks' model, and the dimension in which each rank has its part. With caches, `presents` names
+    the outputs that are in parts, and their dimensions; others are whole where that is possible."""
+    if presents is not None:
+        if (axis := presents.get(value.name or "")) is not None:
+            return sharder.local(value, Place(axis), value.producer()), axis
+        with suppress(Refusal):
+            return sharder.whole(value, value.producer()), None
     shape = sharder.shape(value, value.producer())
     for dim, size in enumerate(shape):
         if size == sharder.length:
