@@ -101,6 +101,8 @@ CONSTANTS: dict[str, Array] = {
     "one": np.array(1),
     "first": np.array([0]),
     "flat": np.array([0, 0, -1]),
+    "end": np.array([2]),
+    "split": np.array([N, D]),
     "step": np.array(0.1, np.float32),
     "point": np.array(0, np.int8),
 }
@@ -148,6 +150,28 @@ FORMS: dict[str, tuple[Shapes, list[onnx.NodeProto], int]] = {
         [
             *both("Concat", "past_* *_new", "present_*", axis=1),
             *both("Transpose", "present_*", "*", perm=[0, 2, 1, 3]),
+        ],
+        1,
+    ),
+    "heads in one dimension, and sizes that are computed": (
+        dict.fromkeys(("past_k", "past_v"), ("batch", "past", N * D)),
+        [
+            *both("Concat", "past_* *_wide", "present_*", axis=1),
+            *both("Shape", "present_*", "*_shape"),
+            *both("Slice", "*_shape first end", "*_sizes"),
+            *both("Concat", "*_sizes split", "*_target", axis=0),
+            *both("Reshape", "present_* *_target", "*_split"),
+            *both("Transpose", "*_split", "*", perm=[0, 2, 1, 3]),
+        ],
+        1,
+    ),
+    "a cache that is moved before new keys are joined with it": (
+        dict.fromkeys(("past_k", "past_v"), ("batch", "past", N, D)),
+        [
+            *both("Transpose", "past_*", "*_past", perm=[0, 2, 1, 3]),
+            *both("Transpose", "*_new", "*_heads", perm=[0, 2, 1, 3]),
+            *both("Concat", "*_past *_heads", "*", axis=2),
+            *both("Transpose", "*", "present_*", perm=[0, 2, 1, 3]),
         ],
         1,
     ),
