@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
-from fa_compiler.passes.movers import element_source
+from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import int_attr, is_op, text_attr
 from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -52,7 +52,8 @@ class Joined:
     """New tokens behind those of a cache.
 
     `past` is the input and `axis` its dimension of the tokens, whose size is `before`. `node` gives both, `length`
-    tokens: a Concat with the operands `new`, or a GatherND of `count` rows.
+    tokens: a Concat with the operands `new`, or a GatherND of `count` rows. `direct` says that the elements of `past`
+    are joined in the places in which they are given.
     """
 
     past: ir.Value
@@ -61,6 +62,7 @@ class Joined:
     new: tuple[ir.Value, ...]
     before: Dim
     length: Dim
+    direct: bool
     count: ir.Value | None = None
 
 
@@ -106,7 +108,7 @@ def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
     before = info.shape(parts[0]) if len(parts) > 1 else None
     if before is None:
         return None
-    past = _source(parts[0], info)
+    past, direct = _source(parts[0], info)
     sizes = info.shape(past)
     if not past.is_graph_input() or past.const_value is not None or sizes is None or len(sizes) < 3:
         return None
@@ -114,21 +116,26 @@ def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
     if not places:
         return None
     place = axis if axis in places else places[0]
-    return Joined(past, place, concat, tuple(parts[1:]), before[axis], shape[axis])
+    return Joined(past, place, concat, tuple(parts[1:]), before[axis], shape[axis], direct)
 
 
-def _source(value: ir.Value, info: ShapeInfo) -> ir.Value:
-    """What operators that move or cast elements make a value of; a Concat of one operand is one of them."""
-    while True:
-        value = element_source(value, "Cast", "Split")
-        node = value.producer()
+def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
+    """What operators that move or cast elements make a value of, and whether they leave the elements in their places. A
+    Concat of one operand is one of them."""
+    direct = True
+    while (node := value.producer()) is not None:
         shape = info.shape(value)
-        if node is None or shape is None or not is_op(node, "Concat"):
-            return value
-        parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
+        if shape is not None and is_op(node, "Concat"):
+            parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
+        elif is_op(node, *MOVES, "Cast", "Split"):
+            parts = [each for each in node.inputs[:1] if each is not None]
+            direct = direct and is_op(node, "Identity", "Cast")
+        else:
+            break
         if len(parts) != 1:
-            return value
+            break
         value = parts[0]
+    return value, direct
 
 
 def operands(concat: ir.Node, axis: int, info: ShapeInfo) -> list[ir.Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +16,9 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import all_nodes, is_op, reached, remember_versions, text_attr, values_read
+from fa_compiler.passes.nodes import all_nodes, int_attr, is_op, reached, remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
-from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches
+from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches, operands
 from fa_compiler.passes.parallel.methods import Choice, Machine, choose
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
@@ -128,6 +128,8 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
         _name_alike(graph, pasts)
         info = analyse(model)
         caches = [each for each in joined_caches(graph, info) if each.past.name in pasts]
+        if {each.past.name for each in caches} != set(pasts):
+            raise Refusal("its caches have several lengths", None)
         made = CacheSharder(graph, info, caches, pasts, options.ranks, chosen, attention_rule.cached_attention)
         return made, pasts, caches
     if options.prompt:
@@ -161,28 +163,38 @@ def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
 
 
 def _presents(caches: list[Joined], info: ShapeInfo) -> dict[str, str]:
-    """For each cache the output that has it with the new tokens, along the same dimension. Raises Refusal."""
+    """For each cache the output that has it with the new tokens, in the same places. Raises Refusal.
+
+    If past is joined in the places in which it is given, the output has those of the result, too. Otherwise operators
+    move the elements back, and the output is the only one of the shape and type that past would have.
+    """
     found = {}
     for cache in caches:
-        past = info.shape(cache.past) or ()
-        wanted = [cache.length if dim == cache.axis else size for dim, size in enumerate(past)]
-        moved = reached([cache.node.outputs[0]], _moved)
-        output = next((each for each in moved if each.is_graph_output() and _may_be(info.shape(each), wanted)), None)
-        if output is None:
-            raise Refusal(f"no output has the cache {cache.past.name!r} with its new tokens", cache.node)
-        found[cache.past.name or ""] = output.name or ""
+        sizes = info.shape(cache.past) or ()
+        wanted = tuple(cache.length if dim == cache.axis else size for dim, size in enumerate(sizes))
+        every = reached([cache.node.outputs[0]], partial(_copies if cache.direct else _moved, info=info))
+        outputs = [each for each in every if each.is_graph_output() and info.dtype(each) == info.dtype(cache.past)]
+        fitting = outputs[:1] if cache.direct else [each for each in outputs if info.shape(each) == wanted]
+        if len(fitting) != 1:
+            what = "several outputs may have" if fitting else "no output has"
+            raise Refusal(f"{what} the cache {cache.past.name!r} with its new tokens", cache.node)
+        found[cache.past.name or ""] = fitting[0].name or ""
     return found
 
 
-def _moved(value: ir.Value) -> Iterator[ir.Value]:
+def _copies(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
+    """The values that have the same elements in the same places."""
+    for node in value.consumers():
+        shape = info.shape(node.outputs[0])
+        alone = shape is not None and len(operands(node, int_attr(node, "axis", 0) % len(shape), info)) == 1
+        if is_op(node, "Identity", "Cast") or (is_op(node, "Concat") and alone):
+            yield node.outputs[0]
+
+
+def _moved(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
     """What operators that move all elements of a value make of it, alone or beside others."""
     nodes = (node for node in value.consumers() if is_op(node, *LAYOUT_OPS, "Cast", "Concat"))
     return (output for node in nodes for output in node.outputs)
-
-
-def _may_be(shape: Sequence[Dim] | None, wanted: Sequence[Dim]) -> bool:
-    pairs = list(zip(shape or (), wanted, strict=False))
-    return len(pairs) == len(wanted) and all(a == b or a.const is None or b.const is None for a, b in pairs)
 
 
 @contextmanager

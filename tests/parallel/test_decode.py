@@ -427,8 +427,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     )
     shapes, nodes, _ = FORMS["names of their own for the lengths"]
     lost = step_model(shapes, nodes)
-    del lost.graph.output[1]
+    lost.graph.output[1].name = "kt"  # the keys in another order
     assert "no output has the cache 'past_k' with its new tokens" in refused(lost, tmp_path)
+    shapes, nodes, _ = FORMS["a cache that is moved before new keys are joined with it"]
+    twice = step_model(shapes, [*nodes, node("Identity", "present_k", "again")])
+    twice.graph.output.append(helper.make_tensor_value_info("again", TensorProto.FLOAT, None))
+    assert "several outputs may have the cache 'past_k' with its new tokens" in refused(twice, tmp_path)
+    shapes, nodes, _ = FORMS["names of their own for the lengths"]
     read = step_model(shapes, [*nodes, node("ReduceSum", "past_k", "summed"), node("Add", "v summed", "w")])
     for each in read.graph.node:
         each.input[:] = ["w" if name == "v" and each.op_type == "MatMul" else name for name in each.input]

@@ -181,7 +181,8 @@ def test_damaged_models(tmp_path: Path) -> None:
     proto = onnx.load(sharded("llama", RANKS).path)
     entry = next(each for each in proto.metadata_props if each.key == collectives.METADATA_KEY)
     record = json.loads(entry.value)
-    for damaged in ("", "{}", json.dumps({**record, "ranks": 0}), json.dumps({**record, "order": "none"})):
+    wrong = ({"ranks": 0}, {"order": "none"}, {"order": "cyclic"}, {"order": "cyclic", "caches": {"past": "present"}})
+    for damaged in ("", "{}", *(json.dumps({**record, **each}) for each in wrong)):
         entry.value = damaged
         (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
         with pytest.raises(
