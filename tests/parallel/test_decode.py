@@ -462,7 +462,7 @@ def test_caches_of_several_lengths() -> None:
 
 
 def test_empty_caches() -> None:
-    """Decoding begins without a token."""
+    """Decoding begins without a token. A step sends nothing but what the report says, for each of two texts."""
     name = "gpt2_past__tsn_eager_op17"
     result = sharded(name, 3)
     feeds = inputs_of(name, 0, (1, 1), result.report.caches)
@@ -473,7 +473,9 @@ def test_empty_caches() -> None:
         caches = session.empty_caches(2)
         for step in feeds:
             given = {each: array for each, array in step.items() if each not in result.report.caches}
+            before = own.sent
             outputs, caches = session.step(given, caches)
+            assert own.sent - before == 2 * sum(each.sent[MERGE] for each in result.report.choices)
         return outputs
 
     for outputs in run_threads(3, task, 60):
