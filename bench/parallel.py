@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.table import numbers, print_table, table_parser
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, METHODS, RING, ZIGZAG, chunks
-from fa_compiler.passes.parallel.methods import AttentionSizes, bytes_sent, refused_methods
+from fa_compiler.passes.parallel.methods import AttentionSizes, Machine, bytes_sent, refused_methods
 
 LENGTHS = (32_768, 131_072, 1_048_576)
 BYTES = 2
@@ -50,16 +50,6 @@ CASES = (
     Heads("32 heads on 8", 32, 8, 128),
     Heads("64 heads on 1", 64, 1, 128),
 )
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a rank and the network do in a second; the latency is in seconds."""
-
-    latency: float
-    bandwidth: float
-    arithmetic: float
-    memory: float
 
 
 def visible(order: str, ranks: int, length: int) -> np.ndarray:

@@ -58,17 +58,21 @@ def run_rank(model: Path, inputs: Path, outputs: Path) -> None:
         np.savez(outputs, measured=np.array(measured), **whole)
 
 
+def mpirun() -> str:
+    """The launcher of MPI: that of this environment, or another one on the path."""
+    folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    found = shutil.which("mpirun", path=folders)
+    if found is None:
+        sys.exit("error: there is no mpirun; install one with pip install 'fa_compiler[mpi]'")
+    return found
+
+
 def measure(tokens: int, ranks: int, method: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """The logits, and for each rank the seconds, the bytes of memory and the bytes sent."""
     result = fa_compiler.shard(MODEL, folder / f"{ranks}-ranks", ranks, method=method, length=tokens)
-    mpirun = shutil.which(
-        "mpirun", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    )
-    if mpirun is None:
-        sys.exit("error: there is no mpirun; install one with pip install 'fa_compiler[mpi]'")
     outputs = folder / f"{ranks}.npz"
     words = ["--rank", str(result.path), str(folder / "inputs.npz"), str(outputs)]
-    subprocess.run([mpirun, "-n", str(ranks), sys.executable, __file__, *words], check=True)
+    subprocess.run([mpirun(), "-n", str(ranks), sys.executable, __file__, *words], check=True)
     with np.load(outputs) as archive:
         return archive["logits"], archive["measured"]
 

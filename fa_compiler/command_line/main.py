@@ -24,6 +24,7 @@ from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.options import ASSUMPTIONS, Target
+from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.report import printable
 
 DEBUG = "FA_COMPILER_DEBUG"
@@ -306,6 +307,8 @@ def _add_shard(commands: _Commands) -> None:
     examples = """\
   fa-compiler shard model.onnx -o out --sequence-parallel 4
   fa-compiler shard model.onnx -o out --sequence-parallel 4 --method ring --sequence-axis input_ids:1
+  fa-compiler shard decoder.onnx -o prompt --sequence-parallel 4 --prompt
+  fa-compiler shard decoder.onnx -o steps --sequence-parallel 4
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz
 """
     text = "fuse a model, and write the model that several ranks run, each on its part of the sequence"
@@ -329,6 +332,12 @@ def _add_shard(commands: _Commands) -> None:
         help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
     )
     command.add_argument(
+        "--prompt",
+        action="store_true",
+        help="the caches of the model are empty, and no inputs: divide it along its tokens; the model that is made "
+        "without --prompt goes on with the keys",
+    )
+    command.add_argument(
         "--length",
         metavar="N",
         type=int,
@@ -338,6 +347,15 @@ def _add_shard(commands: _Commands) -> None:
     command.add_argument(
         "--batch", metavar="N", type=int, default=1, help="the batch for which auto chooses (default 1)"
     )
+    for name, unit, what in (
+        ("latency", "S", "seconds of a short message"),
+        ("bandwidth", "N", "bytes per second from rank to rank"),
+        ("arithmetic", "N", "multiplications and additions per second of a rank"),
+        ("memory", "N", "bytes per second that a rank reads and writes"),
+    ):
+        default = getattr(Machine(), name)
+        told = f"the machine for which auto chooses: {what} (default {default:g})"
+        command.add_argument(f"--{name}", metavar=unit, type=float, default=default, help=told)
     _add_assume(command)
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")

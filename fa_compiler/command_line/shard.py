@@ -13,7 +13,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.parallel.sharding import Sharded
 from fa_compiler.parallel.sharding import shard as shard_model
-from fa_compiler.passes.parallel.methods import Choice
+from fa_compiler.passes.parallel.methods import Choice, Machine
 from fa_compiler.passes.parallel.shard import ShardReport
 from fa_compiler.passes.report import printable
 
@@ -29,6 +29,8 @@ def shard(args: argparse.Namespace) -> int:
             axes=_axes(args.sequence_axis),
             length=args.length,
             batch=args.batch,
+            prompt=args.prompt,
+            machine=Machine(args.latency, args.bandwidth, args.arithmetic, args.memory),
             assume=assumed(args),
             progress=progress,
         )

@@ -56,8 +56,9 @@ class Partial:
 
     def read(self, message: Array) -> Partial:
         """The partial result of another rank, which has the same shapes."""
-        top, total, out = np.split(message, (self.top.nbytes, 2 * self.top.nbytes))
-        return Partial(out.view(self.out.dtype).reshape(self.out.shape), top.view(np.float32), total.view(np.float32))
+        size = self.top.nbytes
+        top, total = (message[start : start + size].view(np.float32) for start in (0, size))
+        return Partial(message[2 * size :].view(self.out.dtype).reshape(self.out.shape), top, total)
 
     @property
     def is_finite(self) -> bool:

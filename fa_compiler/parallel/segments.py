@@ -106,7 +106,7 @@ def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
     pairs = [each for pair in record.caches.items() for each in zip(pair, axes, strict=True)]
     if (
         record.ranks < 1
-        or record.order not in (*ORDERS, CYCLIC)
+        or record.order not in ((CYCLIC,) if record.caches else ORDERS)
         or not all(type(axis) is int for axis in numbers)
         or not all(type(known.get(each)) is int for each, known in pairs)
     ):

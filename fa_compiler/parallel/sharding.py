@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.passes import Report
 from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
-from fa_compiler.passes.parallel.methods import Choice
+from fa_compiler.passes.parallel.methods import Choice, Machine
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport
 from fa_compiler.passes.parallel.shard import shard as shard_graph
@@ -51,6 +52,7 @@ class Sharded:
             "gathered_inputs": list(report.gathered),
             "caches": dict(report.caches),
             "tokens_of_the_cost_model": report.length,
+            "machine": asdict(report.machine),
             "attentions": [_attention_json(choice) for choice in report.choices],
         }
 
@@ -75,6 +77,8 @@ def shard(
     axes: Mapping[str, int] | None = None,
     length: int = 8192,
     batch: int = 1,
+    machine: Machine | None = None,
+    prompt: bool = False,
     assume: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Sharded:
@@ -89,6 +93,9 @@ def shard(
             attention. Attention over caches has one method, "merge", which "auto" takes.
         axes: the dimension of inputs that is the sequence, such as {"input_ids": 1}; None finds it from the attentions.
         length, batch: the number of tokens, or of keys in caches, and the batch size for which "auto" chooses.
+        machine: the speed of the ranks and their network, for which "auto" chooses; None for processes of one machine.
+        prompt: the model has caches, which are empty: divide it along its tokens, and leave their keys in parts, with
+            which the model that is made without `prompt` goes on.
         assume: as `optimize` takes it. Without "shared-caches", "separate-caches" is added: the ranks run so.
         progress: is called while the model is fused.
 
@@ -97,7 +104,8 @@ def shard(
             rank can compute from its part; the text names the node. Nothing was written.
     """
     target = Path(output)
-    options = _checked(sequence_parallel, method, axes, length, batch)
+    options = _checked(sequence_parallel, method, axes, length, batch, machine or Machine())
+    options = replace(options, prompt=prompt)
     fusing = replace(make_options("ort", None, None, _assumed(assume)), packs=False)
     loaded = load(model)
     check_target(target)
@@ -122,14 +130,19 @@ def _assumed(assume: Iterable[str]) -> tuple[str, ...]:
     return given if SHARED_CACHES in given else (*given, SEPARATE_CACHES)
 
 
-def _checked(ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int) -> ParallelOptions:
+def _checked(
+    ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int, machine: Machine
+) -> ParallelOptions:
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
     if method not in ("auto", *METHODS, MERGE):
         raise InputError(f"unknown method {method!r}: use auto, {', '.join((*METHODS, MERGE))}")
     if length < 1 or batch < 1:
         raise InputError(f"{length} tokens in a batch of {batch}: give numbers from 1 upwards")
-    return ParallelOptions(ranks, method, dict(axes or {}), length, batch)
+    for name, number in asdict(machine).items():
+        if not (0 < number < math.inf or (name == "latency" and number == 0)):
+            raise InputError(f"{name} is {number:g}: give a number above 0")
+    return ParallelOptions(ranks, method, dict(axes or {}), length, batch, machine)
 
 
 def _told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:

@@ -17,11 +17,14 @@ where the sequence is that of the keys:
     whole(another)      as it is in the given graph: every rank computes the new tokens
 
 A value between the input and the Concat has the length of the past. `_Past` makes its local form by the same rules.
+
+For a prompt the caches are empty. Then the sequence is that of the queries, as in a model without caches
+(PromptSharder).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -30,7 +33,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
-from fa_compiler.passes.movers import element_source
+from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import int_attr, is_op, text_attr
 from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -49,7 +52,8 @@ class Joined:
     """New tokens behind those of a cache.
 
     `past` is the input and `axis` its dimension of the tokens, whose size is `before`. `node` gives both, `length`
-    tokens: a Concat with the operands `new`, or a GatherND of `count` rows.
+    tokens: a Concat with the operands `new`, or a GatherND of `count` rows. `direct` says that the elements of `past`
+    are joined in the places in which they are given.
     """
 
     past: ir.Value
@@ -58,6 +62,7 @@ class Joined:
     new: tuple[ir.Value, ...]
     before: Dim
     length: Dim
+    direct: bool
     count: ir.Value | None = None
 
 
@@ -103,7 +108,7 @@ def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
     before = info.shape(parts[0]) if len(parts) > 1 else None
     if before is None:
         return None
-    past = _source(parts[0], info)
+    past, direct = _source(parts[0], info)
     sizes = info.shape(past)
     if not past.is_graph_input() or past.const_value is not None or sizes is None or len(sizes) < 3:
         return None
@@ -111,21 +116,26 @@ def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
     if not places:
         return None
     place = axis if axis in places else places[0]
-    return Joined(past, place, concat, tuple(parts[1:]), before[axis], shape[axis])
+    return Joined(past, place, concat, tuple(parts[1:]), before[axis], shape[axis], direct)
 
 
-def _source(value: ir.Value, info: ShapeInfo) -> ir.Value:
-    """What operators that move or cast elements make a value of; a Concat of one operand is one of them."""
-    while True:
-        value = element_source(value, "Cast", "Split")
-        node = value.producer()
+def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
+    """What operators that move or cast elements make a value of, and whether they leave the elements in their places. A
+    Concat of one operand is one of them."""
+    direct = True
+    while (node := value.producer()) is not None:
         shape = info.shape(value)
-        if node is None or shape is None or not is_op(node, "Concat"):
-            return value
-        parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
+        if shape is not None and is_op(node, "Concat"):
+            parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
+        elif is_op(node, *MOVES, "Cast", "Split"):
+            parts = [each for each in node.inputs[:1] if each is not None]
+            direct = direct and is_op(node, "Identity", "Cast")
+        else:
+            break
         if len(parts) != 1:
-            return value
+            break
         value = parts[0]
+    return value, direct
 
 
 def operands(concat: ir.Node, axis: int, info: ShapeInfo) -> list[ir.Value]:
@@ -287,6 +297,44 @@ class CacheSharder(_OfAnyLength):
         if node is not None and found is not None and place == Place(found.axis):
             return self._gathered_rows(node, found)
         return super()._make_local(value, place, reader)
+
+
+class PromptSharder(Sharder):
+    """The new graph of a model with caches for a prompt: the caches are empty, and no inputs any more.
+
+    Args:
+        graph, info, length, axes, ranks, choose: as in Sharder. In `graph`, the caches have no tokens.
+        caches: the names of the inputs.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        info: ShapeInfo,
+        length: Dim,
+        axes: Mapping[str, int],
+        ranks: int,
+        choose: Choose,
+        caches: Iterable[str],
+    ) -> None:
+        super().__init__(graph, info, length, axes, ranks, choose)
+        self._caches = frozenset(caches)
+        self.inputs = {value: own for value, own in self.inputs.items() if value.name not in self._caches}
+
+    def joined(self, node: ir.Node, place: Place) -> ir.Value:
+        """The new tokens, which are joined with none."""
+        parts = operands(node, place.dim, self.info)
+        return self.local(parts[0], place, node) if len(parts) == 1 else super().joined(node, place)
+
+    def _whole_leaf(self, value: ir.Value) -> ir.Value:
+        if value.name not in self._caches:
+            return super()._whole_leaf(value)
+        sizes = [self.size(size) for size in self.shape(value, None)]
+        known = [size for size in sizes if size is not None]
+        if value.dtype is None or len(known) < len(sizes):
+            raise Refusal(f"the sizes of the empty cache {value.name!r} are unknown", None)
+        zero = self.constant(np.zeros((), value.dtype.numpy()))
+        return self.emit("Expand", [zero, self.emit("Concat", known, INT64, {"axis": 0})], value.dtype)
 
 
 class _Past(_OfAnyLength):

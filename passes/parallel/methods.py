@@ -10,7 +10,7 @@ sizes D of query and key and Dv of value, and W bytes a number, a rank sends for
                                                                 its rows of the n1 = N1 / R heads that it computed
 
 and holds more than its own part for a moment: the keys and values of all tokens (gather), those of two parts (ring), or
-nothing that grows with the number of ranks (all-to-all). A transfer takes LATENCY + bytes / BANDWIDTH. A ring sends
+nothing that grows with the number of ranks (all-to-all). A transfer takes latency + bytes / bandwidth. A ring sends
 while it computes, so only what takes longer counts; each of its steps reads and writes a partial result once more. The
 cheapest method is taken whose keys and values need at most MOST_GATHERED bytes.
 
@@ -20,7 +20,7 @@ of M new tokens a rank sends
     merge         (R - 1) M B N1 (Dv W + 8)                     its result of the row to every other rank, with the
                                                                 maximum and the sum of its softmax in float32
 
-It reads its keys and values once, at MEMORY bytes per second.
+It reads its keys and values once, at `memory` bytes per second.
 """
 
 from __future__ import annotations
@@ -30,16 +30,23 @@ from dataclasses import dataclass
 
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, MERGE, METHODS, RING
 
-LATENCY = 20e-6
-"""Seconds that a message takes however short it is. The figures are for processes of one machine or a fast network."""
-BANDWIDTH = 8e9
-"""Bytes per second from one rank to another."""
-ARITHMETIC = 2e11
-"""Multiplications and additions per second of one rank in an attention."""
-MEMORY = 1e10
-"""Bytes per second that a rank reads and writes."""
 MOST_GATHERED = 256 << 20
 """The most bytes of gathered keys and values of one attention."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rank and the network do. The defaults are for processes of one machine or a fast network.
+
+    `latency` are the seconds that a message takes however short it is, `bandwidth` the bytes per second from one rank
+    to another, `arithmetic` the multiplications and additions per second of one rank in an attention, and `memory` the
+    bytes per second that a rank reads and writes.
+    """
+
+    latency: float = 20e-6
+    bandwidth: float = 8e9
+    arithmetic: float = 2e11
+    memory: float = 1e10
 
 
 @dataclass(frozen=True)
@@ -89,29 +96,29 @@ def bytes_held(sizes: AttentionSizes, ranks: int, length: int, batch: int) -> in
     return -(-length // ranks) * batch * sizes.key_heads * sizes.width * sizes.bytes
 
 
-def seconds(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: int) -> float:
+def seconds(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: int, machine: Machine) -> float:
     """The time of one attention by the model above, computing included."""
     sent = bytes_sent(method, sizes, ranks, length, batch)
-    work = length * length / ranks * batch * sizes.heads * sizes.width / (2 if sizes.causal else 1) / ARITHMETIC
-    transfer = (ranks - 1) * LATENCY + sent / BANDWIDTH
+    work = length * length / ranks * batch * sizes.heads * sizes.width / (2 if sizes.causal else 1) / machine.arithmetic
+    transfer = (ranks - 1) * machine.latency + sent / machine.bandwidth
     if method == MERGE:
-        read = bytes_held(sizes, ranks, length, batch) / MEMORY
+        read = bytes_held(sizes, ranks, length, batch) / machine.memory
         return max(work * (sizes.rows or 1) / length, read) + transfer
     if method == GATHER:
         return work + transfer
     if method == ALL_TO_ALL:
-        return work + transfer + (ranks - 1) * LATENCY
+        return work + transfer + (ranks - 1) * machine.latency
     partial = length / ranks * batch * sizes.heads * sizes.width * sizes.bytes
-    return max(work, transfer) + (ranks - 1) * 3 * partial / MEMORY + LATENCY
+    return max(work, transfer) + (ranks - 1) * 3 * partial / machine.memory + machine.latency
 
 
-def choose(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int) -> Choice:
+def choose(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int, machine: Machine) -> Choice:
     """The method that was wanted, or for "auto" the cheapest one that is allowed."""
     if sizes.rows is not None:
-        return _choose_for_caches(sizes, wanted, ranks, length, batch)
+        return _choose_for_caches(sizes, wanted, ranks, length, batch, machine)
     allowed = [method for method in METHODS if method not in sizes.refused]
     sent = {method: bytes_sent(method, sizes, ranks, length, batch) for method in allowed}
-    times = {method: seconds(method, sizes, ranks, length, batch) for method in allowed}
+    times = {method: seconds(method, sizes, ranks, length, batch, machine) for method in allowed}
     method = wanted
     if wanted == "auto":
         gathered = length * batch * sizes.key_heads * sizes.width * sizes.bytes
@@ -121,11 +128,13 @@ def choose(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: i
     return Choice(sizes.name, method, sizes.causal, sent, times, refused)
 
 
-def _choose_for_caches(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int) -> Choice:
+def _choose_for_caches(
+    sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int, machine: Machine
+) -> Choice:
     method = MERGE if wanted == "auto" else wanted
     refused = {} if method == MERGE else {method: "its keys are those of caches, of which each rank has a part"}
     sent = {MERGE: bytes_sent(MERGE, sizes, ranks, length, batch)}
-    times = {MERGE: seconds(MERGE, sizes, ranks, length, batch)}
+    times = {MERGE: seconds(MERGE, sizes, ranks, length, batch, machine)}
     return Choice(sizes.name, method, sizes.causal, sent, times, refused, bytes_held(sizes, ranks, length, batch))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,10 +16,10 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import all_nodes, is_op, reached, remember_versions, text_attr, values_read
+from fa_compiler.passes.nodes import all_nodes, int_attr, is_op, reached, remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
-from fa_compiler.passes.parallel.caches import CacheSharder, Joined, joined_caches
-from fa_compiler.passes.parallel.methods import Choice, choose
+from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches, operands
+from fa_compiler.passes.parallel.methods import Choice, Machine, choose
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
@@ -37,7 +37,8 @@ class ParallelOptions:
     """What the user asks for.
 
     `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
-    `batch` are the sizes that the cost model takes.
+    `batch` are the sizes that the cost model takes, `machine` its figures. `prompt` says that the caches of the
+    model are empty: it is divided along its tokens.
     """
 
     ranks: int
@@ -45,6 +46,8 @@ class ParallelOptions:
     axes: Mapping[str, int] = field(default_factory=dict)
     length: int = 8192
     batch: int = 1
+    machine: Machine = field(default_factory=Machine)
+    prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,38 +67,26 @@ class ShardReport:
     choices: tuple[Choice, ...]
     gathered: tuple[str, ...]
     caches: Mapping[str, str] = field(default_factory=dict)
+    machine: Machine = field(default_factory=Machine)
 
 
 def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardReport]:
-    """The model of the ranks, and what became of it. The given model stays as it is, but for the names of sizes.
+    """The model of the ranks, and what became of it. The given model stays as it is, but for the names of sizes
+    and, for a prompt, the number of cached tokens.
 
     Raises Refusal.
     """
     graph = model.graph
     remember_versions(model)
     _name_alike(graph, options.axes)
-    info = analyse(model)
-    chosen = partial(choose, wanted=options.method, ranks=options.ranks, length=options.length, batch=options.batch)
-    caches = [] if options.axes else joined_caches(graph, info)
-    axes = {each.past.name or "": each.axis for each in caches}
-    sharder: Sharder
-    if caches:
-        _name_alike(graph, axes)
-        info = analyse(model)
-        caches = [each for each in joined_caches(graph, info) if each.past.name in axes]
-        sharder = CacheSharder(graph, info, caches, axes, options.ranks, chosen, attention_rule.cached_attention)
-    else:
-        if not options.axes and (alike := _broadcast_inputs(graph, info)):
-            _name_alike(graph, alike)
-            info = analyse(model)
-        length, axes = _sequence(graph, info, options.axes)
-        sharder = Sharder(graph, info, length, axes, options.ranks, chosen)
+    sharder, axes, caches = _sharder(model, options)
+    presents = _presents(caches, sharder.info)
+    parts = {presents[name]: axis for name, axis in axes.items() if name in presents}
     with _deep_calls():
-        outputs = [_output(sharder, value) for value in graph.outputs]
+        outputs = [_output(sharder, value, parts if caches else None) for value in graph.outputs]
     order = collectives.CYCLIC if caches else _order(sharder)
     axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
     axes_of["outputs"] = {value.name or "": axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
-    presents = _presents(caches, info)
     result = _model(model, sharder, [value for value, _ in outputs])
     record: dict[str, Any] = {"ranks": options.ranks, "order": order, **axes_of}
     if caches:
@@ -115,32 +106,95 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         choices=tuple(sharder.choices),
         gathered=gathered,
         caches=presents,
+        machine=options.machine,
     )
 
 
+def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[str, int], list[Joined]]:
+    """What makes the ranks' graph, the dimensions of the sequence of inputs, and the caches that are in parts. Raises
+    Refusal."""
+    graph, info = model.graph, analyse(model)
+    chosen = partial(
+        choose,
+        wanted=options.method,
+        ranks=options.ranks,
+        length=options.length,
+        batch=options.batch,
+        machine=options.machine,
+    )
+    caches = joined_caches(graph, info) if options.prompt or not options.axes else []
+    pasts = {each.past.name or "": each.axis for each in caches}
+    if caches and not options.prompt:
+        _name_alike(graph, pasts)
+        info = analyse(model)
+        caches = [each for each in joined_caches(graph, info) if each.past.name in pasts]
+        if {each.past.name for each in caches} != set(pasts):
+            raise Refusal("its caches have several lengths", None)
+        made = CacheSharder(graph, info, caches, pasts, options.ranks, chosen, attention_rule.cached_attention)
+        return made, pasts, caches
+    if options.prompt:
+        _empty(graph, pasts)
+        info = analyse(model)
+    if not options.axes and (alike := _broadcast_inputs(graph, info)):
+        _name_alike(graph, alike)
+        info = analyse(model)
+    length, axes = _sequence(graph, info, options.axes)
+    if not options.prompt:
+        return Sharder(graph, info, length, axes, options.ranks, chosen), axes, []
+    if length == ONE:
+        raise Refusal("the model takes one token at a time; export it with an open number of tokens", None)
+    return PromptSharder(graph, info, length, axes, options.ranks, chosen, pasts), axes, []
+
+
+def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
+    """Let caches have no tokens, along the given dimensions. Raises Refusal where there are none."""
+    if not caches:
+        raise Refusal("no cache was found that a prompt could begin; leave out --prompt", None)
+    for value in graph.inputs:
+        axis = caches.get(value.name or "")
+        if axis is None or value.shape is None:
+            continue
+        sizes = list(value.shape)
+        if isinstance(sizes[axis], int) and sizes[axis]:
+            fixed = f"to {sizes[axis]}; export it with a dynamic axis"
+            raise Refusal(f"the model fixes the number of tokens of the cache {value.name!r} {fixed}", None)
+        sizes[axis] = 0
+        value.shape = ir.Shape(sizes)
+
+
 def _presents(caches: list[Joined], info: ShapeInfo) -> dict[str, str]:
-    """For each cache the output that has it with the new tokens, along the same dimension. Raises Refusal."""
+    """For each cache the output that has it with the new tokens, in the same places. Raises Refusal.
+
+    If past is joined in the places in which it is given, the output has those of the result, too. Otherwise operators
+    move the elements back, and the output is the only one of the shape and type that past would have.
+    """
     found = {}
     for cache in caches:
-        past = info.shape(cache.past) or ()
-        wanted = [cache.length if dim == cache.axis else size for dim, size in enumerate(past)]
-        moved = reached([cache.node.outputs[0]], _moved)
-        output = next((each for each in moved if each.is_graph_output() and _may_be(info.shape(each), wanted)), None)
-        if output is None:
-            raise Refusal(f"no output has the cache {cache.past.name!r} with its new tokens", cache.node)
-        found[cache.past.name or ""] = output.name or ""
+        sizes = info.shape(cache.past) or ()
+        wanted = tuple(cache.length if dim == cache.axis else size for dim, size in enumerate(sizes))
+        every = reached([cache.node.outputs[0]], partial(_copies if cache.direct else _moved, info=info))
+        outputs = [each for each in every if each.is_graph_output() and info.dtype(each) == info.dtype(cache.past)]
+        fitting = outputs[:1] if cache.direct else [each for each in outputs if info.shape(each) == wanted]
+        if len(fitting) != 1:
+            what = "several outputs may have" if fitting else "no output has"
+            raise Refusal(f"{what} the cache {cache.past.name!r} with its new tokens", cache.node)
+        found[cache.past.name or ""] = fitting[0].name or ""
     return found
 
 
-def _moved(value: ir.Value) -> Iterator[ir.Value]:
+def _copies(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
+    """The values that have the same elements in the same places."""
+    for node in value.consumers():
+        shape = info.shape(node.outputs[0])
+        alone = shape is not None and len(operands(node, int_attr(node, "axis", 0) % len(shape), info)) == 1
+        if is_op(node, "Identity", "Cast") or (is_op(node, "Concat") and alone):
+            yield node.outputs[0]
+
+
+def _moved(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
     """What operators that move all elements of a value make of it, alone or beside others."""
     nodes = (node for node in value.consumers() if is_op(node, *LAYOUT_OPS, "Cast", "Concat"))
     return (output for node in nodes for output in node.outputs)
-
-
-def _may_be(shape: Sequence[Dim] | None, wanted: Sequence[Dim]) -> bool:
-    pairs = list(zip(shape or (), wanted, strict=False))
-    return len(pairs) == len(wanted) and all(a == b or a.const is None or b.const is None for a, b in pairs)
 
 
 @contextmanager
@@ -233,8 +287,14 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
     return found if len(parts) > 1 else {}
 
 
-def _output(sharder: Sharder, value: ir.Value) -> tuple[ir.Value, int | None]:
-    """An output of the ranks' model, and the dimension in which each rank has its part."""
+def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int] | None) -> tuple[ir.Value, int | None]:
+    """An output of the ranks' model, and the dimension in which each rank has its part. With caches, `presents` names
+    the outputs that are in parts, and their dimensions; others are whole where that is possible."""
+    if presents is not None:
+        if (axis := presents.get(value.name or "")) is not None:
+            return sharder.local(value, Place(axis), value.producer()), axis
+        with suppress(Refusal):
+            return sharder.whole(value, value.producer()), None
     shape = sharder.shape(value, value.producer())
     for dim, size in enumerate(shape):
         if size == sharder.length:

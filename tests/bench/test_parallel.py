@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.parallel import Heads, Machine, rows, simulated, visible
+from bench.parallel import Heads, rows, simulated, visible
 from fa_compiler.op_registry.collectives import METHODS, ORDERS, chunks
+from fa_compiler.passes.parallel.methods import Machine
 
 HEADS = Heads("", 8, 2, 64)
 

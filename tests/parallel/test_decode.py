@@ -18,7 +18,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.comparison.feeds import save_arrays
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
-from fa_compiler.op_registry.collectives import MERGE
+from fa_compiler.op_registry.collectives import MERGE, ZIGZAG
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.run import ShardedRun, run_sharded
 from fa_compiler.parallel.session import ShardedSession
@@ -101,6 +101,8 @@ CONSTANTS: dict[str, Array] = {
     "one": np.array(1),
     "first": np.array([0]),
     "flat": np.array([0, 0, -1]),
+    "end": np.array([2]),
+    "split": np.array([N, D]),
     "step": np.array(0.1, np.float32),
     "point": np.array(0, np.int8),
 }
@@ -148,6 +150,28 @@ FORMS: dict[str, tuple[Shapes, list[onnx.NodeProto], int]] = {
         [
             *both("Concat", "past_* *_new", "present_*", axis=1),
             *both("Transpose", "present_*", "*", perm=[0, 2, 1, 3]),
+        ],
+        1,
+    ),
+    "heads in one dimension, and sizes that are computed": (
+        dict.fromkeys(("past_k", "past_v"), ("batch", "past", N * D)),
+        [
+            *both("Concat", "past_* *_wide", "present_*", axis=1),
+            *both("Shape", "present_*", "*_shape"),
+            *both("Slice", "*_shape first end", "*_sizes"),
+            *both("Concat", "*_sizes split", "*_target", axis=0),
+            *both("Reshape", "present_* *_target", "*_split"),
+            *both("Transpose", "*_split", "*", perm=[0, 2, 1, 3]),
+        ],
+        1,
+    ),
+    "a cache that is moved before new keys are joined with it": (
+        dict.fromkeys(("past_k", "past_v"), ("batch", "past", N, D)),
+        [
+            *both("Transpose", "past_*", "*_past", perm=[0, 2, 1, 3]),
+            *both("Transpose", "*_new", "*_heads", perm=[0, 2, 1, 3]),
+            *both("Concat", "*_past *_heads", "*", axis=2),
+            *both("Transpose", "*", "present_*", perm=[0, 2, 1, 3]),
         ],
         1,
     ),
@@ -275,57 +299,34 @@ def test_rows_that_may_change_their_places(wrong: str) -> None:
     assert gathered_rows(gather, analyse(fused)) is None
 
 
-def attention_model(with_past: bool) -> onnx.ModelProto:
-    """A causal attention of ONNX over x, with caches or without them."""
-    names = "q_wide k_wide v_wide" + (" mask past_k past_v" if with_past else "")
-    nodes = [
-        *(node("MatMul", f"x w{each}", f"{each}_wide") for each in "qkv"),
-        helper.make_node(
-            "Attention",
-            [name if name != "mask" else "" for name in names.split()],
-            ["y", "present_k", "present_v"],
-            name="attention",
-            is_causal=1,
-            q_num_heads=N,
-            kv_num_heads=N,
-        ),
-    ]
-    given = [("x", ["batch", "seq", W]), *((name, BY_HEAD) for name in ("past_k", "past_v") if with_past)]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in given]
-    present = ["batch", N, None, D]
-    outputs = [
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "seq", N * D]),
-        *(helper.make_tensor_value_info(name, TensorProto.FLOAT, present) for name in ("present_k", "present_v")),
-    ]
-    weights = [numpy_helper.from_array(array, name) for name, array in WEIGHTS.items()]
-    graph = helper.make_graph(nodes, "attention", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-
-
-def test_a_prompt_in_a_ring_and_then_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name, ranks", [("gpt2_past__tsn_eager_op17", 3), ("chunk_window__dynamo", 2)])
+def test_a_prompt_in_a_ring_and_then_steps(name: str, ranks: int, tmp_path: Path) -> None:
     """The ranks divide the prompt in zigzag order, and hand their keys over to the order of caches."""
-    rng = np.random.default_rng(1)
-    prompt, *steps = ({"x": rng.standard_normal((B, count, W)).astype(np.float32)} for count in (13, 1, 2))
-    caches = {"past_k": "present_k", "past_v": "present_v"}
-    first = by_one(attention_model(False), [prompt], {})[0]
-    held = {past: first[present] for past, present in caches.items()}
-    expected = by_one(attention_model(True), [{**steps[0], **held}, steps[1]], caches)
-    prefill = fa_compiler.shard(attention_model(False), tmp_path / "prefill", 3, method="ring")
-    decode = fa_compiler.shard(attention_model(True), tmp_path / "decode", 3)
+    steps = sharded(name, ranks)
+    caches = steps.report.caches
+    feeds = inputs_of(name, 0, (13, 1, 2), caches)
+    expected = by_one(content(name), feeds, caches)
+    given = {each: array for each, array in feeds[0].items() if each not in caches}
+    prompt = fa_compiler.shard(content(name), tmp_path / "prompt", ranks, method="ring", prompt=True)
+    assert prompt.report.order == ZIGZAG
+    assert not set(prompt.report.inputs) & set(caches)
 
     def task(own: Communicator) -> list[Feeds]:
-        whole, session = ShardedSession(prefill.path, own, 1), ShardedSession(decode.path, own, 1)
-        outputs = whole.run(prompt)
-        held = session.take_caches(outputs, whole.parts({"x": prompt["x"].shape}).positions(own.rank))
-        found = []
-        for step in steps:
+        whole, session = ShardedSession(prompt.path, own, 1), ShardedSession(steps.path, own, 1)
+        outputs = whole.run(given)
+        parts = whole.parts({each: array.shape for each, array in given.items()})
+        held = session.take_caches(outputs, parts.positions(own.rank))
+        found = [whole.gather(outputs, given)]
+        for step in feeds[1:]:
             outputs, held = session.step(step, held)
             found.append(outputs)
         return found
 
-    for found in run_threads(3, task, 60):
-        for outputs, wanted in zip(found, expected, strict=True):
-            check({"y": wanted["y"]}, outputs)
+    every = run_threads(ranks, task, 60)
+    check(expected[0], every[0][0])
+    for found in every:
+        for outputs, wanted in zip(found[1:], expected[1:], strict=True):
+            check({each: array for each, array in wanted.items() if each not in caches.values()}, outputs)
 
 
 def test_parts_in_files(tmp_path: Path) -> None:
@@ -426,8 +427,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     )
     shapes, nodes, _ = FORMS["names of their own for the lengths"]
     lost = step_model(shapes, nodes)
-    del lost.graph.output[1]
+    lost.graph.output[1].name = "kt"  # the keys in another order
     assert "no output has the cache 'past_k' with its new tokens" in refused(lost, tmp_path)
+    shapes, nodes, _ = FORMS["a cache that is moved before new keys are joined with it"]
+    twice = step_model(shapes, [*nodes, node("Identity", "present_k", "again")])
+    twice.graph.output.append(helper.make_tensor_value_info("again", TensorProto.FLOAT, None))
+    assert "several outputs may have the cache 'past_k' with its new tokens" in refused(twice, tmp_path)
+    shapes, nodes, _ = FORMS["names of their own for the lengths"]
     read = step_model(shapes, [*nodes, node("ReduceSum", "past_k", "summed"), node("Add", "v summed", "w")])
     for each in read.graph.node:
         each.input[:] = ["w" if name == "v" and each.op_type == "MatMul" else name for name in each.input]
@@ -438,6 +444,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
         quantised(), tmp_path, assume=VOUCHED
     )
     assert "(FlashAttentionScore): attention in a branch or loop is not divided" in refused(merged(), tmp_path)
+    assert "no cache was found that a prompt could begin" in refused(content("llama"), tmp_path, prompt=True)
+    one = refused(content("t5_decpast__tsn_eager_op14"), tmp_path, prompt=True)
+    assert "the model takes one token at a time; export it with an open number of tokens" in one
+    fixed = refused(content("onnx_attention_3d_gqa_with_past_and_present__onnx119"), tmp_path, prompt=True)
+    assert "the model fixes the number of tokens of the cache 'past_key' to 12" in fixed
     shared = refused(genai.Decoder().model, tmp_path, assume=["shared-caches"])
     assert "(FlashAttentionScore): its key is not proven to be as long as the sequence" in shared
 
@@ -451,7 +462,7 @@ def test_caches_of_several_lengths() -> None:
 
 
 def test_empty_caches() -> None:
-    """Decoding begins without a token."""
+    """Decoding begins without a token. A step sends nothing but what the report says, for each of two texts."""
     name = "gpt2_past__tsn_eager_op17"
     result = sharded(name, 3)
     feeds = inputs_of(name, 0, (1, 1), result.report.caches)
@@ -462,7 +473,9 @@ def test_empty_caches() -> None:
         caches = session.empty_caches(2)
         for step in feeds:
             given = {each: array for each, array in step.items() if each not in result.report.caches}
+            before = own.sent
             outputs, caches = session.step(given, caches)
+            assert own.sent - before == 2 * sum(each.sent[MERGE] for each in result.report.choices)
         return outputs
 
     for outputs in run_threads(3, task, 60):

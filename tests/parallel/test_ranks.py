@@ -27,7 +27,7 @@ from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.run import ShardedRun, run_sharded
 from fa_compiler.parallel.session import ShardedSession
 from fa_compiler.parallel.threads import run_threads
-from fa_compiler.passes.parallel.methods import AttentionSizes, choose
+from fa_compiler.passes.parallel.methods import AttentionSizes, Machine, choose
 
 from .running import EXAMPLES, by_one, check, content, sharded, text
 
@@ -212,7 +212,8 @@ def test_damaged_models(tmp_path: Path) -> None:
     proto = onnx.load(sharded("llama", RANKS).path)
     entry = next(each for each in proto.metadata_props if each.key == collectives.METADATA_KEY)
     record = json.loads(entry.value)
-    for damaged in ("", "{}", json.dumps({**record, "ranks": 0}), json.dumps({**record, "order": "none"})):
+    wrong = ({"ranks": 0}, {"order": "none"}, {"order": "cyclic"}, {"order": "cyclic", "caches": {"past": "present"}})
+    for damaged in ("", "{}", *(json.dumps({**record, **each}) for each in wrong)):
         entry.value = damaged
         (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
         with pytest.raises(
@@ -322,4 +323,18 @@ def test_the_choice(heads: int, key_heads: int, length: int, method: str) -> Non
     """Few key heads are gathered; many go by heads where the ranks divide them, else in a ring."""
     refused = {} if heads % 8 == 0 else {"all-to-all": "8 ranks do not divide its heads"}
     sizes = AttentionSizes("a", heads, key_heads, 256, 2, True, refused)
-    assert choose(sizes, "auto", 8, length, 1).method == method
+    assert choose(sizes, "auto", 8, length, 1, Machine()).method == method
+
+
+def test_the_machine_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages that take long are sent by the method with the fewest; the report says for which machine."""
+    words = ["shard", str(EXAMPLES / "llama.onnx"), "-o", str(tmp_path / "out"), "--sequence-parallel", "4", "--json"]
+    found = []
+    for figures in (["--latency", "1"], ["--latency", "0", "--bandwidth", "1e6", "--arithmetic", "1e8"]):
+        assert main([*words, *figures]) == 0
+        told = json.loads(capsys.readouterr().out)
+        found.append(told["attentions"][0]["method"])
+        assert told["machine"]["latency"] == float(figures[1])
+    assert found == ["gather", "ring"]
+    assert main([*words, "--memory", "0"]) == 2
+    assert "memory is 0: give a number above 0" in capsys.readouterr().err
