@@ -294,8 +294,8 @@ class Sharder:
         axis = self.axes.get(value.name or "")
         if axis is None:
             return self.inputs[value]
-        features = [size.const for size in self.shape(value, None)[1:] if size.const is not None]
-        if math.prod(features) > LIGHT_FEATURES:
+        features = [size for dim, size in enumerate(self.shape(value, None)) if dim not in (0, axis)]
+        if math.prod(size.const or 1 for size in features) > LIGHT_FEATURES:
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
         return self._gathered(self.inputs[value], value.dtype, axis)
 
