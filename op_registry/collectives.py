@@ -50,15 +50,25 @@ Chunk = tuple[int, int]
 """The positions of a chunk: the first one, and the one after the last."""
 
 
+def chunk_count(order: str, ranks: int) -> int:
+    """The number of chunks of a sequence."""
+    return ranks if order == CONTIGUOUS else 2 * ranks
+
+
+def chunk_numbers(order: str, ranks: int, rank: int) -> tuple[int, ...]:
+    """The numbers of the chunks that one rank has."""
+    return (rank,) if order == CONTIGUOUS else (rank, 2 * ranks - 1 - rank)
+
+
 def chunks(order: str, ranks: int, rank: int, length: int) -> tuple[Chunk, ...]:
     """The chunks of one rank. The sizes of all chunks of a sequence differ by at most one."""
-    count = ranks if order == CONTIGUOUS else 2 * ranks
+    count = chunk_count(order, ranks)
     ends = [length * number // count for number in range(count + 1)]
     every = list(pairwise(ends))
-    return (every[rank],) if order == CONTIGUOUS else (every[rank], every[-1 - rank])
+    return tuple(every[number] for number in chunk_numbers(order, ranks, rank))
 
 
 def shortest(order: str, ranks: int) -> int:
     """The length of the shortest sequence of which every chunk has a token. It is 2 at least: a dimension of 1 would be
     broadcast."""
-    return max(2, ranks if order == CONTIGUOUS else 2 * ranks)
+    return max(2, chunk_count(order, ranks))

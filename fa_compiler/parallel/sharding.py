@@ -40,25 +40,29 @@ class Sharded:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        report = self.report
-        return {
-            "ranks": report.ranks,
-            "order": report.order,
-            "inputs": dict(report.inputs),
-            "outputs": dict(report.outputs),
-            "gathered_inputs": list(report.gathered),
-            "tokens_of_the_cost_model": report.length,
-            "attentions": [
-                {
-                    "node": choice.name,
-                    "method": choice.method,
-                    "bytes_sent_by_a_rank": dict(choice.sent),
-                    "seconds": dict(choice.seconds),
-                    "refused": dict(choice.refused),
-                }
-                for choice in report.choices
-            ],
-        }
+        return report_json(self.report)
+
+
+def report_json(report: ShardReport) -> dict[str, Any]:
+    """What became of a model, as JSON has it."""
+    return {
+        "ranks": report.ranks,
+        "order": report.order,
+        "inputs": dict(report.inputs),
+        "outputs": dict(report.outputs),
+        "gathered_inputs": list(report.gathered),
+        "tokens_of_the_cost_model": report.length,
+        "attentions": [
+            {
+                "node": choice.name,
+                "method": choice.method,
+                "bytes_sent_by_a_rank": dict(choice.sent),
+                "seconds": dict(choice.seconds),
+                "refused": dict(choice.refused),
+            }
+            for choice in report.choices
+        ],
+    }
 
 
 def shard(
@@ -101,7 +105,7 @@ def shard(
         try:
             result, report = shard_graph(fused, options)
         except Refusal as refusal:
-            raise InputError(_told(loaded, refusal, fusion)) from None
+            raise InputError(told(loaded, refusal, fusion)) from None
         proto = proto_of(loaded, result)
     problem = checker.fault(proto, full=False)
     if problem is not None:
@@ -112,22 +116,27 @@ def shard(
 
 
 def _checked(ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int) -> ParallelOptions:
-    if not 1 <= ranks <= MOST_RANKS:
-        raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
-    if method not in ("auto", *METHODS):
-        raise InputError(f"unknown method {method!r}: use auto, {', '.join(METHODS)}")
+    check_request(ranks, method)
     if length < 1 or batch < 1:
         raise InputError(f"{length} tokens in a batch of {batch}: give numbers from 1 upwards")
     return ParallelOptions(ranks, method, dict(axes or {}), length, batch)
 
 
-def _told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
+def check_request(ranks: int, method: str) -> None:
+    """Raise InputError for a number of ranks or a method that there is not."""
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
+    if method not in ("auto", *METHODS):
+        raise InputError(f"unknown method {method!r}: use auto, {', '.join(METHODS)}")
+
+
+def told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
     """The sentence of a refusal; an attention that was declined may be why."""
     declined = [block for block in fusion.blocks if block.status == "declined"]
-    told = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
+    text = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
     if declined:
-        told += f"; the attention at '{declined[0].anchor}' was not fused: {declined[0].reason}"
-    return told
+        text += f"; the attention at '{declined[0].anchor}' was not fused: {declined[0].reason}"
+    return text
 
 
 def _write(proto: onnx.ModelProto, loaded: LoadedModel, target: Path, sharded: Sharded) -> None:

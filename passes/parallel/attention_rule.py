@@ -15,18 +15,21 @@ counted from the top left and from the bottom right, are the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 
 import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives, full_attrs, get, place_inputs
+from fa_compiler.op_registry.collectives import RING
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.nodes import constant
 from fa_compiler.passes.parallel.methods import AttentionSizes, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder, local_rule
+from fa_compiler.passes.values.bounds import Bounds
 
 TAKEN = frozenset({"query", "key", "value", "real_shift", "atten_mask", "sink", "query_rope", "key_rope"})
 """The inputs that a SequenceAttention takes."""
@@ -153,7 +156,9 @@ def _sizes(
     if key_heads < 1:
         raise Refusal("the number of its key heads is unknown", node)
     dtype = sharder.info.dtype(inputs["query"])
-    empty = attrs.get("cpu_empty_rows", "")
+    refused = refused_methods(heads, key_heads, sharder.ranks, "sink" in inputs, str(attrs.get("cpu_empty_rows", "")))
+    if (reason := sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))) and RING not in refused:
+        refused[RING] = reason
     return AttentionSizes(
         name=label(node) or node.op_type,
         heads=heads,
@@ -161,5 +166,19 @@ def _sizes(
         width=width,
         bytes=4 if dtype is None else int(dtype.itemsize),
         causal=after < UNLIMITED,
-        refused=refused_methods(heads, key_heads, sharder.ranks, "sink" in inputs, str(empty)),
+        refused=refused,
     )
+
+
+def _ring_fault(sharder: Sharder, bias: ir.Value | None) -> str:
+    """Why a rank with a graph of its own cannot compute this attention in a ring; "" where it can.
+
+    The scores of a part are all infinite where a bias excludes all its keys by infinity. Such a part has no softmax.
+    Ranks of one graph notice this and gather the keys instead.
+    """
+    if bias is None or not sharder.own_graphs:
+        return ""
+    limits = Bounds(sharder.info).of(bias)
+    if limits is not None and all(map(math.isfinite, limits)):
+        return ""
+    return "its bias may be infinite, so that a part of the keys may have no softmax"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +34,9 @@ class ParallelOptions:
     """What the user asks for.
 
     `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
-    `batch` are the sizes that the cost model takes.
+    `batch` are the sizes that the cost model takes. `sizes` are the sizes of all inputs, if each rank gets a graph of
+    its own for them (rank_graph.py). Such a graph cannot choose another method while it runs. `no_ring` is the reason
+    why no attention may be computed in a ring, if there is one.
     """
 
     ranks: int
@@ -42,6 +44,8 @@ class ParallelOptions:
     axes: Mapping[str, int] = field(default_factory=dict)
     length: int = 8192
     batch: int = 1
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    no_ring: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class ShardReport:
     """What became of a model.
 
     `inputs` and `outputs` give the dimension of the sequence, None for a tensor that is whole on every rank. `gathered`
-    are the inputs of which every rank gets all tokens.
+    are the inputs of which every rank gets all tokens. `length` is the number of tokens that the cost model took.
     """
 
     ranks: int
@@ -74,8 +78,10 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         _name_alike(graph, alike)
         info = analyse(model)
     length, axes = _sequence(graph, info, options.axes)
-    chosen = partial(choose, wanted=options.method, ranks=options.ranks, length=options.length, batch=options.batch)
+    tokens = _tokens(length, axes, options)
+    chosen = partial(choose, wanted=options.method, ranks=options.ranks, length=tokens, batch=options.batch)
     sharder = Sharder(graph, info, length, axes, options.ranks, chosen)
+    sharder.own_graphs, sharder.no_ring = bool(options.sizes), options.no_ring
     with _deep_calls():
         outputs = [_output(sharder, value) for value in graph.outputs]
     order = _order(sharder)
@@ -90,7 +96,7 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         if node.op_type == collectives.ALL_GATHER and node.inputs[0] is not None
     )
     return result, ShardReport(
-        options.ranks, order, options.length, axes_of["inputs"], axes_of["outputs"], tuple(sharder.choices), gathered
+        options.ranks, order, tokens, axes_of["inputs"], axes_of["outputs"], tuple(sharder.choices), gathered
     )
 
 
@@ -147,6 +153,14 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
         sentence = f"the attentions run over {length} tokens, which is the size of no dimension of an input"
         raise Refusal(f"{sentence}; name the dimension by --sequence-axis INPUT:DIM", None)
     return length, axes
+
+
+def _tokens(length: Dim, axes: Mapping[str, int], options: ParallelOptions) -> int:
+    """The number of tokens: of the model, of the sizes that are given, or the one that the user gives for the choice of
+    methods."""
+    if length.const is not None:
+        return length.const
+    return next((options.sizes[name][axis] for name, axis in axes.items() if name in options.sizes), options.length)
 
 
 def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:

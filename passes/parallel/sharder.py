@@ -112,6 +112,8 @@ class Sharder:
         self._clones: dict[tuple[object, ...], ir.Node] = {}
         self._touched = self._find_touched()
         self.opset = graph_opset(graph)
+        self.own_graphs, self.no_ring = False, ""
+        """Does each rank get a graph of its own? Why may no attention be computed in a ring?"""
         self._gathers = False
         self._part: tuple[ir.Value, ir.Value, ir.Value] | None = None
 

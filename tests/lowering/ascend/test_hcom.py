@@ -1,4 +1,4 @@
-"""The operators that talk to other ranks in `.air` files: their form, their order, and what the checker says of them."""
+"""The operators that talk to other ranks in `.air` files: their form, their order, and what the checker says."""
 
 from __future__ import annotations
 
