@@ -11,13 +11,16 @@ rank's own tokens only.
     AllGather          part                          the parts of all ranks along `axis`, in the order of the sequence
     AllReduce          part                          the sum, max or min (`reduction`) over the ranks, each element
     SelectTokens       part, indices                 Gather(whole, indices, axis) from the parts of all ranks
-    SequenceAttention  those of FlashAttentionScore  attention_out of the rank's own queries to the keys of all ranks
+    SequenceAttention  those of FlashAttentionScore  attention_out of the rank's own queries to the keys of all ranks;
+                                                     also softmax_max and softmax_sum, if a gradient reads them
+    SequenceGradient   those of its gradient         dq, dk and dv of the rank's own tokens
 
-SequenceAttention has the attributes of FlashAttentionScore and `method`. query, key and value hold the rank's own
-tokens. Its sparse_mode is 0, and pre_tockens and next_tockens limit the keys even if there is no atten_mask: row i
-attends key j if -pre_tockens <= j - i <= next_tockens, where i and j are positions in the whole sequence. A bias or
-mask has the keys of the whole sequence as columns. Its rows are the rank's own, or with the method all-to-all those of
-the whole sequence; a size of 1 is repeated.
+SequenceAttention has the attributes of FlashAttentionScore and `method`, SequenceGradient those of
+FlashAttentionScoreGrad. query, key, value, dy and attention_in hold the rank's own tokens, and the statistics its own
+rows. sparse_mode is 0, and pre_tockens and next_tockens limit the keys even if there is no atten_mask: row i attends
+key j if -pre_tockens <= j - i <= next_tockens, where i and j are positions in the whole sequence. A bias or mask has
+the keys of the whole sequence as columns. Its rows are the rank's own, or with the method all-to-all those of the whole
+sequence; a size of 1 is repeated. The ranks compute a gradient by gathering, and so the attention that it is of.
 """
 
 from __future__ import annotations
@@ -35,6 +38,11 @@ ALL_GATHER = "AllGather"
 ALL_REDUCE = "AllReduce"
 SELECT_TOKENS = "SelectTokens"
 SEQUENCE_ATTENTION = "SequenceAttention"
+SEQUENCE_GRADIENT = "SequenceGradient"
+FORWARD_OUTPUTS = ("attention_out", "softmax_max", "softmax_sum")
+"""The outputs of SequenceAttention. The last two are there if a gradient reads them."""
+GRADIENT_OUTPUTS = ("dq", "dk", "dv")
+"""The outputs of SequenceGradient."""
 
 GATHER, ALL_TO_ALL, RING = "gather", "all-to-all", "ring"
 METHODS = (GATHER, ALL_TO_ALL, RING)

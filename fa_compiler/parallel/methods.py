@@ -1,4 +1,4 @@
-"""How the ranks compute one SequenceAttention together.
+"""How the ranks compute one SequenceAttention together, and its gradient.
 
     gather        Every rank gathers the keys and values of all tokens, and attends with its own queries.
     all-to-all    Every rank gets the queries, keys and values of all tokens for some of the heads, attends, and gives
@@ -33,32 +33,75 @@ LARGEST = np.finfo(np.float32).max
 
 
 def sequence_attention(
-    communicator: Communicator, parts: Parts, attrs: Mapping[str, Any], inputs: Mapping[str, Array]
-) -> Array:
-    """attention_out for the rank's own rows, in the layout of query.
+    communicator: Communicator,
+    parts: Parts,
+    attrs: Mapping[str, Any],
+    inputs: Mapping[str, Array],
+    wanted: Sequence[str] = ("attention_out",),
+) -> list[Array]:
+    """The wanted outputs for the rank's own rows, attention_out in the layout of query.
 
     `attrs` and `inputs` are those of the node, by name (op_registry/collectives.py). Raises RankError, and KernelError
     if the kernel does not take the call.
     """
-    kept = {name: value for name, value in attrs.items() if name != "method"}
-    layout, heads = str(kept["input_layout"]), int(kept["head_num"])
+    call, layout = _call(attrs, inputs)
+    query = [tokens_first(inputs[name], layout) for name in ("query", "query_rope") if name in inputs]
+    keys = [tokens_first(inputs[name], layout) for name in ("key", "value", "key_rope") if name in inputs]
+    if len(wanted) > 1:
+        out, *statistics = _gathering(communicator, parts, call, query, keys, wanted)
+        return [from_tokens_first(out, layout, call.heads), *statistics]
+    out = METHODS[str(attrs["method"])](communicator, parts, call, query, keys)
+    return [from_tokens_first(out, layout, call.heads)]
+
+
+def _call(attrs: Mapping[str, Any], inputs: Mapping[str, Array]) -> tuple[Call, str]:
+    """What the calls of one attention or of one gradient have in common, and the layout."""
+    layout, heads = str(attrs["input_layout"]), int(attrs["head_num"])
     key = inputs["key"]
     size = inputs["query"].shape[-1] // heads
     key_heads = key.shape[-1] // size if layout in ("BSH", "SBH") else key.shape[1 if layout == "BNSD" else 2]
     call = Call(
-        attrs=kept,
+        attrs={name: value for name, value in attrs.items() if name != "method"},
         heads=heads,
         key_heads=key_heads,
-        pre=int(kept["pre_tockens"]),
-        after=int(kept["next_tockens"]),
+        pre=int(attrs["pre_tockens"]),
+        after=int(attrs["next_tockens"]),
         mask=inputs.get("atten_mask"),
-        bias=inputs.get("real_shift"),
+        bias=inputs.get("real_shift", inputs.get("pse_shift")),
         sink=inputs.get("sink"),
     )
-    query = [tokens_first(inputs[name], layout) for name in ("query", "query_rope") if name in inputs]
-    keys = [tokens_first(inputs[name], layout) for name in ("key", "value", "key_rope") if name in inputs]
-    out = METHODS[str(attrs["method"])](communicator, parts, call, query, keys)
-    return from_tokens_first(out, layout, heads)
+    return call, layout
+
+
+def sequence_gradient(
+    communicator: Communicator, parts: Parts, attrs: Mapping[str, Any], inputs: Mapping[str, Array]
+) -> list[Array]:
+    """dq, dk and dv of the rank's own tokens, in the layouts of query, key and value.
+
+    Every rank gathers the keys and values of all tokens, and computes what its own rows give to dk and dv. The owners
+    of the tokens add this up in float32, all in the same order. Raises as `sequence_attention` does.
+    """
+    call, layout = _call(attrs, inputs)
+    rows_of = {name: tokens_first(inputs[name], layout) for name in ("query", "dy", "attention_in")}
+    whole = {name: gathered(communicator, parts, tokens_first(inputs[name], layout), 0) for name in ("key", "value")}
+    totals = {f"d{name[0]}": np.zeros(array.shape, np.float32) for name, array in whole.items()}
+    results = []
+    for rows, place in own_chunks(parts, communicator.rank):
+        columns = slice(*(call.keys_of(rows, (0, parts.length)) or (0, parts.length)))
+        tensors = {name: array[place] for name, array in rows_of.items()}
+        tensors |= {name: array[columns] for name, array in whole.items()}
+        tensors |= {name: np.ascontiguousarray(inputs[name][:, :, place]) for name in ("softmax_max", "softmax_sum")}
+        found = call.run_gradient(tensors, rows, (columns.start, columns.stop), place.start)
+        results.append(found["dq"])
+        for name, total in totals.items():
+            total[columns] += found[name]
+    made = {"dq": (np.concatenate(results), call.heads)}
+    for name, total in totals.items():
+        sends = [parts.own(total, 0, rank) for rank in range(communicator.size)]
+        shape = sends[communicator.rank].shape
+        received = communicator.exchange(sends, [shape] * communicator.size)
+        made[name] = (np.sum(received, 0, dtype=np.float32).astype(rows_of["query"].dtype), call.key_heads)
+    return [from_tokens_first(made[name][0], layout, made[name][1]) for name in ("dq", "dk", "dv")]
 
 
 def own_chunks(parts: Parts, rank: int) -> list[tuple[Chunk, slice]]:
@@ -70,13 +113,25 @@ def own_chunks(parts: Parts, rank: int) -> list[tuple[Chunk, slice]]:
 
 def by_gather(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
     """The method gather."""
+    (out,) = _gathering(communicator, parts, call, query, keys, ("attention_out",))
+    return out
+
+
+def _gathering(
+    communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
+) -> list[Array]:
+    """The wanted outputs by the method gather. Statistics have the rows of the rank along axis 2."""
     whole = [gathered(communicator, parts, each, 0) for each in keys]
     results = []
     for rows, place in own_chunks(parts, communicator.rank):
         columns = call.keys_of(rows, (0, parts.length)) or (0, parts.length)
         own, some = [each[place] for each in query], [each[slice(*columns)] for each in whole]
-        results.append(call.run(own, some, rows, columns, place.start)["attention_out"])
-    return results[0] if len(results) == 1 else np.concatenate(results)
+        results.append(call.run(own, some, rows, columns, place.start, wanted))
+    axes = [0 if name == "attention_out" else 2 for name in wanted]
+    return [
+        results[0][name] if len(results) == 1 else np.concatenate([each[name] for each in results], axis)
+        for name, axis in zip(wanted, axes, strict=True)
+    ]
 
 
 def by_all_to_all(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:

@@ -26,6 +26,7 @@ from fa_compiler.op_registry.collectives import (
     ORDERS,
     SELECT_TOKENS,
     SEQUENCE_ATTENTION,
+    SEQUENCE_GRADIENT,
     SEQUENCE_PART,
 )
 
@@ -61,8 +62,9 @@ class Collective:
 
     @property
     def named_inputs(self) -> dict[str, str]:
-        """The inputs of a SequenceAttention by their names in the prototype of FlashAttentionScore."""
-        spec = get("FlashAttentionScore")
+        """The inputs of a SequenceAttention or SequenceGradient by their names in the prototype of FlashAttentionScore
+        or FlashAttentionScoreGrad."""
+        spec = get("FlashAttentionScoreGrad" if self.op_type == SEQUENCE_GRADIENT else "FlashAttentionScore")
         return {entry: name for entry, name in zip(spec.input_names, self.inputs, strict=False) if name}
 
 
@@ -146,7 +148,7 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
 def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
-    known = node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS) or (
+    known = node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS, SEQUENCE_GRADIENT) or (
         node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS
     )
     if not known:

@@ -14,7 +14,7 @@ from fa_compiler.lowering.ort.eager import KernelError
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.op_registry import RegistryError, collectives
 from fa_compiler.parallel.communicator import Alone, Array, Communicator, Shape
-from fa_compiler.parallel.methods import sequence_attention
+from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
 from fa_compiler.parallel.parts import Parts, gathered, reduced, selected
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
 from fa_compiler.running.runtime import Session
@@ -109,7 +109,7 @@ class ShardedSession:
             if isinstance(step, Segment):
                 values.update(self._sessions[index].run({name: values[name] for name in step.inputs}))
             else:
-                values[step.outputs[0]] = self._collective(step, parts, values)
+                values.update(zip(step.outputs, self._collective(step, parts, values), strict=True))
             for name in step.inputs:
                 if self._plan.last_use[name] == index and name not in kept:
                     values.pop(name, None)
@@ -130,20 +130,23 @@ class ShardedSession:
                 whole[name] = parts.joined(pieces, axis)
         return whole if self.communicator.rank == 0 else {}
 
-    def _collective(self, step: Collective, parts: Parts, values: Mapping[str, Array]) -> Array:
+    def _collective(self, step: Collective, parts: Parts, values: Mapping[str, Array]) -> list[Array]:
         communicator = self.communicator
-        if step.op_type == collectives.SEQUENCE_ATTENTION:
+        if step.op_type in (collectives.SEQUENCE_ATTENTION, collectives.SEQUENCE_GRADIENT):
             inputs = {name: values[value] for name, value in step.named_inputs.items()}
             try:
-                return sequence_attention(communicator, parts, step.attrs, inputs)
+                if step.op_type == collectives.SEQUENCE_GRADIENT:
+                    return sequence_gradient(communicator, parts, step.attrs, inputs)
+                wanted = collectives.FORWARD_OUTPUTS[: len(step.outputs)]
+                return sequence_attention(communicator, parts, step.attrs, inputs, wanted)
             except (KernelError, RegistryError) as error:
                 raise InputError(f"{self.name}: node '{step.name}': {error}") from None
         own = [values[name] for name in step.inputs]
         if step.op_type == collectives.ALL_REDUCE:
-            return reduced(communicator, own[0], step.attrs["reduction"])
+            return [reduced(communicator, own[0], step.attrs["reduction"])]
         if step.op_type == collectives.SELECT_TOKENS:
-            return selected(communicator, parts, own[0], own[1], step.attrs["axis"])
-        return gathered(communicator, parts, own[0], step.attrs["axis"])
+            return [selected(communicator, parts, own[0], own[1], step.attrs["axis"])]
+        return [gathered(communicator, parts, own[0], step.attrs["axis"])]
 
 
 def shapes_of(arrays: Mapping[str, Array]) -> dict[str, Shape]:

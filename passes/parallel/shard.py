@@ -146,9 +146,10 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
         named = {size for shape in shapes.values() for size in shape if size in length.broadcast_parts}
         length = named.pop() if len(named) == 1 else length
     axes = {name: axis % len(shapes[name]) for name, axis in given.items()}
-    for name, shape in shapes.items():
-        if name not in axes and length in shape:
-            axes[name] = shape.index(length)
+    if not given or length.const is None:  # a number may be that of other dimensions, too; a name is not
+        for name, shape in shapes.items():
+            if name not in axes and length in shape:
+                axes[name] = shape.index(length)
     if not axes:
         sentence = f"the attentions run over {length} tokens, which is the size of no dimension of an input"
         raise Refusal(f"{sentence}; name the dimension by --sequence-axis INPUT:DIM", None)
@@ -195,16 +196,32 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
 
 
 def _output(sharder: Sharder, value: ir.Value) -> tuple[ir.Value, int | None]:
-    """An output of the ranks' model, and the dimension in which each rank has its part."""
+    """An output of the ranks' model, and the dimension in which each rank has its part.
+
+    Where the length is a number, another dimension may have the same one: features, such as those of the gradient of a
+    weight. An output is then whole if a rank can compute the whole.
+    """
     shape = sharder.shape(value, value.producer())
-    for dim, size in enumerate(shape):
-        if size == sharder.length:
-            return sharder.local(value, Place(dim), value.producer()), dim
+    dims = [dim for dim, size in enumerate(shape) if size == sharder.length]
+    if dims and sharder.length.const is None:
+        return sharder.local(value, Place(dims[0]), value.producer()), dims[0]
     for size in shape:
         if size != ONE and sharder.length.const is None and size.exact_div(sharder.length) is not None:
             told = "is longer than the sequence, or has it merged with other dimensions"
             raise Refusal(f"the output {value.name!r} {told}", value.producer())
-    return sharder.whole(value, value.producer()), None
+    try:
+        return sharder.whole(value, value.producer()), None
+    except Refusal:
+        if not dims:
+            raise
+    refused: Refusal | None = None
+    for dim in dims:
+        try:
+            return sharder.local(value, Place(dim), value.producer()), dim
+        except Refusal as refusal:
+            refused = refused or refusal
+    assert refused is not None
+    raise refused
 
 
 def _order(sharder: Sharder) -> str:

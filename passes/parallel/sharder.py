@@ -45,6 +45,7 @@ CIRCLE = Refusal("it mixes the sequence", None)
 HEAVY = frozenset(
     {
         *("MatMul", "Gemm", "Einsum", "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
+        "FlashAttentionScoreGrad",
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
         *("SkipSimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization", "Attention"),
     }
@@ -100,6 +101,8 @@ class Sharder:
         self.graph, self.info, self.length, self.axes = graph, info, length, axes
         self.ranks, self.choose = ranks, choose
         self.choices: list[Choice] = []
+        self.attentions: dict[ir.Node, ir.Node] = {}
+        """The SequenceAttention or SequenceGradient that was made for a node."""
         self.names = Names({name for output in graph.outputs if (name := output.name)})
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
