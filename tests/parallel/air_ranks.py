@@ -23,7 +23,7 @@ from fa_compiler.op_registry import DOMAIN, bind_inputs, bind_outputs, get, hcom
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.threads import run_threads
 
-WAIT = 20.0
+WAIT = 120.0
 
 
 class Fused(OpRun):
