@@ -16,11 +16,12 @@ rank's own tokens only.
     SequenceGradient   those of its gradient         dq, dk and dv of the rank's own tokens
 
 SequenceAttention has the attributes of FlashAttentionScore and `method`, SequenceGradient those of
-FlashAttentionScoreGrad. query, key, value, dy and attention_in hold the rank's own tokens, and the statistics its own
-rows. sparse_mode is 0, and pre_tockens and next_tockens limit the keys even if there is no atten_mask: row i attends
-key j if -pre_tockens <= j - i <= next_tockens, where i and j are positions in the whole sequence. A bias or mask has
-the keys of the whole sequence as columns. Its rows are the rank's own, or with the method all-to-all those of the whole
-sequence; a size of 1 is repeated. The ranks compute a gradient by gathering, and so the attention that it is of.
+FlashAttentionScoreGrad and the `method` of its attention, which is gather or ring. query, key, value, dy and
+attention_in hold the rank's own tokens, and the statistics its own rows. sparse_mode is 0, and pre_tockens and
+next_tockens limit the keys even if there is no atten_mask: row i attends key j if -pre_tockens <= j - i <=
+next_tockens, where i and j are positions in the whole sequence. A bias or mask has the keys of the whole sequence as
+columns. Its rows are the rank's own, or with the method all-to-all those of the whole sequence; a size of 1 is
+repeated.
 """
 
 from __future__ import annotations

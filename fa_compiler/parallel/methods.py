@@ -13,7 +13,7 @@ the statistics of a row undefined. All ranks agree on this after each ring.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, RING, Chunk
+from fa_compiler.op_registry.geometry import STATISTICS
 from fa_compiler.parallel.attend import Call, from_tokens_first, tokens_first
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.parts import Parts, gathered
@@ -48,7 +49,8 @@ def sequence_attention(
     query = [tokens_first(inputs[name], layout) for name in ("query", "query_rope") if name in inputs]
     keys = [tokens_first(inputs[name], layout) for name in ("key", "value", "key_rope") if name in inputs]
     if len(wanted) > 1:
-        out, *statistics = _gathering(communicator, parts, call, query, keys, wanted)
+        by = _around if attrs["method"] == RING else _gathering
+        out, *statistics = by(communicator, parts, call, query, keys, wanted)
         return [from_tokens_first(out, layout, call.heads), *statistics]
     out = METHODS[str(attrs["method"])](communicator, parts, call, query, keys)
     return [from_tokens_first(out, layout, call.heads)]
@@ -78,30 +80,85 @@ def sequence_gradient(
 ) -> list[Array]:
     """dq, dk and dv of the rank's own tokens, in the layouts of query, key and value.
 
-    Every rank gathers the keys and values of all tokens, and computes what its own rows give to dk and dv. The owners
-    of the tokens add this up in float32, all in the same order. Raises as `sequence_attention` does.
+    The statistics are those of all keys, so the gradients that some rows and some keys give are parts of a sum. The
+    ranks add up dk and dv in float32. Raises as `sequence_attention` does.
     """
     call, layout = _call(attrs, inputs)
-    rows_of = {name: tokens_first(inputs[name], layout) for name in ("query", "dy", "attention_in")}
-    whole = {name: gathered(communicator, parts, tokens_first(inputs[name], layout), 0) for name in ("key", "value")}
+    rows = {name: tokens_first(inputs[name], layout) for name in ("query", "dy", "attention_in")}
+    statistics = {name: inputs[name] for name in ("softmax_max", "softmax_sum")}
+    keys = {name: tokens_first(inputs[name], layout) for name in ("key", "value")}
+    by = _ring_gradient if attrs["method"] == RING else _gathered_gradient
+    made = by(communicator, parts, _Gradient(call, rows, statistics), keys)
+    heads = {"dq": call.heads, "dk": call.key_heads, "dv": call.key_heads}
+    dtype = inputs["query"].dtype
+    return [from_tokens_first(made[name].astype(dtype, copy=False), layout, count) for name, count in heads.items()]
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """The rows of a rank for a gradient: query, dy and attention_in [S, B, heads * size], and the statistics."""
+
+    call: Call
+    rows: Mapping[str, Array]
+    statistics: Mapping[str, Array]
+
+    def of(self, chunk: Chunk, place: slice, keys: Mapping[str, Array], columns: Chunk) -> dict[str, Array]:
+        """dq, dk and dv of a chunk of rows, at this place among the rank's rows, and of these keys."""
+        tensors = {name: array[place] for name, array in self.rows.items()}
+        tensors |= {name: np.ascontiguousarray(array[:, :, place]) for name, array in self.statistics.items()}
+        return self.call.run_gradient({**tensors, **keys}, chunk, columns, place.start)
+
+
+def _gathered_gradient(
+    communicator: Communicator, parts: Parts, own: _Gradient, keys: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Every rank gathers the keys and values of all tokens, and computes what its rows give to all dk and dv. It sends
+    the owners of the tokens what is theirs. All add in the order of the ranks."""
+    whole = {name: gathered(communicator, parts, array, 0) for name, array in keys.items()}
     totals = {f"d{name[0]}": np.zeros(array.shape, np.float32) for name, array in whole.items()}
     results = []
     for rows, place in own_chunks(parts, communicator.rank):
-        columns = slice(*(call.keys_of(rows, (0, parts.length)) or (0, parts.length)))
-        tensors = {name: array[place] for name, array in rows_of.items()}
-        tensors |= {name: array[columns] for name, array in whole.items()}
-        tensors |= {name: np.ascontiguousarray(inputs[name][:, :, place]) for name in ("softmax_max", "softmax_sum")}
-        found = call.run_gradient(tensors, rows, (columns.start, columns.stop), place.start)
+        columns = own.call.keys_of(rows, (0, parts.length)) or (0, parts.length)
+        found = own.of(rows, place, {name: array[slice(*columns)] for name, array in whole.items()}, columns)
         results.append(found["dq"])
         for name, total in totals.items():
-            total[columns] += found[name]
-    made = {"dq": (np.concatenate(results), call.heads)}
+            total[slice(*columns)] += found[name]
+    made = {"dq": np.concatenate(results)}
     for name, total in totals.items():
         sends = [parts.own(total, 0, rank) for rank in range(communicator.size)]
-        shape = sends[communicator.rank].shape
-        received = communicator.exchange(sends, [shape] * communicator.size)
-        made[name] = (np.sum(received, 0, dtype=np.float32).astype(rows_of["query"].dtype), call.key_heads)
-    return [from_tokens_first(made[name][0], layout, made[name][1]) for name in ("dq", "dk", "dv")]
+        received = communicator.exchange(sends, [sends[communicator.rank].shape] * communicator.size)
+        made[name] = np.asarray(np.sum(received, 0, dtype=np.float32))
+    return made
+
+
+def _ring_gradient(
+    communicator: Communicator, parts: Parts, own: _Gradient, keys: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Keys and values travel from rank to rank, and what was added up for them travels with them, until they are back
+    at their owner. The next keys arrive while a rank computes."""
+    rank, size = communicator.rank, communicator.size
+    chunks = own_chunks(parts, rank)
+    dq = np.zeros(own.rows["query"].shape, np.float32)
+    held = list(keys.values())
+    totals = [np.zeros(array.shape, np.float32) for array in held]
+    for step in range(size):
+        owner = (rank - step) % size
+        count = parts.count((owner - 1) % size)
+        shapes = [(count, *array.shape[1:]) for array in held]
+        pending = None if step == size - 1 else communicator.pass_on(held, shapes)
+        for columns, there in own_chunks(parts, owner):
+            for rows, place in chunks:
+                if own.call.keys_of(rows, columns) is None:
+                    continue
+                found = own.of(rows, place, dict(zip(keys, (array[there] for array in held), strict=True)), columns)
+                dq[place] += found["dq"]
+                for total, name in zip(totals, ("dk", "dv"), strict=True):
+                    total[there] += found[name]
+        if pending is not None:
+            held = pending.wait()
+        if size > 1:
+            totals = communicator.pass_on(totals, shapes).wait()
+    return {"dq": dq, "dk": totals[0], "dv": totals[1]}
 
 
 def own_chunks(parts: Parts, rank: int) -> list[tuple[Chunk, slice]]:
@@ -127,11 +184,13 @@ def _gathering(
         columns = call.keys_of(rows, (0, parts.length)) or (0, parts.length)
         own, some = [each[place] for each in query], [each[slice(*columns)] for each in whole]
         results.append(call.run(own, some, rows, columns, place.start, wanted))
-    axes = [0 if name == "attention_out" else 2 for name in wanted]
-    return [
-        results[0][name] if len(results) == 1 else np.concatenate([each[name] for each in results], axis)
-        for name, axis in zip(wanted, axes, strict=True)
-    ]
+    return [_joined_rows(results, name) for name in wanted]
+
+
+def _joined_rows(results: Sequence[Mapping[str, Array]], name: str) -> Array:
+    """An output of the rank's chunks as one. attention_out is [S, B, heads * size], the statistics are [B, N, S, 8]."""
+    parts = [each[name] for each in results]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, 0 if name == "attention_out" else 2)
 
 
 def by_all_to_all(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
@@ -159,7 +218,15 @@ def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, 
 
 
 def by_ring(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
-    """The method ring. Sends the next keys on before it attends to those that it has."""
+    """The method ring."""
+    (out,) = _around(communicator, parts, call, query, keys, ("attention_out",))
+    return out
+
+
+def _around(
+    communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
+) -> list[Array]:
+    """The wanted outputs by the method ring. Sends the next keys on before it attends to those that it has."""
     rank, size = communicator.rank, communicator.size
     chunks = own_chunks(parts, rank)
     rings = [_Rows(call, [each[place] for each in query], rows, place.start) for rows, place in chunks]
@@ -180,9 +247,10 @@ def by_ring(communicator: Communicator, parts: Parts, call: Call, query: Tensors
         if pending is not None:
             held = pending.wait()
     if b"\1" in communicator.share(b"\1" if any(ring.undefined for ring in rings) else b"\0"):
-        return by_gather(communicator, parts, call, query, keys)
+        return _gathering(communicator, parts, call, query, keys, wanted)
     mean = total / parts.length
-    return np.concatenate([ring.result(mean) for ring in rings])
+    results = [{"attention_out": ring.result(mean), **ring.statistics} for ring in rings]
+    return [_joined_rows(results, name) for name in wanted]
 
 
 class _Rows:
@@ -204,6 +272,15 @@ class _Rows:
         found = self._call.run(self._query, keys, self._rows, columns, self._first, wanted)
         self.undefined |= not all(np.isfinite(found[name]).all() for name in wanted[:2])
         self._found = found if self._found is None else _joined(self._found, found)
+
+    @property
+    def statistics(self) -> dict[str, Array]:
+        """softmax_max and softmax_sum of all keys."""
+        if self._found is not None:
+            return {name: self._found[name] for name in ("softmax_max", "softmax_sum")}
+        tokens, batch = self._query[0].shape[:2]
+        shape = (batch, self._call.heads, tokens, STATISTICS)
+        return {"softmax_max": np.full(shape, -LARGEST), "softmax_sum": np.full(shape, LARGEST)}
 
     def result(self, mean: Array) -> Array:
         """attention_out. `mean` is the mean of value over all keys, [B, key heads * size]."""

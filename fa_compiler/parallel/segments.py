@@ -21,9 +21,11 @@ from fa_compiler.op_registry.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     DOMAIN,
+    GATHER,
     METADATA_KEY,
     METHODS,
     ORDERS,
+    RING,
     SELECT_TOKENS,
     SEQUENCE_ATTENTION,
     SEQUENCE_GRADIENT,
@@ -148,8 +150,10 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
 def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
-    known = node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS, SEQUENCE_GRADIENT) or (
-        node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS
+    known = (
+        node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS)
+        or (node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS)
+        or (node.op_type == SEQUENCE_GRADIENT and attrs.get("method") in (GATHER, RING))
     )
     if not known:
         raise InputError(f"{name}: node '{node.name}' ({node.op_type}) is not known to this version of fa_compiler")

@@ -65,8 +65,7 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     read = [name for name in STATISTICS if name in outputs and any(outputs[name].uses())]
     sizes = _sizes(sharder, node, inputs, full, after)
     if read:
-        refused = dict.fromkeys((collectives.ALL_TO_ALL, RING), "its gradient is computed by gathering")
-        sizes = replace(sizes, refused={**refused, **sizes.refused})
+        sizes = replace(sizes, refused={**_refused_with_gradient(full), **sizes.refused})
     choice = sharder.choose(sizes)
     if choice.method in choice.refused:
         raise Refusal(f"{choice.method} is not possible: {choice.refused[choice.method]}", node)
@@ -75,6 +74,14 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     names = collectives.FORWARD_OUTPUTS if read else collectives.FORWARD_OUTPUTS[:1]
     sharder.choices.append(choice)
     return _made(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
+
+
+def _refused_with_gradient(attrs: Mapping[str, object]) -> dict[str, str]:
+    """The methods that an attention does not allow if a gradient reads its statistics, and why."""
+    refused = {collectives.ALL_TO_ALL: "it has a gradient"}
+    if attrs.get("cpu_empty_rows", "") not in ("", "zero") or attrs.get("cpu_nan_rows", ""):
+        refused[RING] = "it has a gradient, also of rows without a defined softmax"
+    return refused
 
 
 @local_rule("FlashAttentionScoreGrad")
@@ -89,11 +96,17 @@ def gradient(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.V
 def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
     inputs, full = _operands(node)
     _check(sharder, node, inputs, full, GRADIENT_TAKEN)
+    for name in (*STATISTICS, "attention_in"):
+        if name not in inputs:
+            raise Refusal(f"its input {name} is absent", node)
     pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
     if not masked:
         inputs.pop("atten_mask", None)
     forms = _forms(sharder, node, inputs, str(full["input_layout"]), collectives.GATHER)
-    changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after}
+    maker = inputs["softmax_max"].producer()  # its local form was made for the statistics
+    forward = None if maker is None else sharder.attentions.get(maker)
+    method = collectives.GATHER if forward is None else forward.attributes["method"].as_string()
+    changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": method}
     return _made(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
 
 

@@ -12,7 +12,7 @@ import pytest
 import fa_compiler
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import eager
-from fa_compiler.op_registry.collectives import FORWARD_OUTPUTS, GATHER, GRADIENT_OUTPUTS, ORDERS
+from fa_compiler.op_registry.collectives import FORWARD_OUTPUTS, GATHER, GRADIENT_OUTPUTS, ORDERS, RING
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
@@ -47,7 +47,7 @@ def of_gradient(inputs: Mapping[str, Array], forward: Mapping[str, Array], dy: A
 
 
 @pytest.mark.parametrize(
-    "layout, band, mask, bias, extra, ranks, order",
+    "layout, band, mask, bias, extra, ranks, order, method",
     pairwise(
         ["BSH", "SBH", "BSND", "BNSD"],
         [*BANDS],
@@ -56,9 +56,14 @@ def of_gradient(inputs: Mapping[str, Array], forward: Mapping[str, Array], dy: A
         [*EXTRAS],
         [2, 3, 5],
         ORDERS,
+        [GATHER, RING],
     ),
 )
-def test_both_directions(layout: str, band: str, mask: str, bias: str, extra: str, ranks: int, order: str) -> None:
+def test_both_directions(
+    layout: str, band: str, mask: str, bias: str, extra: str, ranks: int, order: str, method: str
+) -> None:
+    if extra == "mean":  # refused in a ring
+        method = GATHER
     attrs = attrs_of(layout, band, pse_type=0 if bias else 1, **EXTRAS[extra])
     inputs = {**drawn(layout), **mask_of(mask)}
     rng = np.random.default_rng(8)
@@ -75,10 +80,10 @@ def test_both_directions(layout: str, band: str, mask: str, bias: str, extra: st
 
     def task(communicator: Communicator) -> dict[str, Array]:
         mine = {name: own(name, array, communicator.rank) for name, array in inputs.items()}
-        made = sequence_attention(communicator, parts, {**attrs, "method": GATHER}, mine, FORWARD_OUTPUTS)
+        made = sequence_attention(communicator, parts, {**attrs, "method": method}, mine, FORWARD_OUTPUTS)
         forward = dict(zip(FORWARD_OUTPUTS, made, strict=True))
         backward = of_gradient(mine, forward, parts.own(dy, axis, communicator.rank))
-        made = sequence_gradient(communicator, parts, attrs, backward)
+        made = sequence_gradient(communicator, parts, {**attrs, "method": method}, backward)
         return {**forward, **dict(zip(GRADIENT_OUTPUTS, made, strict=True))}
 
     results = run_threads(ranks, task, 60)
@@ -90,22 +95,30 @@ def test_both_directions(layout: str, band: str, mask: str, bias: str, extra: st
 GRAPHS = {
     "train_block_gpt__fxjoint_op21": "two layers, a loss, and the gradients of all weights",
     "train_causal__fxjoint_op18": "attention alone",
-    "train_gpt2_masks__ts_op17": "rows without a key, whose result is the mean of all values",
+    "train_gpt2_masks__ts_op17": "masked keys with a score of their own, so that every row has all keys",
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", GRAPHS)
-def test_training_graphs(name: str, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name, ranks, method", [(name, ranks, method) for name in GRAPHS for ranks, method in ((2, RING), (3, GATHER))]
+)
+def test_training_graphs(name: str, ranks: int, method: str, tmp_path: Path) -> None:
     feeds = harness.inputs(harness.read_index()[name])
-    result = fa_compiler.shard(harness.load(name), tmp_path / "out", ranks)
-    assert {choice.method for choice in result.report.choices} == {GATHER}
+    result = fa_compiler.shard(harness.load(name), tmp_path / "out", ranks, method=method)
+    assert {choice.method for choice in result.report.choices} == {method}
     check(by_one(name, feeds), by_ranks(result.path, ranks, feeds))
 
 
-def test_a_gradient_is_gathered(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="ring is not possible: its gradient is computed by gathering"):
-        fa_compiler.shard(harness.load("train_causal__fxjoint_op18"), tmp_path / "out", 2, method="ring")
+@pytest.mark.parametrize(
+    "name, method, said",
+    [
+        ("train_causal__fxjoint_op18", "all-to-all", "all-to-all is not possible: it has a gradient"),
+        ("train_sdpa__fxjoint_op18", "ring", "ring is not possible: it has a gradient, also of rows without"),
+    ],
+)
+def test_methods_without_a_gradient(name: str, method: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        fa_compiler.shard(harness.load(name), tmp_path / "out", 2, method=method)
 
 
 def test_there_is_no_gradient_for_ascend(tmp_path: Path) -> None:
