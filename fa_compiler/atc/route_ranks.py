@@ -19,6 +19,7 @@ from fa_compiler.atc.job import Job, Parallel, Request, RouteResult
 from fa_compiler.atc.route_air import convert, inputs_of, operators_of
 from fa_compiler.checks.operators import registry_nodes
 from fa_compiler.errors import InputError
+from fa_compiler.lowering.ascend.graph import Model
 from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.op_registry.products import product
 from fa_compiler.parallel.sharding import check_request, report_json, told
@@ -83,7 +84,7 @@ def build(job: Job) -> RouteResult:
     no_ring = _no_ring(job.request)
     options = ParallelOptions(parallel.ranks, parallel.method, parallel.axes, sizes=sizes, no_ring=no_ring)
     (job.folder / FOLDER).mkdir()
-    graphs = []
+    first: Model | None = None
     notes: dict[str, None] = {}
     with without_collections():
         try:
@@ -94,14 +95,15 @@ def build(job: Job) -> RouteResult:
                 own = rank_graph(model, report, rank, sizes, job.request.cann)
                 _verify(job, own)
                 graph, found = convert(job, own, job.folder / FOLDER / _file(rank))
-                graphs.append(graph)
+                first = first or graph
                 notes.update(dict.fromkeys(found))
         except Refusal as refusal:
             raise InputError(told(job.loaded, refusal, job.report)) from None
+    assert first is not None  # there are two ranks at least
     _write(job.folder / CLUSTER, _cluster(job.request, ranks))
     _write(job.folder / RELATION, _relation(ranks))
     details = {
-        "operators": operators_of(graphs[0]),
+        "operators": operators_of(first),
         "parallel": {**report_json(report), "models": [_described(rank) for rank in ranks]},
     }
     words = (
@@ -111,7 +113,7 @@ def build(job: Job) -> RouteResult:
         f"--model_relation_config={RELATION}",
     )
     lines = [*_lines(report), *notes]
-    return RouteResult(OUTPUT, 1, inputs_of(graphs[0]), details=details, notes=lines, cluster=words)
+    return RouteResult(OUTPUT, 1, inputs_of(first), details=details, notes=lines, cluster=words)
 
 
 def _has(soc: str, op_type: str, cann: str | None) -> bool:
