@@ -11,14 +11,18 @@ rank's own tokens only.
     AllGather          part                          the parts of all ranks along `axis`, in the order of the sequence
     AllReduce          part                          the sum, max or min (`reduction`) over the ranks, each element
     SelectTokens       part, indices                 Gather(whole, indices, axis) from the parts of all ranks
-    SequenceAttention  those of FlashAttentionScore  attention_out of the rank's own queries to the keys of all ranks
+    SequenceAttention  those of FlashAttentionScore  attention_out of the rank's own queries to the keys of all ranks;
+                                                     also softmax_max and softmax_sum, if a gradient reads them
+    SequenceGradient   those of its gradient         dq, dk and dv of the rank's own tokens
     CacheAttention     those of FlashAttentionScore  attention_out, whole, of whole queries to the keys of all ranks
 
-SequenceAttention has the attributes of FlashAttentionScore and `method`. query, key and value hold the rank's own
-tokens. Its sparse_mode is 0, and pre_tockens and next_tockens limit the keys even if there is no atten_mask: row i
-attends key j if -pre_tockens <= j - i <= next_tockens, where i and j are positions in the whole sequence. A bias or
-mask has the keys of the whole sequence as columns. Its rows are the rank's own, or with the method all-to-all those of
-the whole sequence; a size of 1 is repeated.
+SequenceAttention has the attributes of FlashAttentionScore and `method`, SequenceGradient those of
+FlashAttentionScoreGrad and the `method` of its attention, which is gather or ring. query, key, value, dy and
+attention_in hold the rank's own tokens, and the statistics its own rows. sparse_mode is 0, and pre_tockens and
+next_tockens limit the keys even if there is no atten_mask: row i attends key j if -pre_tockens <= j - i <=
+next_tockens, where i and j are positions in the whole sequence. A bias or mask has the keys of the whole sequence as
+columns. Its rows are the rank's own, or with the method all-to-all those of the whole sequence; a size of 1 is
+repeated.
 
 A model that decodes with caches has another sequence: that of the keys. Its first tokens are the past, whose keys the
 caches hold; the new tokens follow. A SequencePart without an input is that of the past. With an input, int64 [1], it is
@@ -44,6 +48,11 @@ ALL_REDUCE = "AllReduce"
 SELECT_TOKENS = "SelectTokens"
 SEQUENCE_ATTENTION = "SequenceAttention"
 CACHE_ATTENTION = "CacheAttention"
+SEQUENCE_GRADIENT = "SequenceGradient"
+FORWARD_OUTPUTS = ("attention_out", "softmax_max", "softmax_sum")
+"""The outputs of SequenceAttention. The last two are there if a gradient reads them."""
+GRADIENT_OUTPUTS = ("dq", "dk", "dv")
+"""The outputs of SequenceGradient."""
 
 GATHER, ALL_TO_ALL, RING = "gather", "all-to-all", "ring"
 METHODS = (GATHER, ALL_TO_ALL, RING)
@@ -66,15 +75,25 @@ Chunk = tuple[int, int]
 """The positions of a chunk: the first one, and the one after the last."""
 
 
+def chunk_count(order: str, ranks: int) -> int:
+    """The number of chunks of a sequence."""
+    return ranks if order == CONTIGUOUS else 2 * ranks
+
+
+def chunk_numbers(order: str, ranks: int, rank: int) -> tuple[int, ...]:
+    """The numbers of the chunks that one rank has."""
+    return (rank,) if order == CONTIGUOUS else (rank, 2 * ranks - 1 - rank)
+
+
 def chunks(order: str, ranks: int, rank: int, length: int) -> tuple[Chunk, ...]:
     """The chunks of one rank. The sizes of all chunks of a sequence differ by at most one."""
-    count = ranks if order == CONTIGUOUS else 2 * ranks
+    count = chunk_count(order, ranks)
     ends = [length * number // count for number in range(count + 1)]
     every = list(pairwise(ends))
-    return (every[rank],) if order == CONTIGUOUS else (every[rank], every[-1 - rank])
+    return tuple(every[number] for number in chunk_numbers(order, ranks, rank))
 
 
 def shortest(order: str, ranks: int) -> int:
     """The length of the shortest sequence of which every chunk has a token. It is 2 at least: a dimension of 1 would be
     broadcast."""
-    return max(2, ranks if order == CONTIGUOUS else 2 * ranks)
+    return max(2, chunk_count(order, ranks))

@@ -57,6 +57,7 @@ TABLE = (
 SPELLINGS = {
     "DT_FLOAT32": "DT_FLOAT",
     "DT_FP32": "DT_FLOAT",
+    "DT_FLOAT64": "DT_DOUBLE",
     "DT_FP16": "DT_FLOAT16",
     "DT_BFLOAT16": "DT_BF16",
     "DT_Int32": "DT_INT32",

@@ -19,8 +19,19 @@ from fa_compiler.passes import Report
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """One sequence on several ranks: their number, the method of each attention or "auto", and the dimension of inputs
+    that is the sequence (empty: as in the attentions)."""
+
+    ranks: int
+    method: str = "auto"
+    axes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Request:
-    """What the user asked for. `sizes` are the sizes of inputs by name, `gears` the groups of --dynamic_dims."""
+    """What the user asked for. `sizes` are the sizes of inputs by name, `gears` the groups of --dynamic_dims. With
+    `parallel`, each of several ranks gets a model."""
 
     soc: SocVersion
     route: str = "air"
@@ -30,6 +41,7 @@ class Request:
     gears: Sequence[Sequence[int]] = ()
     single_op: bool = False
     assume: Sequence[str] = ()
+    parallel: Parallel | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,8 @@ class RouteResult:
     `model` is the model's file, relative to the folder. `framework` is ATC's number of its format: 1 for .air, 5 for
     ONNX. `fused` are the fused operators as GE operators, for --single-op. `constants` are the known values of their
     inputs, by the name of the operator and of the input. `details` is copied into the report, and `notes` are
-    sentences for the user.
+    sentences for the user. `cluster` are ATC's options in the place of --model, if there is a model for each rank;
+    `model` then gives only the name of the result.
     """
 
     model: str
@@ -82,6 +95,7 @@ class RouteResult:
     details: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     constants: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
+    cluster: Sequence[str] = ()
 
 
 Route = Callable[[Job], RouteResult]

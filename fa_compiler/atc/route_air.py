@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
 
 from fa_compiler.atc.job import Input, Job, RouteResult
 from fa_compiler.atc.shapes import Size
@@ -26,28 +30,42 @@ def build(job: Job) -> RouteResult:
             given sizes.
         InternalError: the written file fails our own checks.
     """
+    graph, notes = convert(job, job.model(), job.folder / FILE, job.request.sizes)
+    ends = list(graph.root.of_type("NetOutput"))
+    details = {
+        "operators": operators_of(graph),
+        "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
+    }
+    return RouteResult(FILE, 1, inputs_of(graph), _fused(graph), details, notes, _constants(graph))
+
+
+def convert(
+    job: Job, model: ir.Model, path: Path, sizes: Mapping[str, Sequence[Size]] | None = None
+) -> tuple[Model, list[str]]:
+    """Write a model as an `.air` file: its GE graph, and the notes of our checks. `sizes` are those of inputs that the
+    model leaves open. Raises as `build` does."""
     try:
-        graph = to_ge(job.model(), input_shapes=dict(job.request.sizes))
-        write(graph, job.folder / FILE)
+        graph = to_ge(model, input_shapes=dict(sizes or {}))
+        write(graph, path)
     except (UnmappedError, AirError, ValueError) as error:
         raise InputError(f"{job.loaded.name}: {one_line(error)}") from error
-    diagnostics = check(job.folder / FILE)
+    diagnostics = check(path)
     serious = [entry for entry in diagnostics if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name]
     misfit = next((entry for entry in serious if entry.rule == INFERENCE.name), None)
     if misfit is not None:
         raise job.size_error(misfit.node, misfit.message)
     if serious:
         raise InternalError(f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}")
-    ends = list(graph.root.of_type("NetOutput"))
-    details = {
-        "operators": dict(sorted(Counter(op.type for part in graph.graphs for op in part.ops).items())),
-        "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
-    }
-    notes = [str(diagnostic) for diagnostic in diagnostics]
-    return RouteResult(FILE, 1, _inputs(graph), _fused(graph), details, notes, _constants(graph))
+    return graph, [str(diagnostic) for diagnostic in diagnostics]
 
 
-def _inputs(graph: Model) -> list[Input]:
+def operators_of(graph: Model) -> dict[str, int]:
+    """The number of operators of each type."""
+    return dict(sorted(Counter(op.type for part in graph.graphs for op in part.ops).items()))
+
+
+def inputs_of(graph: Model) -> list[Input]:
+    """The inputs of the model, in the order of their indices."""
     ops = sorted(graph.root.of_type("Data"), key=lambda op: int(op.attrs["index"].value))  # type: ignore[arg-type]
     return [Input(op.name, op.output_descs[0].dtype, _sizes(op.output_descs[0])) for op in ops]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import onnx
 
 from fa_compiler import __version__
-from fa_compiler.atc import route_air, route_onnx
-from fa_compiler.atc.job import Job, Request, Route, RouteResult
+from fa_compiler.atc import route_air, route_onnx, route_ranks
+from fa_compiler.atc.job import Job, Parallel, Request, Route, RouteResult
 from fa_compiler.atc.script import PRECISIONS, command, script
 from fa_compiler.atc.shapes import (
     atc_text,
@@ -62,6 +62,9 @@ def compile_for_atc(
     precision: str = "origin",
     single_op: bool = False,
     assume: Iterable[str] = (),
+    sequence_parallel: int | None = None,
+    method: str = "auto",
+    axes: Mapping[str, int] | None = None,
 ) -> Report:
     """Fuse the attention of a model for an Ascend product, and write a folder that ATC compiles.
 
@@ -77,6 +80,9 @@ def compile_for_atc(
         precision: ATC's precision_mode_v2.
         single_op: also write one JSON file for each distinct fused operator.
         assume: assumptions that you vouch for.
+        sequence_parallel: the number of ranks that divide the sequence. The folder then has a model for each of them.
+        method: how the ranks compute attention, as `shard` takes it.
+        axes: the dimension of inputs that is the sequence, as `shard` takes it.
 
     Raises:
         InputError: the request is impossible, or the model or the folder is at fault; nothing was written.
@@ -87,8 +93,9 @@ def compile_for_atc(
     if dynamic_dims is not None and not isinstance(dynamic_dims, str):
         dynamic_dims = ";".join(",".join(map(str, group)) for group in dynamic_dims)
     words = [assume] if isinstance(assume, str) else [*assume]
+    parallel = parallel_of(sequence_parallel, method, axes or {})
     try:
-        request = request_of(soc_version, route, cann, precision, input_shape, dynamic_dims, single_op, words)
+        request = request_of(soc_version, route, cann, precision, input_shape, dynamic_dims, single_op, words, parallel)
     except UnknownProduct as error:
         raise InputError(str(error)) from None
     report, _ = run(model, Path(output), request)
@@ -104,6 +111,7 @@ def request_of(
     dynamic_dims: str | None,
     single_op: bool,
     assume: Sequence[str],
+    parallel: Parallel | None = None,
 ) -> Request:
     """The request from the user's texts.
 
@@ -112,7 +120,21 @@ def request_of(
         InputError: a text does not have the form of its option.
     """
     gears = parse_gears(dynamic_dims) if dynamic_dims is not None else ()
-    return Request(soc_version(soc), route, cann, precision, parse_shapes(input_shape), gears, single_op, assume)
+    shapes = parse_shapes(input_shape)
+    return Request(soc_version(soc), route, cann, precision, shapes, gears, single_op, assume, parallel)
+
+
+def parallel_of(ranks: int | None, method: str, axes: Mapping[str, int]) -> Parallel | None:
+    """What is asked for several ranks; None without a number of ranks.
+
+    Raises:
+        InputError: an option for several ranks is given without their number.
+    """
+    if ranks is not None:
+        return Parallel(ranks, method, axes)
+    if method != "auto" or axes:
+        raise InputError("--method and --sequence-axis go with --sequence-parallel")
+    return None
 
 
 def run(
@@ -127,21 +149,26 @@ def run(
     check_request(request)
     check_target(output)
     options = make_options("ascend", request.soc.name, request.cann, request.assume)
-    options = dataclasses.replace(options, decoding=request.route != NPU)
+    parallel = request.parallel
+    options = dataclasses.replace(options, decoding=request.route != NPU, packs=parallel is None)
     loaded = load(model)
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)
     fixed = fix(loaded.proto, request.sizes, loaded.name)
     sizes = complete(fixed, with_gears(request.sizes, request.gears), loaded.name)
-    loaded = dataclasses.replace(loaded, proto=fixed)
+    if parallel is None:  # the ranks' graphs get their sizes after the sequence was found by the names of its sizes
+        loaded = dataclasses.replace(loaded, proto=fixed)
     gears = gears_of_model(request.gears, request.sizes, sizes)
     request = dataclasses.replace(request, sizes=sizes, gears=gears)
+    if parallel is not None:
+        route_ranks.check_sizes(request)
     with new_folder(output) as folder:
         proto, report = optimise(loaded, options, progress)
         job = Job(request, loaded, copy_of(loaded) if proto is None else proto, report, folder)
-        built = ROUTES[request.route](job)
+        built = (ROUTES[request.route] if parallel is None else route_ranks.build)(job)
         words = command(request, built)
-        title = f"Compiles {built.model} for {request.soc.name}: an offline model (.om) appears in this folder."
+        what = built.model if parallel is None else "the models of the ranks"
+        title = f"Compiles {what} for {request.soc.name}: an offline model (.om) appears in this folder."
         _script(folder / SCRIPT, script(title, [words]))
         if request.single_op:
             write_all(built, folder, request)
@@ -169,6 +196,8 @@ def check_request(request: Request) -> None:
         )
     if precision in ("cube_hif8", "mixed_hif8") and not soc.has_hifloat8:
         raise InputError(f"{soc.name} has no HiFloat8, which --precision {precision} needs; use origin or fp16")
+    if request.parallel is not None:
+        route_ranks.check(request, request.parallel)
 
 
 def _check_types(proto: onnx.ModelProto, soc: SocVersion, name: str) -> None:

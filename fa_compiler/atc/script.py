@@ -33,13 +33,13 @@ def command(request: Request, built: RouteResult) -> list[str]:
         "atc",
         "--mode=0",
         f"--framework={built.framework}",
-        f"--model={built.model}",
+        *(built.cluster or [f"--model={built.model}"]),
         f"--output={stem}",
         f"--soc_version={request.soc.name}",
         "--input_format=ND",
         f"--precision_mode_v2={request.precision}",
     ]
-    if sizes:
+    if sizes and not built.cluster:  # the files of the ranks hold their sizes
         words.append(f"--input_shape={atc_text(sizes)}")
     if request.gears:
         words.append(f"--dynamic_dims={';'.join(','.join(map(str, group)) for group in request.gears)}")

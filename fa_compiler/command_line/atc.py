@@ -21,6 +21,7 @@ from fa_compiler.passes.report import printable
 def atc(args: argparse.Namespace) -> int:
     """Write a folder that ATC can compile."""
     from fa_compiler.atc import run
+    from fa_compiler.command_line.shard import axes_of
 
     request = run.request_of(
         args.soc_version,
@@ -31,6 +32,7 @@ def atc(args: argparse.Namespace) -> int:
         args.dynamic_dims,
         args.single_op,
         assumed(args),
+        run.parallel_of(args.sequence_parallel, args.method, axes_of(args.sequence_axis)),
     )
     with progress_bar(args.quiet) as progress:
         report, built = run.run(args.model, args.output, request, progress)

@@ -315,22 +315,8 @@ def _add_shard(commands: _Commands) -> None:
     command = _command(commands, "shard", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
-    command.add_argument("--sequence-parallel", metavar="N", type=int, required=True, help="the number of ranks")
-    method = command.add_argument(
-        "--method",
-        metavar="auto|gather|all-to-all|ring|merge",
-        default="auto",
-        help="how the ranks compute attention (default: merge where the keys are those of caches, and elsewhere the "
-        "cheapest for each attention)",
-    )
-    _completed(method, ("auto", *METHODS, MERGE))
-    command.add_argument(
-        "--sequence-axis",
-        metavar="INPUT:DIM",
-        action="append",
-        default=[],
-        help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
-    )
+    told = "(default: merge where the keys are those of caches, and elsewhere the cheapest for each attention)"
+    _add_ranks(command, required=True, text="the number of ranks", methods=(*METHODS, MERGE), told=told)
     command.add_argument(
         "--prompt",
         action="store_true",
@@ -362,6 +348,31 @@ def _add_shard(commands: _Commands) -> None:
     command.set_defaults(run="shard.shard")
 
 
+def _add_ranks(
+    command: argparse.ArgumentParser,
+    required: bool,
+    text: str,
+    methods: Sequence[str] = METHODS,
+    told: str = "(default: the cheapest for each attention)",
+) -> None:
+    """Add the options for a sequence on several ranks."""
+    command.add_argument("--sequence-parallel", metavar="N", type=int, required=required, help=text)
+    method = command.add_argument(
+        "--method",
+        metavar="|".join(("auto", *methods)),
+        default="auto",
+        help=f"how the ranks compute attention {told}",
+    )
+    _completed(method, ("auto", *methods))
+    command.add_argument(
+        "--sequence-axis",
+        metavar="INPUT:DIM",
+        action="append",
+        default=[],
+        help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
+    )
+
+
 def _add_registry(commands: _Commands) -> None:
     registry = _command(commands, "registry", "look into the registry of Ascend operators")
     actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -386,6 +397,7 @@ def _add_atc(commands: _Commands) -> None:
     examples = """\
   fa-compiler atc model.onnx -o folder --soc-version Ascend910B2
   fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "ids:1,128;mask:1,128"
+  fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "ids:1,4096" --sequence-parallel 4
 """
     text = "optimise a model for an Ascend product and write a folder that ATC compiles"
     command = _command(commands, "atc", text, examples)
@@ -398,6 +410,7 @@ def _add_atc(commands: _Commands) -> None:
     command.add_argument("--dynamic-dims", metavar="1,128;...", help="the only values that -1 has in a run")
     command.add_argument("--precision", metavar="P", default="origin", help="ATC's precision_mode_v2 (default origin)")
     command.add_argument("--single-op", action="store_true", help="also one JSON file for each distinct fused operator")
+    _add_ranks(command, required=False, text="write a model for each of N ranks, which divide the sequence")
     _add_assume(command)
     command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")

@@ -26,7 +26,7 @@ def shard(args: argparse.Namespace) -> int:
             args.output,
             args.sequence_parallel,
             method=args.method,
-            axes=_axes(args.sequence_axis),
+            axes=axes_of(args.sequence_axis),
             length=args.length,
             batch=args.batch,
             prompt=args.prompt,
@@ -41,7 +41,8 @@ def shard(args: argparse.Namespace) -> int:
     return OK
 
 
-def _axes(words: list[str]) -> dict[str, int]:
+def axes_of(words: list[str]) -> dict[str, int]:
+    """The dimension of each input from words such as "input_ids:1". Raises InputError."""
     axes: dict[str, int] = {}
     for word in words:
         name, colon, number = word.rpartition(":")

@@ -109,13 +109,7 @@ class Call:
         `query` is query and query_rope, `keys` is key, value and key_rope, all [S, B, heads * size] and of these rows
         and columns. `first` is the place of the first row among the rows of mask and bias. `changes` are attributes.
         """
-        shift = rows[0] - columns[0]
-        pre = self.pre if self.pre >= UNLIMITED else self.pre - shift
-        after = self.after if self.after >= UNLIMITED else self.after + shift
-        mask = _cut(self.mask, rows, columns, first)
-        banded = pre < rows[1] - rows[0] - 1 or after < columns[1] - columns[0] - 1
-        if mask is None and (banded or self.attrs.get("cpu_masked_bias")):  # this attribute goes with a mask
-            mask = np.zeros((1, 1), np.bool_)
+        mask, band = self._band(rows, columns, first)
         inputs = {
             "query": query[0],
             "key": keys[0],
@@ -126,13 +120,35 @@ class Call:
         }
         if len(query) > 1:
             inputs |= {"query_rope": query[1], "key_rope": keys[2]}
-        attrs = {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": 0, **changes}
-        attrs |= (
-            {"pre_tockens": pre, "next_tockens": after}
-            if banded
-            else {"pre_tockens": UNLIMITED, "next_tockens": UNLIMITED}
-        )
-        return eager.run("FlashAttentionScore", inputs, attrs, wanted)
+        return eager.run("FlashAttentionScore", inputs, {**self._attrs, **changes, **band}, wanted)
+
+    def run_gradient(
+        self, tensors: Mapping[str, Array], rows: Chunk, columns: Chunk, first: int = 0
+    ) -> dict[str, Array]:
+        """dq, dk and dv for the rows and keys of these positions.
+
+        `tensors` are query, key, value, dy and attention_in, all [S, B, heads * size], and the statistics
+        [B, N, S, 8], of these rows and columns. `first` is as in `run`.
+        """
+        mask, band = self._band(rows, columns, first)
+        inputs = {**tensors, "pse_shift": _cut(self.bias, rows, columns, first), "atten_mask": mask}
+        return eager.run("FlashAttentionScoreGrad", inputs, {**self._attrs, **band}, ("dq", "dk", "dv"))
+
+    @property
+    def _attrs(self) -> dict[str, Any]:
+        return {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": 0}
+
+    def _band(self, rows: Chunk, columns: Chunk, first: int) -> tuple[Array | None, dict[str, int]]:
+        """The mask of these rows and keys, and the attributes of the band."""
+        shift = rows[0] - columns[0]
+        pre = self.pre if self.pre >= UNLIMITED else self.pre - shift
+        after = self.after if self.after >= UNLIMITED else self.after + shift
+        mask = _cut(self.mask, rows, columns, first)
+        banded = pre < rows[1] - rows[0] - 1 or after < columns[1] - columns[0] - 1
+        if mask is None and (banded or self.attrs.get("cpu_masked_bias")):  # this attribute goes with a mask
+            mask = np.zeros((1, 1), np.bool_)
+        limits = (pre, after) if banded else (UNLIMITED, UNLIMITED)
+        return mask, dict(zip(("pre_tockens", "next_tockens"), limits, strict=True))
 
 
 def _cut(array: Array | None, rows: Chunk, columns: Chunk, first: int) -> Array | None:

@@ -98,7 +98,8 @@ class Communicator(ABC):
     def _started(
         self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Shape, np.dtype[Any]]]
     ) -> Pending:
-        contiguous = [(rank, np.ascontiguousarray(array)) for rank, array in sends]
+        # ascontiguousarray makes a vector of a scalar
+        contiguous = [(rank, np.ascontiguousarray(array).reshape(array.shape)) for rank, array in sends]
         self.sent += sum(array.nbytes for _, array in contiguous)
         return self.start(contiguous, receives)
 

@@ -1,4 +1,4 @@
-"""How the ranks compute one SequenceAttention together.
+"""How the ranks compute one SequenceAttention together, and its gradient.
 
     gather        Every rank gathers the keys and values of all tokens, and attends with its own queries.
     all-to-all    Every rank gets the queries, keys and values of all tokens for some of the heads, attends, and gives
@@ -13,7 +13,7 @@ the statistics of a row undefined. All ranks agree on this after each ring.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, RING, Chunk
+from fa_compiler.op_registry.geometry import STATISTICS
 from fa_compiler.parallel.attend import LARGEST, Call, from_tokens_first, sizes_of, tokens_first
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.parts import Parts, gathered
@@ -30,29 +31,128 @@ Method: TypeAlias = Callable[[Communicator, Parts, Call, Tensors, Tensors], Arra
 
 
 def sequence_attention(
-    communicator: Communicator, parts: Parts, attrs: Mapping[str, Any], inputs: Mapping[str, Array]
-) -> Array:
-    """attention_out for the rank's own rows, in the layout of query.
+    communicator: Communicator,
+    parts: Parts,
+    attrs: Mapping[str, Any],
+    inputs: Mapping[str, Array],
+    wanted: Sequence[str] = ("attention_out",),
+) -> list[Array]:
+    """The wanted outputs for the rank's own rows, attention_out in the layout of query.
 
     `attrs` and `inputs` are those of the node, by name (op_registry/collectives.py). Raises RankError, and KernelError
     if the kernel does not take the call.
     """
-    kept = {name: value for name, value in attrs.items() if name != "method"}
-    layout, heads = str(kept["input_layout"]), int(kept["head_num"])
-    call = Call(
-        attrs=kept,
-        heads=heads,
-        key_heads=int(sizes_of(kept, inputs).n2 or 0),
-        pre=int(kept["pre_tockens"]),
-        after=int(kept["next_tockens"]),
-        mask=inputs.get("atten_mask"),
-        bias=inputs.get("real_shift"),
-        sink=inputs.get("sink"),
-    )
+    call, layout = _call(attrs, inputs)
     query = [tokens_first(inputs[name], layout) for name in ("query", "query_rope") if name in inputs]
     keys = [tokens_first(inputs[name], layout) for name in ("key", "value", "key_rope") if name in inputs]
+    if len(wanted) > 1:
+        by = _around if attrs["method"] == RING else _gathering
+        out, *statistics = by(communicator, parts, call, query, keys, wanted)
+        return [from_tokens_first(out, layout, call.heads), *statistics]
     out = METHODS[str(attrs["method"])](communicator, parts, call, query, keys)
-    return from_tokens_first(out, layout, heads)
+    return [from_tokens_first(out, layout, call.heads)]
+
+
+def _call(attrs: Mapping[str, Any], inputs: Mapping[str, Array]) -> tuple[Call, str]:
+    """What the calls of one attention or of one gradient have in common, and the layout."""
+    layout, heads = str(attrs["input_layout"]), int(attrs["head_num"])
+    call = Call(
+        attrs={name: value for name, value in attrs.items() if name != "method"},
+        heads=heads,
+        key_heads=int(sizes_of(attrs, inputs).n2 or 0),
+        pre=int(attrs["pre_tockens"]),
+        after=int(attrs["next_tockens"]),
+        mask=inputs.get("atten_mask"),
+        bias=inputs.get("real_shift", inputs.get("pse_shift")),
+        sink=inputs.get("sink"),
+    )
+    return call, layout
+
+
+def sequence_gradient(
+    communicator: Communicator, parts: Parts, attrs: Mapping[str, Any], inputs: Mapping[str, Array]
+) -> list[Array]:
+    """dq, dk and dv of the rank's own tokens, in the layouts of query, key and value.
+
+    The statistics are those of all keys, so the gradients that some rows and some keys give are parts of a sum. The
+    ranks add up dk and dv in float32. Raises as `sequence_attention` does.
+    """
+    call, layout = _call(attrs, inputs)
+    rows = {name: tokens_first(inputs[name], layout) for name in ("query", "dy", "attention_in")}
+    statistics = {name: inputs[name] for name in ("softmax_max", "softmax_sum")}
+    keys = {name: tokens_first(inputs[name], layout) for name in ("key", "value")}
+    by = _ring_gradient if attrs["method"] == RING else _gathered_gradient
+    made = by(communicator, parts, _Gradient(call, rows, statistics), keys)
+    heads = {"dq": call.heads, "dk": call.key_heads, "dv": call.key_heads}
+    dtype = inputs["query"].dtype
+    return [from_tokens_first(made[name].astype(dtype, copy=False), layout, count) for name, count in heads.items()]
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """The rows of a rank for a gradient: query, dy and attention_in [S, B, heads * size], and the statistics."""
+
+    call: Call
+    rows: Mapping[str, Array]
+    statistics: Mapping[str, Array]
+
+    def of(self, chunk: Chunk, place: slice, keys: Mapping[str, Array], columns: Chunk) -> dict[str, Array]:
+        """dq, dk and dv of a chunk of rows, at this place among the rank's rows, and of these keys."""
+        tensors = {name: array[place] for name, array in self.rows.items()}
+        tensors |= {name: np.ascontiguousarray(array[:, :, place]) for name, array in self.statistics.items()}
+        return self.call.run_gradient({**tensors, **keys}, chunk, columns, place.start)
+
+
+def _gathered_gradient(
+    communicator: Communicator, parts: Parts, own: _Gradient, keys: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Every rank gathers the keys and values of all tokens, and computes what its rows give to all dk and dv. It sends
+    the owners of the tokens what is theirs. All add in the order of the ranks."""
+    whole = {name: gathered(communicator, parts, array, 0) for name, array in keys.items()}
+    totals = {f"d{name[0]}": np.zeros(array.shape, np.float32) for name, array in whole.items()}
+    results = []
+    for rows, place in own_chunks(parts, communicator.rank):
+        columns = own.call.keys_of(rows, (0, parts.length)) or (0, parts.length)
+        found = own.of(rows, place, {name: array[slice(*columns)] for name, array in whole.items()}, columns)
+        results.append(found["dq"])
+        for name, total in totals.items():
+            total[slice(*columns)] += found[name]
+    made = {"dq": np.concatenate(results)}
+    for name, total in totals.items():
+        sends = [parts.own(total, 0, rank) for rank in range(communicator.size)]
+        received = communicator.exchange(sends, [sends[communicator.rank].shape] * communicator.size)
+        made[name] = np.asarray(np.sum(received, 0, dtype=np.float32))
+    return made
+
+
+def _ring_gradient(
+    communicator: Communicator, parts: Parts, own: _Gradient, keys: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Keys and values travel from rank to rank, and what was added up for them travels with them, until they are back
+    at their owner. The next keys arrive while a rank computes."""
+    rank, size = communicator.rank, communicator.size
+    chunks = own_chunks(parts, rank)
+    dq = np.zeros(own.rows["query"].shape, np.float32)
+    held = list(keys.values())
+    totals = [np.zeros(array.shape, np.float32) for array in held]
+    for step in range(size):
+        owner = (rank - step) % size
+        count = parts.count((owner - 1) % size)
+        shapes = [(count, *array.shape[1:]) for array in held]
+        pending = None if step == size - 1 else communicator.pass_on(held, shapes)
+        for columns, there in own_chunks(parts, owner):
+            for rows, place in chunks:
+                if own.call.keys_of(rows, columns) is None:
+                    continue
+                found = own.of(rows, place, dict(zip(keys, (array[there] for array in held), strict=True)), columns)
+                dq[place] += found["dq"]
+                for total, name in zip(totals, ("dk", "dv"), strict=True):
+                    total[there] += found[name]
+        if pending is not None:
+            held = pending.wait()
+        if size > 1:
+            totals = communicator.pass_on(totals, shapes).wait()
+    return {"dq": dq, "dk": totals[0], "dv": totals[1]}
 
 
 def own_chunks(parts: Parts, rank: int) -> list[tuple[Chunk, slice]]:
@@ -64,13 +164,27 @@ def own_chunks(parts: Parts, rank: int) -> list[tuple[Chunk, slice]]:
 
 def by_gather(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
     """The method gather."""
+    (out,) = _gathering(communicator, parts, call, query, keys, ("attention_out",))
+    return out
+
+
+def _gathering(
+    communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
+) -> list[Array]:
+    """The wanted outputs by the method gather. Statistics have the rows of the rank along axis 2."""
     whole = [gathered(communicator, parts, each, 0) for each in keys]
     results = []
     for rows, place in own_chunks(parts, communicator.rank):
         columns = call.keys_of(rows, (0, parts.length)) or (0, parts.length)
         own, some = [each[place] for each in query], [each[slice(*columns)] for each in whole]
-        results.append(call.run(own, some, rows, columns, place.start)["attention_out"])
-    return results[0] if len(results) == 1 else np.concatenate(results)
+        results.append(call.run(own, some, rows, columns, place.start, wanted))
+    return [_joined_rows(results, name) for name in wanted]
+
+
+def _joined_rows(results: Sequence[Mapping[str, Array]], name: str) -> Array:
+    """An output of the rank's chunks as one. attention_out is [S, B, heads * size], the statistics are [B, N, S, 8]."""
+    parts = [each[name] for each in results]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, 0 if name == "attention_out" else 2)
 
 
 def by_all_to_all(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
@@ -98,7 +212,15 @@ def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, 
 
 
 def by_ring(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
-    """The method ring. Sends the next keys on before it attends to those that it has."""
+    """The method ring."""
+    (out,) = _around(communicator, parts, call, query, keys, ("attention_out",))
+    return out
+
+
+def _around(
+    communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
+) -> list[Array]:
+    """The wanted outputs by the method ring. Sends the next keys on before it attends to those that it has."""
     rank, size = communicator.rank, communicator.size
     chunks = own_chunks(parts, rank)
     rings = [_Rows(call, [each[place] for each in query], rows, place.start) for rows, place in chunks]
@@ -119,9 +241,10 @@ def by_ring(communicator: Communicator, parts: Parts, call: Call, query: Tensors
         if pending is not None:
             held = pending.wait()
     if b"\1" in communicator.share(b"\1" if any(ring.undefined for ring in rings) else b"\0"):
-        return by_gather(communicator, parts, call, query, keys)
+        return _gathering(communicator, parts, call, query, keys, wanted)
     mean = total / parts.length
-    return np.concatenate([ring.result(mean) for ring in rings])
+    results = [{"attention_out": ring.result(mean), **ring.statistics} for ring in rings]
+    return [_joined_rows(results, name) for name in wanted]
 
 
 class _Rows:
@@ -143,6 +266,15 @@ class _Rows:
         found = self._call.run(self._query, keys, self._rows, columns, self._first, wanted)
         self.undefined |= not all(np.isfinite(found[name]).all() for name in wanted[:2])
         self._found = found if self._found is None else _joined(self._found, found)
+
+    @property
+    def statistics(self) -> dict[str, Array]:
+        """softmax_max and softmax_sum of all keys."""
+        if self._found is not None:
+            return {name: self._found[name] for name in ("softmax_max", "softmax_sum")}
+        tokens, batch = self._query[0].shape[:2]
+        shape = (batch, self._call.heads, tokens, STATISTICS)
+        return {"softmax_max": np.full(shape, -LARGEST), "softmax_sum": np.full(shape, LARGEST)}
 
     def result(self, mean: Array) -> Array:
         """attention_out. `mean` is the mean of value over all keys, [B, key heads * size]."""

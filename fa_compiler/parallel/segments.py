@@ -23,11 +23,14 @@ from fa_compiler.op_registry.collectives import (
     CACHE_ATTENTION,
     CYCLIC,
     DOMAIN,
+    GATHER,
     METADATA_KEY,
     METHODS,
     ORDERS,
+    RING,
     SELECT_TOKENS,
     SEQUENCE_ATTENTION,
+    SEQUENCE_GRADIENT,
     SEQUENCE_PART,
 )
 
@@ -64,8 +67,9 @@ class Collective:
 
     @property
     def named_inputs(self) -> dict[str, str]:
-        """The inputs of an attention by their names in the prototype of FlashAttentionScore."""
-        spec = get("FlashAttentionScore")
+        """The inputs of an attention or its gradient by their names in the prototype of FlashAttentionScore or
+        FlashAttentionScoreGrad."""
+        spec = get("FlashAttentionScoreGrad" if self.op_type == SEQUENCE_GRADIENT else "FlashAttentionScore")
         return {entry: name for entry, name in zip(spec.input_names, self.inputs, strict=False) if name}
 
 
@@ -156,8 +160,10 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
 def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
-    known = node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION) or (
-        node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS
+    known = (
+        node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION)
+        or (node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS)
+        or (node.op_type == SEQUENCE_GRADIENT and attrs.get("method") in (GATHER, RING))
     )
     if not known:
         raise InputError(f"{name}: node '{node.name}' ({node.op_type}) is not known to this version of fa_compiler")

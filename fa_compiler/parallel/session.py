@@ -17,12 +17,12 @@ from fa_compiler.op_registry import RegistryError, collectives
 from fa_compiler.parallel.cached import cache_attention
 from fa_compiler.parallel.communicator import Alone, Array, Communicator, Shape
 from fa_compiler.parallel.cores import threads_of_rank
-from fa_compiler.parallel.methods import sequence_attention
+from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
 from fa_compiler.parallel.parts import Parts, divided, gathered, reduced, regrouped, selected
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
 from fa_compiler.running.runtime import Session
 
-ATTENTIONS = {collectives.SEQUENCE_ATTENTION: sequence_attention, collectives.CACHE_ATTENTION: cache_attention}
+ATTENTIONS = (collectives.SEQUENCE_ATTENTION, collectives.SEQUENCE_GRADIENT, collectives.CACHE_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ShardedSession:
                 told = (own, np.array([parts.length]), np.array([len(own)]), appended)
                 values.update(zip(step.outputs, told, strict=True))
             else:
-                values[step.outputs[0]] = self._collective(step, parts, values)
+                values.update(zip(step.outputs, self._collective(step, parts, values), strict=True))
             for name in step.inputs:
                 if self._plan.last_use[name] == index and name not in kept:
                     values.pop(name, None)
@@ -232,21 +232,29 @@ class ShardedSession:
                 whole[name] = parts.joined(pieces, axis)
         return whole if self.communicator.rank == 0 else {}
 
-    def _collective(self, step: Collective, parts: Parts, values: Mapping[str, Array]) -> Array:
+    def _collective(self, step: Collective, parts: Parts, values: Mapping[str, Array]) -> list[Array]:
         communicator = self.communicator
         if step.op_type in ATTENTIONS:
             inputs = {name: values[value] for name, value in step.named_inputs.items()}
             try:
                 with taking_turns(self._threads):
-                    return ATTENTIONS[step.op_type](communicator, parts, step.attrs, inputs)
+                    return self._attention(step, parts, inputs)
             except (KernelError, RegistryError) as error:
                 raise InputError(f"{self.name}: node '{step.name}': {error}") from None
         own = [values[name] for name in step.inputs]
         if step.op_type == collectives.ALL_REDUCE:
-            return reduced(communicator, own[0], step.attrs["reduction"])
+            return [reduced(communicator, own[0], step.attrs["reduction"])]
         if step.op_type == collectives.SELECT_TOKENS:
-            return selected(communicator, parts, own[0], own[1], step.attrs["axis"])
-        return gathered(communicator, parts, own[0], step.attrs["axis"])
+            return [selected(communicator, parts, own[0], own[1], step.attrs["axis"])]
+        return [gathered(communicator, parts, own[0], step.attrs["axis"])]
+
+    def _attention(self, step: Collective, parts: Parts, inputs: Mapping[str, Array]) -> list[Array]:
+        if step.op_type == collectives.CACHE_ATTENTION:
+            return [cache_attention(self.communicator, parts, step.attrs, inputs)]
+        if step.op_type == collectives.SEQUENCE_GRADIENT:
+            return sequence_gradient(self.communicator, parts, step.attrs, inputs)
+        wanted = collectives.FORWARD_OUTPUTS[: len(step.outputs)]
+        return sequence_attention(self.communicator, parts, step.attrs, inputs, wanted)
 
 
 def shapes_of(arrays: Mapping[str, Array]) -> dict[str, Shape]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,18 +43,22 @@ class Sharded:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        report = self.report
-        return {
-            "ranks": report.ranks,
-            "order": report.order,
-            "inputs": dict(report.inputs),
-            "outputs": dict(report.outputs),
-            "gathered_inputs": list(report.gathered),
-            "caches": dict(report.caches),
-            "tokens_of_the_cost_model": report.length,
-            "machine": asdict(report.machine),
-            "attentions": [_attention_json(choice) for choice in report.choices],
-        }
+        return report_json(self.report)
+
+
+def report_json(report: ShardReport) -> dict[str, Any]:
+    """What became of a model, as JSON has it."""
+    return {
+        "ranks": report.ranks,
+        "order": report.order,
+        "inputs": dict(report.inputs),
+        "outputs": dict(report.outputs),
+        "gathered_inputs": list(report.gathered),
+        "caches": dict(report.caches),
+        "tokens_of_the_cost_model": report.length,
+        "machine": asdict(report.machine),
+        "attentions": [_attention_json(choice) for choice in report.choices],
+    }
 
 
 def _attention_json(choice: Choice) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def shard(
         try:
             result, report = shard_graph(fused, options)
         except Refusal as refusal:
-            raise InputError(_told(loaded, refusal, fusion)) from None
+            raise InputError(told(loaded, refusal, fusion)) from None
         proto = proto_of(loaded, result)
     problem = checker.fault(proto, full=False)
     if problem is not None:
@@ -133,10 +137,7 @@ def _assumed(assume: Iterable[str]) -> tuple[str, ...]:
 def _checked(
     ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int, machine: Machine
 ) -> ParallelOptions:
-    if not 1 <= ranks <= MOST_RANKS:
-        raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
-    if method not in ("auto", *METHODS, MERGE):
-        raise InputError(f"unknown method {method!r}: use auto, {', '.join((*METHODS, MERGE))}")
+    check_request(ranks, method, (*METHODS, MERGE))
     if length < 1 or batch < 1:
         raise InputError(f"{length} tokens in a batch of {batch}: give numbers from 1 upwards")
     for name, number in asdict(machine).items():
@@ -145,13 +146,21 @@ def _checked(
     return ParallelOptions(ranks, method, dict(axes or {}), length, batch, machine)
 
 
-def _told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
+def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS) -> None:
+    """Raise InputError for a number of ranks or a method that there is not."""
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
+    if method not in ("auto", *methods):
+        raise InputError(f"unknown method {method!r}: use auto, {', '.join(methods)}")
+
+
+def told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
     """The sentence of a refusal; an attention that was declined may be why."""
     declined = [block for block in fusion.blocks if block.status == "declined"]
-    told = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
+    text = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
     if declined:
-        told += f"; the attention at '{declined[0].anchor}' was not fused: {declined[0].reason}"
-    return told
+        text += f"; the attention at '{declined[0].anchor}' was not fused: {declined[0].reason}"
+    return text
 
 
 def _write(proto: onnx.ModelProto, loaded: LoadedModel, target: Path, sharded: Sharded) -> None:

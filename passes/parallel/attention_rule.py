@@ -1,4 +1,6 @@
-"""The forms of a FlashAttentionScore: a SequenceAttention or a CacheAttention, with the mask as a band.
+"""The forms of FlashAttentionScore and its gradient: SequenceAttention, CacheAttention and SequenceGradient.
+
+The mask of the whole sequence becomes a band:
 
     sparse_mode   atten_mask          pre_tockens, next_tockens of the band    mask
     -             absent              no limits                                none
@@ -16,7 +18,8 @@ sparse_mode 4 for those that are counted from the bottom right (3 and 4), and 0 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,16 +27,24 @@ from typing import Any
 import onnx_ir as ir
 
 from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, place_inputs
+from fa_compiler.op_registry.collectives import RING
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
 from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.nodes import constant, text_attr
 from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
 from fa_compiler.passes.parallel.methods import AttentionSizes, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder, local_rule
+from fa_compiler.passes.values.bounds import Bounds
 
+STATISTICS = ("softmax_max", "softmax_sum")
+ROW_AXIS = 2
+"""The dimension of the statistics, [B, N, S, 8], that runs over the queries."""
+BIASES = ("real_shift", "pse_shift")
 TAKEN = frozenset({"query", "key", "value", "real_shift", "atten_mask", "sink", "query_rope", "key_rope"})
 """The inputs that a SequenceAttention or CacheAttention takes."""
+GRADIENT_TAKEN = frozenset({"query", "key", "value", "dy", "pse_shift", "atten_mask", "attention_in", *STATISTICS})
+"""The inputs that a SequenceGradient takes."""
 
 FROM_THE_END = (3, 4)
 """The values of sparse_mode whose diagonals are counted from the bottom right."""
@@ -41,10 +52,11 @@ FROM_THE_END = (3, 4)
 
 def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Value:
     """The whole attention_out, of keys that the ranks have in parts."""
-    spec = get(node.op_type)
-    inputs = _inputs(node)
-    full = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
-    axis = _check_kind(node, inputs, full, output)
+    if get(node.op_type).output_names[output] != "attention_out":
+        raise Refusal("its statistics are read", node)
+    axis = _axis(node)
+    inputs, full = _operands(node)
+    _check_kind(node, inputs, full, TAKEN)
     for name in KEYS:
         if name in inputs and sharder.shape(inputs[name], node)[axis] != sharder.length:
             raise Refusal(f"its {name} is not proven to be as long as the caches", node)
@@ -62,63 +74,145 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
     mode = 4 if full["sparse_mode"] in FROM_THE_END else 0
     changed = {**full, "sparse_mode": mode, "pre_tockens": pre, "next_tockens": after}
     sharder.choices.append(choice)
-    return _emitted(sharder, node, output, collectives.CACHE_ATTENTION, forms, changed)
+    names = collectives.FORWARD_OUTPUTS[:1]
+    return _made(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
 
 
 @local_rule("FlashAttentionScore")
 def attention(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The rank's rows of attention_out."""
-    inputs = _inputs(node)
-    full = full_attrs(get(node.op_type), {name: attr.value for name, attr in node.attributes.items()})
-    layout = str(full["input_layout"])
-    _check(sharder, node, inputs, full, output, place)
+    """The rank's rows of attention_out, or of the statistics that a gradient reads."""
+    name = get(node.op_type).output_names[output]
+    _check_place(node, name, place, collectives.FORWARD_OUTPUTS)
+    made = sharder.attentions.get(node) or _forward(sharder, node)
+    return made.outputs[collectives.FORWARD_OUTPUTS.index(name)]
+
+
+def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
+    spec = get(node.op_type)
+    inputs, full = _operands(node)
+    _check(sharder, node, inputs, full, TAKEN)
     pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
     if not masked:
         inputs.pop("atten_mask", None)
-    choice = sharder.choose(_sizes(sharder, node, inputs, full, after))
+    outputs = dict(zip(spec.output_names, node.outputs, strict=False))
+    read = [name for name in STATISTICS if name in outputs and any(outputs[name].uses())]
+    sizes = _sizes(sharder, node, inputs, full, after)
+    if read:
+        sizes = replace(sizes, refused={**_refused_with_gradient(full), **sizes.refused})
+    choice = sharder.choose(sizes)
     if choice.method in choice.refused:
         raise Refusal(f"{choice.method} is not possible: {choice.refused[choice.method]}", node)
+    forms = _forms(sharder, node, inputs, str(full["input_layout"]), choice.method)
+    changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
+    names = collectives.FORWARD_OUTPUTS if read else collectives.FORWARD_OUTPUTS[:1]
+    sharder.choices.append(choice)
+    return _made(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
+
+
+def _refused_with_gradient(attrs: Mapping[str, object]) -> dict[str, str]:
+    """The methods that an attention does not allow if a gradient reads its statistics, and why."""
+    refused = {collectives.ALL_TO_ALL: "it has a gradient"}
+    if attrs.get("cpu_empty_rows", "") not in ("", "zero") or attrs.get("cpu_nan_rows", ""):
+        refused[RING] = "it has a gradient, also of rows without a defined softmax"
+    return refused
+
+
+@local_rule("FlashAttentionScoreGrad")
+def gradient(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The rank's tokens of dq, dk and dv."""
+    name = get(node.op_type).output_names[output]
+    _check_place(node, name, place, collectives.GRADIENT_OUTPUTS)
+    made = sharder.attentions.get(node) or _backward(sharder, node)
+    return made.outputs[collectives.GRADIENT_OUTPUTS.index(name)]
+
+
+def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
+    inputs, full = _operands(node)
+    _check(sharder, node, inputs, full, GRADIENT_TAKEN)
+    for name in (*STATISTICS, "attention_in"):
+        if name not in inputs:
+            raise Refusal(f"its input {name} is absent", node)
+    pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
+    if not masked:
+        inputs.pop("atten_mask", None)
+    forms = _forms(sharder, node, inputs, str(full["input_layout"]), collectives.GATHER)
+    maker = inputs["softmax_max"].producer()  # its local form was made for the statistics
+    forward = None if maker is None else sharder.attentions.get(maker)
+    method = collectives.GATHER if forward is None else forward.attributes["method"].as_string()
+    changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": method}
+    return _made(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
+
+
+def _operands(node: ir.Node) -> tuple[dict[str, ir.Value], dict[str, Any]]:
+    """The inputs that a node has, and all its attributes, by name."""
+    spec = get(node.op_type)
+    attrs = {name: attr.value for name, attr in node.attributes.items()}
+    inputs = {name: value for name, value in zip(spec.input_names, node.inputs, strict=False) if value is not None}
+    return inputs, full_attrs(spec, attrs)
+
+
+def _forms(
+    sharder: Sharder, node: ir.Node, inputs: Mapping[str, ir.Value], layout: str, method: str
+) -> dict[str, ir.Value]:
+    """The inputs of the rank: its own tokens and rows, and what is whole."""
     forms: dict[str, ir.Value] = {}
     for name, value in inputs.items():
-        if name in ("query", "key", "value", "query_rope", "key_rope"):
+        if name in ("query", "key", "value", "dy", "attention_in", "query_rope", "key_rope"):
             forms[name] = sharder.local(value, Place(SEQUENCE_AXIS[layout]), node)
-        elif name == "sink" or choice.method == collectives.ALL_TO_ALL:
-            with sharder.gathering() if name == "real_shift" else nullcontext():
+        elif name in STATISTICS:
+            forms[name] = sharder.local(value, Place(ROW_AXIS), node)
+        elif name == "sink" or method == collectives.ALL_TO_ALL:
+            with sharder.gathering() if name in BIASES else nullcontext():
                 forms[name] = sharder.whole(value, node)
         else:
             forms[name] = _rows(sharder, node, name, value)
-    changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
-    sharder.choices.append(choice)
-    return _emitted(sharder, node, output, collectives.SEQUENCE_ATTENTION, forms, changed)
+    return forms
 
 
-def _inputs(node: ir.Node) -> dict[str, ir.Value]:
-    """The inputs that are given, by name."""
-    names = get(node.op_type).input_names
-    return {name: value for name, value in zip(names, node.inputs, strict=False) if value is not None}
-
-
-def _emitted(
+def _made(
     sharder: Sharder,
     node: ir.Node,
-    output: int,
     op_type: str,
-    inputs: Mapping[str, ir.Value],
+    forms: Mapping[str, ir.Value],
     attrs: Mapping[str, Any],
-) -> ir.Value:
-    """The result of the collective node that stands for an attention."""
+    outputs: Sequence[str],
+) -> ir.Node:
+    """The node of all ranks in the place of a node, with these outputs of it."""
+    spec = get(node.op_type)
     made = ir.Node(
         collectives.DOMAIN,
         op_type,
-        place_inputs(get(node.op_type), inputs),
+        place_inputs(spec, forms),
         [ir.convenience.convert_attribute(name, value) for name, value in attrs.items()],
+        num_outputs=len(outputs),
         name=sharder.names.new(label(node) or "attention"),
     )
-    made.outputs[0].name = sharder.names.new(node.outputs[output].name or "attention_out")
-    if (dtype := sharder.info.dtype(node.outputs[output])) is not None:
-        made.outputs[0].dtype = dtype
+    given = dict(zip(spec.output_names, node.outputs, strict=False))
+    for name, value in zip(outputs, made.outputs, strict=True):
+        old = given.get(name)
+        value.name = sharder.names.new((old.name if old is not None else None) or name)
+        if old is not None and (dtype := sharder.info.dtype(old)) is not None:
+            value.dtype = dtype
     sharder.nodes.append(made)
-    return made.outputs[0]
+    sharder.attentions[node] = made
+    return made
+
+
+def _axis(node: ir.Node) -> int:
+    """The dimension of the tokens. Raises Refusal."""
+    axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
+    if axis is None:
+        raise Refusal("its sequences are packed (layout TND)", node)
+    return axis
+
+
+def _check_place(node: ir.Node, name: str, place: Place, known: Sequence[str]) -> None:
+    """Raise Refusal for an output that is not cut, or for one that is demanded in other parts than those of tokens."""
+    axis = _axis(node)
+    if name not in known:
+        raise Refusal(f"its output {name} is read", node)
+    if place != Place(ROW_AXIS if name in STATISTICS else axis):
+        raise Refusal(f"its result is demanded in parts along dimension {place.dim}, not along its tokens", node)
 
 
 def _check(
@@ -126,32 +220,26 @@ def _check(
     node: ir.Node,
     inputs: Mapping[str, ir.Value],
     attrs: Mapping[str, object],
-    output: int,
-    place: Place,
+    taken: Collection[str],
 ) -> None:
-    axis = _check_kind(node, inputs, attrs, output)
-    if place != Place(axis):
-        raise Refusal(f"its result is demanded in parts along dimension {place.dim}, not along its tokens", node)
+    _check_kind(node, inputs, attrs, taken)
+    axis = _axis(node)
     for name in ("query", "key", "value"):
         if sharder.shape(inputs[name], node)[axis] != sharder.length:
             raise Refusal(f"its {name} is not proven to be as long as the sequence", node)
 
 
-def _check_kind(node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, object], output: int) -> int:
-    """The dimension of the tokens of an attention that ranks can compute together. Raises Refusal."""
-    axis = SEQUENCE_AXIS.get(str(attrs["input_layout"]))
-    if get(node.op_type).output_names[output] != "attention_out":
-        raise Refusal("its statistics are read", node)
-    if axis is None:
-        raise Refusal("its sequences are packed (layout TND)", node)
+def _check_kind(
+    node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, object], taken: Collection[str]
+) -> None:
+    """Raise Refusal for an attention that ranks cannot compute together."""
     for name in inputs:
-        if name not in TAKEN:
+        if name not in taken:
             raise Refusal(f"its input {name} is not cut", node)
     if attrs["keep_prob"] != 1.0:
         raise Refusal("its dropout draws random numbers", node)
-    if "real_shift" in inputs and attrs["pse_type"] not in (0, 1):
+    if any(name in inputs for name in BIASES) and attrs["pse_type"] not in (0, 1):
         raise Refusal("its bias is made of slopes", node)
-    return axis
 
 
 def _band(sharder: Sharder, node: ir.Node, mask: ir.Value | None, attrs: Mapping[str, object]) -> tuple[int, int, bool]:
@@ -178,10 +266,10 @@ def _band(sharder: Sharder, node: ir.Node, mask: ir.Value | None, attrs: Mapping
 def _rows(sharder: Sharder, node: ir.Node, name: str, value: ir.Value) -> ir.Value:
     """The rank's rows of a mask or bias, with all keys."""
     shape = sharder.shape(value, node)
-    if name == "real_shift" and (len(shape) != 4 or (shape[2].const != 1 and shape[2] != sharder.length)):
+    if name in BIASES and (len(shape) != 4 or (shape[2].const != 1 and shape[2] != sharder.length)):
         raise Refusal("the rows of its bias are not proven to be those of the sequence", node)
     place = Place(len(shape) - 2)
-    with sharder.gathering() if name == "real_shift" else nullcontext():
+    with sharder.gathering() if name in BIASES else nullcontext():
         found = sharder.aligned(value, place, len(shape), sharder.length, node)
     assert found is not None
     return found
@@ -200,7 +288,9 @@ def _sizes(
         raise Refusal("its heads and their sizes are unknown", node)
     key_heads, size, value_width = numbers
     dtype = sharder.info.dtype(inputs["query"])
-    empty = attrs.get("cpu_empty_rows", "")
+    refused = refused_methods(heads, key_heads, sharder.ranks, "sink" in inputs, str(attrs.get("cpu_empty_rows", "")))
+    if (reason := sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))) and RING not in refused:
+        refused[RING] = reason
     return AttentionSizes(
         name=label(node) or node.op_type,
         heads=heads,
@@ -209,5 +299,19 @@ def _sizes(
         value_width=value_width,
         bytes=4 if dtype is None else int(dtype.itemsize),
         causal=after < UNLIMITED,
-        refused=refused_methods(heads, key_heads, sharder.ranks, "sink" in inputs, str(empty)),
+        refused=refused,
     )
+
+
+def _ring_fault(sharder: Sharder, bias: ir.Value | None) -> str:
+    """Why a rank with a graph of its own cannot compute this attention in a ring; "" where it can.
+
+    The scores of a part are all infinite where a bias excludes all its keys by infinity. Such a part has no softmax.
+    Ranks of one graph notice this and gather the keys instead.
+    """
+    if bias is None or not sharder.own_graphs:
+        return ""
+    limits = Bounds(sharder.info).of(bias)
+    if limits is not None and all(map(math.isfinite, limits)):
+        return ""
+    return "its bias may be infinite, so that a part of the keys may have no softmax"

@@ -5,10 +5,12 @@ Reshape, Flatten                            the sequence keeps its place in row-
                                             behind it tell how it is merged with others (layout/axes.py)
 Expand, Tile, Concat, Split, Slice, Pad     along other dimensions
 Gather, Slice along the sequence            SelectTokens: the tokens that every rank then has
-ReduceSum, ReduceMean, ReduceMax, ReduceMin along the sequence: AllReduce
+ReduceSum, ReduceMean, ReduceMax, ReduceMin along the sequence, and products that sum over it: AllReduce
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -234,15 +236,59 @@ def _select(sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices:
     )
 
 
+@collapsing_rule("MatMul", "Gemm")
+def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
+    """A product that sums over the sequence, such as the gradient of a weight: each rank sums over its own tokens."""
+    left, right = needed(node, 0), needed(node, 1)
+    ranks = [len(sharder.shape(each, node)) for each in (left, right)]
+    dims = (ranks[0] - 1 - int_attr(node, "transA", 0), ranks[1] - 2 + int_attr(node, "transB", 0))
+    products = min(ranks) >= 2 and input_of(node, 2) is None
+    found = _places(sharder, sharder.shape(left, node)[dims[0]]) if products else []
+    if not found:  # the operator that reads it is to blame
+        raise Refusal(f"{MIXES}: each rank would need {node.outputs[output].name!r} of all tokens", None)
+    places = [(place.at(dims[0]), place.at(dims[1])) for place in found]
+    forms = _first_cut(sharder, node, [((left, one), (right, other)) for one, other in places])
+    own = sharder.clone(node, forms).outputs[output]
+    return _all_reduced(sharder, node, own, "sum")
+
+
+def _places(sharder: Sharder, size: Dim) -> list[Place]:
+    """Where the sequence may be in a dimension of this size: alone, or behind or before another one, such as the batch.
+
+    For a sum over the dimension any of them would do, if all operands have it at the same place: each element belongs
+    to one rank. Only where it really is can a rank compute its part.
+    """
+    if size == sharder.length:
+        return [Place(0)]
+    other = size.exact_div(sharder.length)
+    return [] if other is None else [Place(0, before=other), Place(0, after=other)]
+
+
+def _first_cut(sharder: Sharder, node: ir.Node, choices: Sequence[Sequence[tuple[ir.Value, Place]]]) -> list[ir.Value]:
+    """The local forms of the first of several choices that a rank can compute."""
+    refused: Refusal | None = None
+    for choice in choices:
+        try:
+            return [sharder.local(value, place, node) for value, place in choice]
+        except Refusal as refusal:
+            refused = refused or refusal
+    raise refused or Refusal(f"{MIXES}: a rank would need this result of all tokens", node)
+
+
+def _all_reduced(sharder: Sharder, node: ir.Node, own: ir.Value, reduction: str) -> ir.Value:
+    dtype = sharder.info.dtype(node.outputs[0])
+    return sharder.emit(collectives.ALL_REDUCE, [own], dtype, {"reduction": reduction}, domain=collectives.DOMAIN)
+
+
 @collapsing_rule("ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean")
 def reduced(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     """A reduction over the sequence: each rank reduces its own tokens. A mean is weighted by their number."""
     source = needed(node, 0)
     shape = sharder.shape(source, node)
-    axes = [axis for axis in reduced_axes(sharder, node, len(shape)) if shape[axis] == sharder.length]
-    if len(axes) != 1:
-        raise Refusal(f"{MIXES}: a rank would need this result of all tokens", node)
-    own = sharder.clone(node, [sharder.local(source, Place(axes[0]), node), *sharder.wholes(node, 1)]).outputs[0]
+    axes = reduced_axes(sharder, node, len(shape))
+    places = [place.at(axis) for axis in axes for place in _places(sharder, shape[axis])]
+    (local,) = _first_cut(sharder, node, [[(source, place)] for place in places])
+    own = sharder.clone(node, [local, *sharder.wholes(node, 1)]).outputs[0]
     dtype = sharder.info.dtype(node.outputs[0])
     if dtype is None:
         raise Refusal("the type of its result is unknown", node)
@@ -254,4 +300,4 @@ def reduced(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
         weight = sharder.emit("Cast", [sharder.emit("Div", share, wide)], dtype, {"to": int(dtype)})
         scalar = sharder.emit("Reshape", [weight, sharder.constant(np.zeros(0, np.int64))], dtype)
         own, kind = sharder.emit("Mul", [own, scalar], dtype), "sum"
-    return sharder.emit(collectives.ALL_REDUCE, [own], dtype, {"reduction": kind}, domain=collectives.DOMAIN)
+    return _all_reduced(sharder, node, own, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +38,9 @@ class ParallelOptions:
 
     `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
     `batch` are the sizes that the cost model takes, `machine` its figures. `prompt` says that the caches of the
-    model are empty: it is divided along its tokens.
+    model are empty: it is divided along its tokens. `sizes` are the sizes of all inputs, if each rank gets a graph of
+    its own for them (rank_graph.py). Such a graph cannot choose another method while it runs. `no_ring` is the reason
+    why no attention may be computed in a ring, if there is one.
     """
 
     ranks: int
@@ -48,6 +50,8 @@ class ParallelOptions:
     batch: int = 1
     machine: Machine = field(default_factory=Machine)
     prompt: bool = False
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    no_ring: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class ShardReport:
 
     `inputs` and `outputs` give the dimension of the sequence, None for a tensor that is whole on every rank. `gathered`
     are the inputs of which every rank gets all tokens. `caches` gives for each input that is a cache the output that
-    has it with the new tokens; it is empty for a model that does not decode.
+    has it with the new tokens; it is empty for a model that does not decode. `length` is the number of tokens that the
+    cost model took.
     """
 
     ranks: int
@@ -80,6 +85,7 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     remember_versions(model)
     _name_alike(graph, options.axes)
     sharder, axes, caches = _sharder(model, options)
+    sharder.own_graphs, sharder.no_ring = bool(options.sizes), options.no_ring
     presents = _presents(caches, sharder.info)
     parts = {presents[name]: axis for name, axis in axes.items() if name in presents}
     with _deep_calls():
@@ -100,7 +106,7 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     return result, ShardReport(
         ranks=options.ranks,
         order=order,
-        length=options.length,
+        length=_tokens(sharder.length, axes, options),
         inputs=axes_of["inputs"],
         outputs=axes_of["outputs"],
         choices=tuple(sharder.choices),
@@ -114,14 +120,7 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
     """What makes the ranks' graph, the dimensions of the sequence of inputs, and the caches that are in parts. Raises
     Refusal."""
     graph, info = model.graph, analyse(model)
-    chosen = partial(
-        choose,
-        wanted=options.method,
-        ranks=options.ranks,
-        length=options.length,
-        batch=options.batch,
-        machine=options.machine,
-    )
+    chosen = partial(choose, wanted=options.method, ranks=options.ranks, batch=options.batch, machine=options.machine)
     caches = joined_caches(graph, info) if options.prompt or not options.axes else []
     pasts = {each.past.name or "": each.axis for each in caches}
     if caches and not options.prompt:
@@ -130,7 +129,15 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
         caches = [each for each in joined_caches(graph, info) if each.past.name in pasts]
         if {each.past.name for each in caches} != set(pasts):
             raise Refusal("its caches have several lengths", None)
-        made = CacheSharder(graph, info, caches, pasts, options.ranks, chosen, attention_rule.cached_attention)
+        made = CacheSharder(
+            graph,
+            info,
+            caches,
+            pasts,
+            options.ranks,
+            partial(chosen, length=_tokens(caches[0].length, pasts, options)),
+            attention_rule.cached_attention,
+        )
         return made, pasts, caches
     if options.prompt:
         _empty(graph, pasts)
@@ -139,6 +146,7 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
         _name_alike(graph, alike)
         info = analyse(model)
     length, axes = _sequence(graph, info, options.axes)
+    chosen = partial(chosen, length=_tokens(length, axes, options))
     if not options.prompt:
         return Sharder(graph, info, length, axes, options.ranks, chosen), axes, []
     if length == ONE:
@@ -243,13 +251,22 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
         named = {size for shape in shapes.values() for size in shape if size in length.broadcast_parts}
         length = named.pop() if len(named) == 1 else length
     axes = {name: axis % len(shapes[name]) for name, axis in given.items()}
-    for name, shape in shapes.items():
-        if name not in axes and length in shape:
-            axes[name] = shape.index(length)
+    if not given or length.const is None:  # a number may be that of other dimensions, too; a name is not
+        for name, shape in shapes.items():
+            if name not in axes and length in shape:
+                axes[name] = shape.index(length)
     if not axes:
         sentence = f"the attentions run over {length} tokens, which is the size of no dimension of an input"
         raise Refusal(f"{sentence}; name the dimension by --sequence-axis INPUT:DIM", None)
     return length, axes
+
+
+def _tokens(length: Dim, axes: Mapping[str, int], options: ParallelOptions) -> int:
+    """The number of tokens: of the model, of the sizes that are given, or the one that the user gives for the choice of
+    methods."""
+    if length.const is not None:
+        return length.const
+    return next((options.sizes[name][axis] for name, axis in axes.items() if name in options.sizes), options.length)
 
 
 def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
@@ -288,22 +305,40 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
 
 
 def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int] | None) -> tuple[ir.Value, int | None]:
-    """An output of the ranks' model, and the dimension in which each rank has its part. With caches, `presents` names
-    the outputs that are in parts, and their dimensions; others are whole where that is possible."""
+    """An output of the ranks' model, and the dimension in which each rank has its part.
+
+    With caches, `presents` names the outputs that are in parts, and their dimensions; others are whole where that is
+    possible.
+
+    Where the length is a number, another dimension may have the same one: features, such as those of the gradient of a
+    weight. An output is then whole if a rank can compute the whole.
+    """
     if presents is not None:
         if (axis := presents.get(value.name or "")) is not None:
             return sharder.local(value, Place(axis), value.producer()), axis
         with suppress(Refusal):
             return sharder.whole(value, value.producer()), None
     shape = sharder.shape(value, value.producer())
-    for dim, size in enumerate(shape):
-        if size == sharder.length:
-            return sharder.local(value, Place(dim), value.producer()), dim
+    dims = [dim for dim, size in enumerate(shape) if size == sharder.length]
+    if dims and sharder.length.const is None:
+        return sharder.local(value, Place(dims[0]), value.producer()), dims[0]
     for size in shape:
         if size != ONE and sharder.length.const is None and size.exact_div(sharder.length) is not None:
             told = "is longer than the sequence, or has it merged with other dimensions"
             raise Refusal(f"the output {value.name!r} {told}", value.producer())
-    return sharder.whole(value, value.producer()), None
+    try:
+        return sharder.whole(value, value.producer()), None
+    except Refusal:
+        if not dims:
+            raise
+    refused: Refusal | None = None
+    for dim in dims:
+        try:
+            return sharder.local(value, Place(dim), value.producer()), dim
+        except Refusal as refusal:
+            refused = refused or refusal
+    assert refused is not None
+    raise refused
 
 
 def _order(sharder: Sharder) -> str:

@@ -45,6 +45,7 @@ CIRCLE = Refusal("it mixes the sequence", None)
 HEAVY = frozenset(
     {
         *("MatMul", "Gemm", "Einsum", "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
+        "FlashAttentionScoreGrad",
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
         *("SkipSimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization", "Attention"),
     }
@@ -100,6 +101,8 @@ class Sharder:
         self.graph, self.info, self.length, self.axes = graph, info, length, axes
         self.ranks, self.choose = ranks, choose
         self.choices: list[Choice] = []
+        self.attentions: dict[ir.Node, ir.Node] = {}
+        """The SequenceAttention, SequenceGradient or CacheAttention that was made for a node."""
         self.names = Names({name for output in graph.outputs if (name := output.name) and not output.is_graph_input()})
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
@@ -112,6 +115,8 @@ class Sharder:
         self._clones: dict[tuple[object, ...], ir.Node] = {}
         self._touched = self._find_touched()
         self.opset = graph_opset(graph)
+        self.own_graphs, self.no_ring = False, ""
+        """Does each rank get a graph of its own? Why may no attention be computed in a ring?"""
         self._gathers = False
         self._part: tuple[ir.Value, ir.Value, ir.Value] | None = None
 
@@ -298,8 +303,8 @@ class Sharder:
         axis = self.axes.get(value.name or "")
         if axis is None:
             return self.inputs[value]
-        features = [size.const for size in self.shape(value, None)[1:] if size.const is not None]
-        if math.prod(features) > LIGHT_FEATURES:
+        features = [size for dim, size in enumerate(self.shape(value, None)) if dim not in (0, axis)]
+        if math.prod(size.const or 1 for size in features) > LIGHT_FEATURES:
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
         return self._gathered(self.inputs[value], value.dtype, axis)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import onnx
 import pytest
 
+import fa_compiler
+from fa_compiler.atc.shapes import fix
 from fa_compiler.errors import InputError
 from fa_compiler.op_registry.collectives import METHODS
 from tests.pairs import pairwise
 
-from .running import by_one, by_ranks, check, sharded, text
+from .running import by_one, by_ranks, check, content, sharded, text
 
 MODELS = {
     "bert": "BSH, a padding mask",
@@ -61,3 +66,13 @@ def test_token_that_is_taken_out_of_the_sequence() -> None:
     result = sharded(name, 3)
     assert result.report.outputs == {"logits": None}
     check(by_one(name, feeds), by_ranks(result.path, 3, feeds))
+
+
+def test_a_length_that_the_model_fixes(tmp_path: Path) -> None:
+    """Every rank gets the mask of all tokens, however many they are."""
+    feeds = text("bert", 29)
+    sizes = {name: array.shape for name, array in feeds.items()}
+    model = fix(onnx.load_model_from_string(content("bert")), sizes, "bert")
+    result = fa_compiler.shard(model, tmp_path / "out", 3)
+    assert result.report.gathered == ("attention_mask",)
+    check(by_one("bert", feeds), by_ranks(result.path, 3, feeds))

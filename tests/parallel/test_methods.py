@@ -70,7 +70,7 @@ def by_ranks(attrs: Mapping[str, Any], inputs: Mapping[str, Array], ranks: int, 
 
     def task(communicator: Communicator) -> tuple[Array, int]:
         mine = {name: own(name, array, communicator.rank) for name, array in inputs.items()}
-        return sequence_attention(communicator, parts, attrs, mine), communicator.sent
+        return sequence_attention(communicator, parts, attrs, mine)[0], communicator.sent
 
     results = run_threads(ranks, task, 60)
     return parts.joined([out for out, _ in results], axis), [sent for _, sent in results]

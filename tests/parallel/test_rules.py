@@ -311,6 +311,33 @@ WHOLE: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
         {"w": W, "axes": ints(1)},
         2,
     ),
+    "a product that sums over the tokens": (
+        [node("MatMul", "x w", "h"), node("Transpose", "x", "t", perm=[0, 2, 1]), node("MatMul", "t h")],
+        {"w": W},
+        3,
+    ),
+    "a product that sums over tokens and batch": (
+        [node("MatMul", "x w", "h"), node("Reshape", "h flat", "d"), node("Reshape", "x flat", "r")]
+        + [node("Gemm", "d r", transA=1)],
+        {"w": W, "flat": ints(-1, WIDTH)},
+        2,
+    ),
+    "a product that sums over tokens before the batch": (
+        [node("MatMul", "x w", "h"), node("Transpose", "h", "t", perm=[1, 0, 2]), node("Reshape", "t flat", "d")]
+        + [node("Transpose", "d", "turned", perm=[1, 0]), node("MatMul", "turned d")],
+        {"w": W, "flat": ints(-1, WIDTH)},
+        2,
+    ),
+    "the sum over tokens and batch": (
+        [node("MatMul", "x w", "h"), node("Reshape", "h flat", "d"), node("ReduceSum", "d axes", keepdims=0)],
+        {"w": W, "flat": ints(-1, WIDTH), "axes": ints(0)},
+        1,
+    ),
+    "the mean over tokens and batch": (
+        [node("MatMul", "x w", "h"), node("ReduceMean", "h", keepdims=0)],
+        {"w": W},
+        0,
+    ),
     "the largest token": ([node("MatMul", "x w", "h"), node("ReduceMax", "h", axes=[1], keepdims=0)], {"w": W}, 2),
 }
 

@@ -118,7 +118,8 @@ class _GraphReader:
 
 
 def _sorted(graph: Graph) -> list[Op]:
-    """The operators, each after those that it reads. A file may hold them in any order."""
+    """The operators, each after those that it reads or that control edges put before it. A file may hold them in any
+    order."""
     by_name = {op.name: op for op in graph.ops}
     done: dict[str, bool] = {}
     ordered: list[Op] = []
@@ -137,12 +138,13 @@ def _sorted(graph: Graph) -> list[Op]:
                 continue
             done[op.name] = False
             stack.append((op, True))
-            for source in op.inputs:
-                if source is None or done.get(source.op):
+            earlier = [*(source.op for source in op.inputs if source is not None), *op.controls]
+            for name in earlier:
+                if done.get(name):
                     continue
-                if source.op not in by_name:
-                    raise UnreadableError(f"operator '{op.name}' reads '{source.op}', which is not in the graph")
-                stack.append((by_name[source.op], False))
+                if name not in by_name:
+                    raise UnreadableError(f"operator '{op.name}' reads '{name}', which is not in the graph")
+                stack.append((by_name[name], False))
     return ordered
 
 

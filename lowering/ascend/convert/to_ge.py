@@ -7,6 +7,7 @@ of the only NetOutput. A branch of an If is a separate graph, whose Data are the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from fa_compiler.lowering.ascend.convert.forward import HANDLERS, OnnxCall
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import type_of
 from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
-from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry import dtypes, hcom
 from fa_compiler.passes.nodes import opset, subgraphs
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -302,20 +303,33 @@ class _Body:
             end.inputs.append(tensor.output)
             end.input_descs.append(TensorDesc(f"x{index}", tensor.dtype, tensor.shape))
         self._graph.ops.append(end)
+        _order_messages(self._graph, end)
         _prune(self._graph)
+
+
+def _order_messages(graph: Graph, end: Op) -> None:
+    """Put the operators that talk to other ranks into the order of their nodes, by control edges.
+
+    Ranks wait for each other, so all of them must run these operators in one order. The data alone do not say it. The
+    last edge leads to the NetOutput, because an HcomSend has no output that another operator reads.
+    """
+    messages = [op for op in graph.ops if op.type in hcom.OPERATORS]
+    for before, after in pairwise([*messages, end]):
+        after.controls.append(before.name)
 
 
 def _prune(graph: Graph) -> None:
     """Drop the operators that no output needs, such as axes that became attributes. All Data stay, because the model's
-    inputs stay."""
+    inputs stay, and all operators that talk to other ranks, because these wait for them."""
     by_name = {op.name: op for op in graph.ops}
     needed = {"NetOutput"}
     waiting = ["NetOutput"]
     while waiting:
-        for source in by_name[waiting.pop()].inputs:
-            if source is not None and source.op not in needed:
-                needed.add(source.op)
-                waiting.append(source.op)
+        op = by_name[waiting.pop()]
+        for name in (*(source.op for source in op.inputs if source is not None), *op.controls):
+            if name not in needed:
+                needed.add(name)
+                waiting.append(name)
     graph.ops[:] = [op for op in graph.ops if op.name in needed or op.type == "Data"]
 
 

@@ -8,6 +8,7 @@ from fa_compiler.lowering.ascend.infer import (  # noqa: F401  # they fill RULES
     attention,
     contractions,
     elementwise,
+    hcom,
     indexing,
     movement,
     reductions,

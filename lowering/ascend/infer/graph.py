@@ -11,6 +11,8 @@ from fa_compiler.lowering.ascend.graph import UNDEFINED, UNKNOWN, Graph, Model, 
 from fa_compiler.lowering.ascend.infer import RULES, Fact, InferenceError, OpFacts
 from fa_compiler.lowering.ascend.infer.rules import shapes_agree
 from fa_compiler.op_registry.dtypes import to_numpy
+from fa_compiler.op_registry.ge_prototypes import ge_prototype
+from fa_compiler.op_registry.spec import Kind
 
 _TRACKED_TYPES = ("DT_INT32", "DT_INT64", "DT_BOOL")
 _MAX_ELEMENTS = 64
@@ -119,7 +121,7 @@ class _Inference:
         if rule is None:
             self.result.without_rule[op.type] = self.result.without_rule.get(op.type, 0) + 1
             return declared
-        if not inputs:
+        if not inputs and needs_input(op.type):
             raise InferenceError("it has no inputs")
         found = list(rule(OpFacts(op, inputs)))
         sizes = [size for fact in found for size in fact.shape or ()]
@@ -157,6 +159,12 @@ class _Inference:
         if not shapes_agree(desc.shape, fact.shape):
             sentence = f"{what} is declared {_text(desc.shape)}, but is {_text(fact.shape)}"
             self.result.differences.append((op.name, sentence))
+
+
+def needs_input(op_type: str) -> bool:
+    """Does the prototype of an operator have a required input? True for an unknown operator."""
+    spec = ge_prototype(op_type)
+    return spec is None or any(entry.kind is not Kind.OPTIONAL for entry in spec.inputs)
 
 
 def _by_anchor(op: Op, inputs: Mapping[str, Fact]) -> list[Fact]:

@@ -9,6 +9,7 @@ from fa_compiler.passes.values.shape_rules import (  # noqa: F401  imported for 
     elementwise,
     gather,
     generate,
+    hcom,
     linear,
     quantized,
     recurrent,

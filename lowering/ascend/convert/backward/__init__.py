@@ -10,6 +10,7 @@ from fa_compiler.lowering.ascend.convert.backward import (  # noqa: F401  import
     elementwise,
     fused,
     gradients,
+    hcom,
     indexing,
     linear,
     movement,

@@ -11,6 +11,7 @@ from fa_compiler.lowering.ascend.convert.forward import (  # noqa: F401  importe
     elementwise,
     fused,
     generate,
+    hcom,
     indexing,
     movement,
     norms,

@@ -1,0 +1,25 @@
+"""Rules for the operators that talk to other ranks (op_registry/hcom.py)."""
+
+from __future__ import annotations
+
+from fa_compiler.op_registry import DOMAIN, hcom
+from fa_compiler.passes.values.shape_rules.context import Context, Fact, rule
+from fa_compiler.passes.values.symbolic import Dim
+
+
+@rule(hcom.ALL_TO_ALL, hcom.ALL_REDUCE, domain=DOMAIN)
+def _like_input(ctx: Context) -> Fact:
+    return Fact(ctx.shape(0), ctx.dtype(0))
+
+
+@rule(hcom.ALL_GATHER, domain=DOMAIN)
+def _gathered(ctx: Context) -> Fact:
+    shape = ctx.shape(0)
+    if not shape:
+        return Fact(None, ctx.dtype(0))
+    return Fact((shape[0] * ctx.int_attr("rank_size", 1), *shape[1:]), ctx.dtype(0))
+
+
+@rule(hcom.RECEIVE, domain=DOMAIN)
+def _received(ctx: Context) -> Fact:
+    return Fact(tuple(map(Dim, ctx.ints_attr("shape") or ())), ctx.dtype_attr("dtype"))
