@@ -3,13 +3,15 @@
     python -m bench kernel --peer-python ../torch/bin/python --peer-python ../openvino/bin/python
     python -m bench all --quick                  a minute, to check that everything works
     python -m bench gradient --threads 1,2 --cases 4k --out gradients
+    python -m bench long --threads 2             many keys: flat percentage, flat memory
     python -m bench show build/bench/bench.json  tables and plots of an earlier run
+    python -m bench show build/bench/bench.json build/long/bench.json --plots docs/plots
 
 Our operators and ONNX Runtime's run in the current interpreter. torch and OpenVINO run in it, too, if they are
 installed, or in the first --peer-python that has them. The peers of a case run in turns, round by round, with the same
 number of threads. Each result is compared with float64 before it is timed; a wrong result is marked and does not count.
-The limit of a case is measured in the same rounds. The folder --out gets bench.json, bench.md and a plot for each
-number of threads.
+The limit of a case is measured in the same rounds. The folder --out gets bench.json, bench.md and plots: bars for each
+number of threads, the roofline, and the time and memory by length where these cases were measured.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import models
-from bench.speed import memory, plot, rounds, tables
-from bench.speed.cases import CASES, QUICK, Case
+from bench.speed import curves, memory, plot, rounds, tables
+from bench.speed.cases import CASES, LONG, QUICK, Case
 from bench.speed.limits import Machine, NoCompiler
 from bench.speed.workers import Workers, interpreters
 
@@ -39,6 +41,7 @@ PARTS = {
     "gradient": "the backward part, alone and together with the forward part",
     "memory": "the memory by which one call makes a process grow",
     "all": "the three above; memory of our operators only, unless --peers is given",
+    "long": "32 K to 1 M keys: a row, a chunk of a cached prompt, 8,192 rows; of the others only torch-sdpa",
 }
 ROUNDS, QUICK_ROUNDS = 5, 3
 OUT = Path("build/bench")
@@ -65,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     commands.add_parser("models", help="whole models (its own options: python -m bench models --help)")
     show = commands.add_parser("show", help="tables and plots of the JSON of an earlier run")
-    show.add_argument("file", type=Path)
+    show.add_argument("file", type=Path, nargs="+", help="of a case that several have, the last one counts")
+    show.add_argument("--plots", type=Path, metavar="DIR", help="writes nothing but the plots of docs/speed.md, there")
     return main
 
 
@@ -82,11 +86,11 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:
     """The cases of a command."""
-    gradient = {"kernel": (False,), "gradient": (True,), "all": (False, True), "memory": ()}[arguments.command]
+    gradient = {"kernel": (False,), "gradient": (True,), "all": (False, True), "memory": (), "long": (False,)}
     return [
         case
-        for case in CASES
-        if case.gradient in gradient
+        for case in (LONG if arguments.command == "long" else CASES)
+        if case.gradient in gradient[arguments.command]
         and arguments.cases.search(case.name)
         and (not arguments.quick or case.name in QUICK)
     ]
@@ -102,7 +106,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             machine = Machine.compile(Path(scratch), arguments.isa)
             for case in chosen(arguments):
                 results["cases"] += _case(case, count, arguments, workers, machine)
-        if arguments.command in ("memory", "all") and not arguments.quick:
+        if arguments.command in ("memory", "all", "long") and not arguments.quick:
             results["memory"] = _memory(arguments, workers)
         results["about"]["versions"] += [workers.versions[name] for name in workers.pythons if name in workers.versions]
         results["about"]["minutes"] = round((time.perf_counter() - start) / 60, 1)
@@ -113,7 +117,8 @@ def _case(
     case: Case, count: int, arguments: argparse.Namespace, workers: Workers, machine: Machine
 ) -> list[dict[str, Any]]:
     done: list[dict[str, Any]] = []
-    peers = arguments.peers or re.compile("^(?!torch-flex)" if arguments.quick else "")  # its compilation takes long
+    few = "^torch-sdpa$" if arguments.command == "long" else "^(?!torch-flex)" if arguments.quick else ""
+    peers = arguments.peers or re.compile(few)  # the compilation of torch-flex takes long
     with tempfile.TemporaryDirectory() as name:
         rounds.write_case(case, Path(name))
         for threads in sorted(arguments.threads, reverse=True):
@@ -140,7 +145,7 @@ def _memory(arguments: argparse.Namespace, workers: Workers) -> list[dict[str, A
             if peer == "ours" or peers.search(peer):
                 wanted.append((library, peer))
     done = []
-    for case in memory.CASES:
+    for case in LONG if arguments.command == "long" else memory.CASES:
         if arguments.cases.search(case.name):
             for row in memory.measure(case, threads, workers, wanted):
                 done.append(row)
@@ -160,6 +165,13 @@ def about() -> dict[str, Any]:
     }
 
 
+def joined(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of several runs as those of one. What they tell about the machine is that of the first."""
+    cases = {(row["case"]["name"], row["threads"]): row for file in files for row in file["cases"]}
+    grown = {(row["case"], row["peer"]): row for file in files for row in file["memory"]}
+    return {"about": files[0]["about"], "cases": list(cases.values()), "memory": list(grown.values())}
+
+
 def save(results: dict[str, Any], folder: Path) -> str:
     """Writes the JSON, the Markdown and the plots; returns the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,8 +181,20 @@ def save(results: dict[str, Any], folder: Path) -> str:
     for threads in sorted({result["threads"] for result in results["cases"]}):
         mine = [result for result in results["cases"] if result["threads"] == threads]
         title = f"Share of the machine's limit, {threads} thread{'s' * (threads > 1)}, {results['about']['date']}"
-        (folder / f"threads{threads}.svg").write_text(plot.svg(mine, title))
+        (folder / f"bars{threads}.svg").write_text(plot.svg(mine, title))
+    draw(results["cases"], results["memory"], folder)
     return text
+
+
+def draw(cases: Sequence[dict[str, Any]], grown: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Writes the plots for the largest number of threads: the roofline of the ordinary cases, and the long cases."""
+    names, threads = {case.name for case in LONG}, max((result["threads"] for result in cases), default=0)
+    long = [result for result in cases if result["case"]["name"] in names]
+    if len(cases) > len(long):
+        ordinary = [result for result in cases if result["case"]["name"] not in names]
+        (folder / "roofline.svg").write_text(curves.roofline(ordinary, threads))
+    if long:
+        (folder / "lengths.svg").write_text(curves.lengths(long, grown, threads))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -190,7 +214,11 @@ def command(words: list[str]) -> int:
     arguments = parser().parse_args(words)
     try:
         if arguments.command == "show":
-            print(save(json.loads(arguments.file.read_text()), arguments.file.parent))
+            files = [json.loads(file.read_text()) for file in arguments.file]
+            if arguments.plots:
+                draw(joined(files)["cases"], joined(files)["memory"], arguments.plots)
+            else:
+                print(save(joined(files), arguments.file[0].parent))
             return 0
         results = run(arguments)
     except (NoCompiler, OSError, ValueError, subprocess.CalledProcessError) as error:

@@ -1,22 +1,27 @@
 """A process that holds one model in one runtime; models.py asks it to run.
 
     python -m bench.model_worker RUNTIME THREADS MODEL       RUNTIME is ort or openvino
-    python -m bench.model_worker optimise TYPE MODEL OUT     writes the model as onnxruntime.transformers optimises it
+    python -m bench.model_worker optimise TYPE HEADS HIDDEN MODEL OUT     as onnxruntime.transformers optimises it
 
-It uses line_server's protocol, with its `version` as greeting. The questions are
+It uses line_server's protocol. The greeting is the `version`, and the seconds `made` in which the runtime made a
+session of the file. The questions are
 
-    {"feeds": folder, "save": file}   loads the inputs NAME.npy, runs once, saves the result -> {"seconds": s}
+    {"feeds": folder, "save": file}   loads the inputs NAME.npy, runs once, saves the first result -> {"seconds": s}
     {"calls": n, "warm": m}           -> {"seconds": [...], "peak_mib": m}, the peak memory of the process meanwhile
-    {"profile": true}                 (ort) -> {"kinds": {op type: seconds}} of two calls, in a separate session
+    {"profile": true}                 (ort) -> {"nodes": [[name, operator, seconds], ...]} in a separate session
+
+A model whose caches are changed in place (its metadata name them) gets buffers with room for `ROOM` further tokens.
+They are inputs and outputs of each run.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +33,11 @@ from bench.speed.truth import Array
 from bench.speed.worker import memory
 
 Run = Callable[[Mapping[str, Array]], Array]
+
+ROOM = 64
+"""The further tokens of a cache that is changed in place."""
+PROFILED, FEWEST = 1.0, 3
+"""The seconds of profiled runs, and the fewest of them."""
 
 
 def ort_session(model: str, threads: int, profile: str = "") -> Any:
@@ -45,12 +55,49 @@ def ort_session(model: str, threads: int, profile: str = "") -> Any:
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def ort_run(session: Any) -> Run:
+    """Runs a session; caches that are changed in place are bound as input and as output."""
+    caches = json.loads(session.get_modelmeta().custom_metadata_map.get("fa_compiler.caches", "[]"))
+    if not caches:
+        return lambda feeds: session.run(None, dict(feeds))[0]
+    bindings: dict[int, Any] = {}
+
+    def run(feeds: Mapping[str, Array]) -> Array:
+        if id(feeds) not in bindings:
+            bindings[id(feeds)] = _bound(session, caches, feeds)
+        session.run_with_iobinding(bindings[id(feeds)])
+        result: Array = bindings[id(feeds)].get_outputs()[0].numpy()
+        return result
+
+    return run
+
+
+def _bound(session: Any, caches: list[dict[str, Any]], feeds: Mapping[str, Array]) -> Any:
+    """The inputs of a step in which the caches have the rows of `feeds`."""
+    import onnxruntime as ort
+
+    binding, buffers, lengths = session.io_binding(), {}, {}
+    for cache in caches:
+        past = feeds[cache["past"]]
+        more = [(0, ROOM if axis == cache["axis"] else 0) for axis in range(past.ndim)]
+        buffers[cache["past"]] = buffers[cache["present"]] = ort.OrtValue.ortvalue_from_numpy(np.pad(past, more))
+        lengths[cache["length"]] = np.array([past.shape[cache["axis"]]])
+    for value in session.get_inputs():
+        given = buffers.get(value.name) or ort.OrtValue.ortvalue_from_numpy({**feeds, **lengths}[value.name])
+        binding.bind_ortvalue_input(value.name, given)
+    for value in session.get_outputs():
+        if value.name in buffers:
+            binding.bind_ortvalue_output(value.name, buffers[value.name])
+        else:
+            binding.bind_output(value.name)
+    return binding
+
+
 def in_ort(model: str, threads: int) -> tuple[str, Run]:
     """ONNX Runtime with all its optimisations."""
     import onnxruntime as ort
 
-    session = ort_session(model, threads)
-    return f"onnxruntime {ort.__version__}", lambda feeds: session.run(None, dict(feeds))[0]
+    return f"onnxruntime {ort.__version__}", ort_run(ort_session(model, threads))
 
 
 def in_openvino(model: str, threads: int) -> tuple[str, Run]:
@@ -70,16 +117,20 @@ def in_openvino(model: str, threads: int) -> tuple[str, Run]:
     return f"openvino {ov.__version__.split('-')[0]}", run
 
 
-RUNTIMES = {"ort": in_ort, "openvino": in_openvino}
+RUNTIMES = {"ort": ("onnxruntime", in_ort), "openvino": ("openvino", in_openvino)}
 
 
 class Bench:
     """One loaded model."""
 
     def __init__(self, runtime: str, threads: int, model: str) -> None:
+        package, load = RUNTIMES[runtime]
+        __import__(package)  # which is not a part of making a session
         self.threads = threads
         self.model = model
-        self.version, self.run = RUNTIMES[runtime](model, threads)
+        start = time.perf_counter()
+        self.version, self.run = load(model, threads)
+        self.made = time.perf_counter() - start
         self.feeds: dict[str, Array] = {}
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -115,23 +166,28 @@ class Bench:
         return {"seconds": seconds, "peak_mib": memory("VmHWM")}
 
     def profile(self) -> dict[str, Any]:
-        """The seconds that ONNX Runtime spends in each operator."""
-        kinds: Counter[str] = Counter()
+        """The median seconds of each node that ONNX Runtime runs. The first run does not count."""
+        times: dict[tuple[str, str], list[float]] = defaultdict(list)
         with tempfile.TemporaryDirectory() as folder:
             session = ort_session(self.model, self.threads, str(Path(folder) / "profile"))
-            for _ in range(2):
-                session.run(None, self.feeds)
+            run, runs, start = ort_run(session), 0, 0.0
+            while runs <= FEWEST or time.perf_counter() - start < PROFILED:
+                run(self.feeds)
+                runs += 1
+                start = start or time.perf_counter()
             for event in json.loads(Path(session.end_profiling()).read_text()):
                 if event["cat"] == "Node" and event["name"].endswith("_kernel_time"):
-                    kinds[event["args"]["op_name"]] += event["dur"] * 1e-6
-        return {"kinds": kinds}
+                    name = event["name"].removesuffix("_kernel_time")
+                    times[name, event["args"]["op_name"]].append(event["dur"] * 1e-6)
+        return {"nodes": [[*key, statistics.median(each[1:])] for key, each in times.items()]}
 
 
-def optimise(kind: str, model: str, out: str) -> int:
+def optimise(kind: str, heads: str, hidden: str, model: str, out: str) -> int:
     """Runs onnxruntime.transformers; returns the number of attention operators that it made."""
     from onnxruntime.transformers import optimizer
 
-    made = optimizer.optimize_model(model, model_type=kind, num_heads=0, hidden_size=0, opt_level=0)
+    sizes = {"num_heads": int(heads), "hidden_size": int(hidden)}
+    made = optimizer.optimize_model(model, model_type=kind, opt_level=0, **sizes)
     made.save_model_to_file(out, use_external_data_format=True)
     return sum("Attention" in node.op_type for node in made.model.graph.node)
 
@@ -139,10 +195,10 @@ def optimise(kind: str, model: str, out: str) -> int:
 def main() -> None:
     """Serves until standard input ends, or optimises one file."""
     if sys.argv[1] == "optimise":
-        print(optimise(*sys.argv[2:5]))
+        print(optimise(*sys.argv[2:7]))
         return
     bench = Bench(sys.argv[1], int(sys.argv[2]), sys.argv[3])
-    serve(bench.answer, {"version": bench.version})
+    serve(bench.answer, {"version": bench.version, "made": bench.made})
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
-"""Measures whole models, original and fused: latency, tokens per second, memory, and the share of attention.
+"""Measures whole models, original and fused: time, where it goes, the making of a session, the first run, memory.
 
     python -m bench models --models DIR --export-python TORCH/bin/python [--peer-python OPENVINO/bin/python]
+    python -m bench models --models DIR --layers 2 --names "llama|step"    only so many layers, of full width
 
 The models are exported once into DIR, with random weights, by an interpreter that has torch and transformers
-(export_models.py): BERT-base, GPT-2 small, ViT-B, and a Llama-like model with 8 layers of 2048 and grouped heads. They
-process one sentence or image at a time. Each model runs in these variants, each in its own process, round by round:
+(export_models.py): BERT-base, GPT-2 small, ViT-B, Whisper small and Llama 3.2 1B. They process one sentence, image or
+sound at a time. `tokens` of a model whose name ends in -step are the cached ones, to which it adds one. Each model runs
+in these variants, each in its own process, round by round:
 
     ort             the original, with all optimisations of ONNX Runtime
-    ort-optimizer   optimised by onnxruntime.transformers; the table has the number of attention operators that it made
+    ort-optimizer   optimised by onnxruntime.transformers, from an export by TorchScript where there is one, because
+                    that is what it knows; the last line has the number of attention operators that it made
     ours            fused by fa_compiler
+    ours-in-place   the same with --in-place-caches, for the steps
     ours-contrib    fused for ONNX Runtime's own operators, which need no library (--target contrib --runtime ort-cpu)
     openvino        the original in OpenVINO, if an interpreter has it
     ours-openvino   fused into ONNX's Attention, in OpenVINO (--target onnx --runtime openvino)
 
-The results are compared with those of `ort`. In `ours` the share of attention is the share of its operator in ONNX
-Runtime's profile. In the original it is the time of the original minus the time of the other operators in `ours`.
+The results are compared with those of `ort`. ONNX Runtime's profile tells where `ort` and `ours` spend their time.
 """
 
 from __future__ import annotations
@@ -34,39 +37,47 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from bench.line_server import HelperError, LineServer
-from bench.speed.tables import number, table
+from bench.model_tables import document, fused_parts, original_parts
+from bench.speed.tables import number
 from bench.speed.workers import ROOT, TIMEOUT, interpreters
 
 OUT = Path("build/bench")
-LENGTHS = (128, 512, 2048, 4096)
 ROUNDS = 5
-TOLERANCE = 1e-3
-"""The allowed difference from `ort`, relative to the largest value. The models have many float32 layers, and the order
-of summation differs."""
+_CHUNK = 1 << 24
+PADDING = 8
+"""One part of so many of a sentence is padding."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model. `kind` is its name in onnxruntime.transformers. A model for images has one length, and the side of the
-    images in pixels."""
+    """A model: its name, heads and channels for onnxruntime.transformers, and the numbers of tokens."""
 
     kind: str
-    length: int = 0
-    pixels: int = 0
+    heads: int
+    hidden: int
+    lengths: tuple[int, ...]
 
 
+_TEXT, _PAST = (128, 512, 2048, 4000), (128, 1024, 4000)
 MODELS = {
-    "bert-base": Model("bert"),
-    "gpt2": Model("gpt2"),
-    "vit-b-224": Model("vit", 197, 224),
-    "vit-b-512": Model("vit", 1025, 512),
-    "llama-8x2048": Model("gpt2"),
+    "bert-base": Model("bert", 12, 768, _TEXT),
+    "gpt2": Model("gpt2", 12, 768, _TEXT),
+    "gpt2-step": Model("gpt2", 12, 768, _PAST),
+    "vit-b-224": Model("vit", 12, 768, (197,)),
+    "vit-b-512": Model("vit", 12, 768, (1025,)),
+    "whisper-encoder": Model("bart", 12, 768, (1500,)),
+    "whisper-decoder": Model("bart", 12, 768, (4, 448)),
+    "whisper-step": Model("bart", 12, 768, (16, 440)),
+    "llama-1b": Model("gpt2", 32, 2048, _TEXT),
+    "llama-1b-step": Model("gpt2", 32, 2048, _PAST),
 }
 
 FUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "ours": ("ort", ()),
+    "ours-in-place": ("ort", ("--in-place-caches",)),
     "ours-contrib": ("ort", ("--target", "contrib", "--runtime", "ort-cpu")),
     "ours-openvino": ("openvino", ("--target", "onnx", "--runtime", "openvino")),
 }
@@ -86,40 +97,69 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--export-python", metavar="PYTHON", help="has torch, transformers, onnxscript")
     made.add_argument("--peer-python", action="append", default=[], metavar="PYTHON", help="has OpenVINO")
     made.add_argument("--names", type=re.compile, default=re.compile(""), metavar="REGEX", help=", ".join(MODELS))
-    made.add_argument("--lengths", type=lambda text: [int(word) for word in text.split(",")], default=list(LENGTHS),
-                      metavar="N,N", help="tokens; default: %(default)s")  # fmt: skip
+    made.add_argument("--variants", type=re.compile, default=re.compile(""), metavar="REGEX",
+                      help="only these, of those above")  # fmt: skip
+    made.add_argument("--layers", type=int, metavar="N", help="at most so many layers; default: all")
+    made.add_argument("--kept", action="store_true", help="takes the fused files of an earlier run, if they are there")
+    made.add_argument("--longest", type=int, default=4096, metavar="N", help="leaves out more tokens than these")
     made.add_argument("--threads", type=int, default=2)
     made.add_argument("--rounds", type=int, default=ROUNDS, help="fewer where one takes long; default: %(default)s")
     made.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"models.json, models.md; default: {OUT}")
     return made
 
 
-def prepare(name: str, folder: Path, export_python: str | None) -> dict[str, tuple[str, str]]:
+def prepare(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, tuple[str, str]]:
     """Exports and fuses the missing variants; returns (runtime, file) by variant.
 
-    optimizer/outcome.txt holds the number of attention operators that onnxruntime.transformers made, or its error.
+    Raises NotPrepared.
     """
-    original, theirs = (folder / each / "model.onnx" for each in (".", "optimizer"))
-    fused = {each: folder / each / "model.onnx" for each in FUSED}
+    original, wanted = folder / "model.onnx", arguments.variants
     if not original.exists():
-        if export_python is None:
+        if arguments.export_python is None:
             raise NotPrepared(f"{original} does not exist, and cannot be made without --export-python")
-        _made([export_python, str(ROOT / "bench" / "export_models.py"), str(folder.parent), name])
-    for each in (*fused.values(), theirs):
-        each.parent.mkdir(exist_ok=True)
-    for variant, file in fused.items():
-        options = FUSED[variant][1]
-        _made([sys.executable, "-m", "fa_compiler", "optimize", str(original), "-o", str(file), "--quiet", *options])
-    variants = {"ort": ("ort", str(original)), "openvino": ("openvino", str(original))}
-    variants |= {variant: (FUSED[variant][0], str(file)) for variant, file in fused.items()}
-    outcome = theirs.with_name("outcome.txt")
+        _exported(name, folder, arguments)
+    files = {"ort": ("ort", original), "openvino": ("openvino", original)}
+    for variant, (runtime, options) in FUSED.items():
+        if not wanted.search(variant) or (variant == "ours-in-place" and not name.endswith("-step")):
+            continue
+        file = folder / variant / "model.onnx"
+        if not (file.exists() and arguments.kept):
+            file.parent.mkdir(exist_ok=True)
+            words = ["optimize", str(original), "-o", str(file), "--quiet", *options]
+            _made([sys.executable, "-m", "fa_compiler", *words])
+        files[variant] = (runtime, file)
+    if wanted.search("ort-optimizer") and (theirs := _optimised(name, folder, arguments)) is not None:
+        files["ort-optimizer"] = ("ort", theirs)
+    return {variant: (runtime, str(file)) for variant, (runtime, file) in files.items() if wanted.search(variant)}
+
+
+def _exported(name: str, folder: Path, arguments: argparse.Namespace, *options: str) -> None:
+    """Exports a model into a folder. Raises NotPrepared."""
+    words = [str(ROOT / "bench" / "export_models.py"), str(folder), name, *options]
+    layers = ["--layers", str(arguments.layers)] if arguments.layers else []
+    _made([arguments.export_python, *words, *layers])
+
+
+def _optimised(name: str, folder: Path, arguments: argparse.Namespace) -> Path | None:
+    """The model as onnxruntime.transformers optimises it; None if that fails.
+
+    outcome.txt beside it holds the number of attention operators that it made, or its error.
+    """
+    file, known = folder / "optimizer" / "model.onnx", folder / "torchscript" / "model.onnx"
+    outcome = file.with_name("outcome.txt")
     if not outcome.exists():
-        worker = [sys.executable, "-m", "bench.model_worker", "optimise", MODELS[name].kind]
+        file.parent.mkdir(exist_ok=True)
+        if arguments.export_python and not known.exists():
+            with contextlib.suppress(NotPrepared):  # the older exporter does not know every operator
+                _exported(name, known.parent, arguments, "--torchscript")
+        model = MODELS[name]
+        given = str(known if known.exists() else folder / "model.onnx")
+        words = ["optimise", model.kind, str(model.heads), str(model.hidden), given, str(file)]
         try:
-            outcome.write_text(_made([*worker, str(original), str(theirs)]).split()[-1])
+            outcome.write_text(_made([sys.executable, "-m", "bench.model_worker", *words]).split()[-1])
         except NotPrepared as failure:
             outcome.write_text(str(failure))
-    return variants | ({"ort-optimizer": ("ort", str(theirs))} if outcome.read_text().isdigit() else {})
+    return file if outcome.read_text().isdigit() else None
 
 
 def _made(command: list[str]) -> str:
@@ -130,26 +170,46 @@ def _made(command: list[str]) -> str:
     return done.stdout
 
 
-def feeds(model: Model, length: int) -> dict[str, np.ndarray]:
-    """One image, or one sentence whose last eighth is padding."""
+def feeds(model: onnx.ModelProto, length: int) -> dict[str, np.ndarray]:
+    """Random inputs of one sentence, image or sound with so many tokens, or with so many cached ones.
+
+    The last part of a sentence is padding. A cached one has none, because each step of a generation is a token.
+    """
     rng = np.random.default_rng(length)
-    if model.pixels:
-        return {"pixel_values": rng.standard_normal((1, 3, model.pixels, model.pixels), np.float32)}
-    mask = np.ones((1, length), np.int64)
-    mask[:, length - length // 8 :] = 0
-    return {"input_ids": rng.integers(0, 1000, (1, length)), "attention_mask": mask}
+    step = any(value.name == "past.0" for value in model.graph.input)
+    sizes = {"batch": 1, "sequence": length, "past": length}
+    given: dict[str, np.ndarray] = {}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        # The exporters name the tokens of the mask as they like: in a step, they are the cached ones and the new one.
+        shape = [dim.dim_value or sizes.get(dim.dim_param, length + 1) for dim in kind.shape.dim]
+        if value.name == "attention_mask":
+            given[value.name] = np.ones(shape, np.int64)
+            given[value.name][:, length if step else length - length // PADDING :] = int(step)
+        elif kind.elem_type == onnx.TensorProto.INT64:
+            given[value.name] = rng.integers(0, 1000, shape)
+        else:
+            given[value.name] = rng.standard_normal(shape, np.float32)
+    return given
 
 
 @contextlib.contextmanager
 def servers(
     variants: Mapping[str, tuple[str, str]], pythons: Mapping[str, str], threads: int, absent: dict[str, str]
 ) -> Iterator[dict[str, LineServer]]:
-    """A running worker for each variant. `absent` gets the reasons for the variants without a worker."""
+    """A running worker for each variant. `absent` gets the reasons for the variants without a worker.
+
+    The files are read once before, so that no session waits for the disk.
+    """
     with contextlib.ExitStack() as stack:
         running = {}
         for name, (runtime, file) in variants.items():
             if runtime not in pythons:
                 continue
+            for part in Path(file).parent.glob(f"{Path(file).name}*"):
+                with part.open("rb") as opened:
+                    while opened.read(_CHUNK):
+                        pass
             command = ["env", f"PYTHONPATH={ROOT}", pythons[runtime], "-m", "bench.model_worker", runtime]
             server = stack.enter_context(LineServer([*command, str(threads), file], TIMEOUT))
             try:
@@ -160,29 +220,26 @@ def servers(
         yield running
 
 
-def measure(name: str, length: int, running: Mapping[str, LineServer], rounds: int) -> dict[str, Any]:
-    """One row of the results."""
-    row: dict[str, Any] = {"model": name, "length": length, "variants": {}, "absent": {}}
+def measure(given: Path, running: Mapping[str, LineServer], rounds: int) -> dict[str, Any]:
+    """The variants of one row of the results, and why some are absent. `given` is the folder of the inputs."""
+    row: dict[str, Any] = {"variants": {}, "absent": {}}
     times: dict[str, list[float]] = {}
-    estimates: dict[str, float] = {}
+    first: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        given = Path(scratch) / "feeds"
-        given.mkdir()
-        for key, array in feeds(MODELS[name], length).items():
-            np.save(given / f"{key}.npy", array)
         for variant, server in running.items():
             answer = _asked(server, {"feeds": str(given), "save": f"{scratch}/{variant}.npy"})
             if "not" in answer:
                 row["absent"][variant] = answer["not"]
                 continue
-            times[variant], estimates[variant] = [], answer["seconds"]
-            row["variants"][variant] = {"difference": _difference(Path(scratch), variant), "peak_mib": 0.0}
-    slowest = max(estimates.values(), default=0.0)
+            times[variant], first[variant] = [], answer["seconds"]
+            row["variants"][variant] = {"difference": _difference(Path(scratch), variant), "peak_mib": 0.0,
+                                        "made": server.greeting["made"], "first_ms": 1e3 * first[variant]}  # fmt: skip
+    slowest = max(first.values(), default=0.0)
     for _ in range(rounds if slowest < 1 else min(rounds, 3) if slowest < 5 else min(rounds, 2)):
         for variant in list(times):
             time.sleep(0.05)
-            calls = max(1, min(5, int(0.2 / estimates[variant])))
-            answer = _asked(running[variant], {"calls": calls, "warm": int(estimates[variant] < 1)})
+            calls = max(1, min(5, int(0.2 / first[variant])))
+            answer = _asked(running[variant], {"calls": calls, "warm": int(first[variant] < 1)})
             if "not" in answer:
                 row["absent"][variant] = answer["not"]
                 del times[variant], row["variants"][variant]
@@ -192,9 +249,19 @@ def measure(name: str, length: int, running: Mapping[str, LineServer], rounds: i
             made["peak_mib"] = max(made["peak_mib"], answer["peak_mib"])
     for variant, seconds in times.items():
         row["variants"][variant] |= {"ms": 1e3 * statistics.median(seconds), "calls": len(seconds)}
-    if "ours" in times:
-        row["kinds"] = _asked(running["ours"], {"profile": True}).get("kinds", {})
     return row
+
+
+def profiles(variants: Mapping[str, tuple[str, str]], running: Mapping[str, LineServer]) -> dict[str, Any]:
+    """The parts of the time of `ort` and `ours`, as model_tables.py divides it. Both have run."""
+    graphs = {name: onnx.load(variants[name][1], load_external_data=False).graph for name in ("ort", "ours")}
+    names = [{node.name for node in graph.node} for graph in graphs.values()]
+    found: dict[str, Any] = {}
+    for name, parts in (("ort", original_parts), ("ours", fused_parts)):
+        nodes = _asked(running[name], {"profile": True}).get("nodes")
+        if nodes:
+            found[name] = parts(nodes, *names)
+    return found
 
 
 def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
@@ -213,83 +280,36 @@ def _difference(folder: Path, variant: str) -> float | None:
     return off if np.isfinite(off) else None
 
 
-def shares(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The share of attention in the original and in ours."""
-    kinds, variants = row.get("kinds") or {}, row["variants"]
-    attention = sum(seconds for kind, seconds in kinds.items() if kind == "FlashAttentionScore")
-    if not attention:
-        return None, None
-    mine = attention / sum(kinds.values())
-    if "ort" not in variants:
-        return None, mine
-    return max(0.0, 1 - variants["ours"]["ms"] * (1 - mine) / variants["ort"]["ms"]), mine
-
-
-def document(results: Mapping[str, Any]) -> str:
-    """The tables."""
-    rows = results["rows"]
-    names = list(dict.fromkeys(name for row in rows for name in row["variants"]))
-    time_rows, memory_rows, kind_rows = [], [], []
-    for row in rows:
-        variants, head = row["variants"], [row["model"], str(row["length"])]
-        before, after = shares(row)
-        mine = variants.get("ours")
-        times = [_time(variants.get(name)) for name in names]
-        ratio = f"{variants['ort']['ms'] / mine['ms']:.2f}" if mine and "ort" in variants else "-"
-        speed = number(row["length"] / mine["ms"] * 1e3) if mine else "-"
-        time_rows.append([*head, *times, ratio, speed, *(f"{100 * s:.0f} %" if s is not None else "-"
-                                                         for s in (before, after))])  # fmt: skip
-        memory_rows.append([*head, *(number(variants[n]["peak_mib"]) if n in variants else "-" for n in names)])
-        total = sum(row.get("kinds", {}).values())
-        largest = sorted(row.get("kinds", {}).items(), key=lambda item: -item[1])[:5]
-        kind_rows.append([*head, ", ".join(f"{kind} {100 * s / total:.0f} %" for kind, s in largest)])
-    heading = ["model", "tokens", *(f"{name} ms" for name in names), "ours is faster", "ours tokens/s",
-               "attention in ort", "in ours"]  # fmt: skip
-    text = [
-        f"# Whole models, {results['threads']} threads, {results['date']}\n",
-        f"{', '.join(results['versions'])}. One sentence or image; times in brackets differ from ort's result.\n",
-        table(heading, time_rows),
-        "Peak memory of the process, weights included, MiB:\n",
-        table(["model", "tokens", *names], memory_rows),
-        "Where ours spends its time:\n",
-        table(["model", "tokens", "operators"], kind_rows),
-        "Attention operators that onnxruntime.transformers made: "
-        + ", ".join(f"{name} {count}" for name, count in results["optimizer"].items())
-        + ".\n",
-    ]
-    absent = [f"- {row['model']} {row['length']}: {name}: {why}" for row in rows for name, why in row["absent"].items()]
-    return "\n".join([*text, *absent]) + "\n" * bool(absent)
-
-
-def _time(variant: Mapping[str, Any] | None) -> str:
-    if variant is None:
-        return "-"
-    right = variant["difference"] is not None and variant["difference"] <= TOLERANCE
-    return number(variant["ms"]) if right else f"({number(variant['ms'])})"
-
-
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """All measurements, with a line of progress for each. Raises NotPrepared."""
     pythons = interpreters(arguments.peer_python)
-    results: dict[str, Any] = {"threads": arguments.threads, "date": time.strftime("%Y-%m-%d"), "versions": [],
-                               "optimizer": {}, "rows": []}  # fmt: skip
+    results: dict[str, Any] = {"threads": arguments.threads, "layers": arguments.layers, "versions": [],
+                               "date": time.strftime("%Y-%m-%d"), "optimizer": {}, "rows": []}  # fmt: skip
     for name, model in MODELS.items():
-        if not arguments.names.search(name):
+        lengths = [length for length in model.lengths if length <= arguments.longest]
+        if not arguments.names.search(name) or not lengths:
             continue
-        folder = arguments.models.resolve() / name
+        folder = arguments.models.resolve() / (f"{name}-{arguments.layers}" if arguments.layers else name)
+        variants = prepare(name, folder, arguments)
+        outcome = folder / "optimizer" / "outcome.txt"
+        results["optimizer"][name] = outcome.read_text() if outcome.exists() else "-"
+        given = onnx.load(folder / "model.onnx", load_external_data=False)
         absent: dict[str, str] = {}
-        variants = prepare(name, folder, arguments.export_python)
-        results["optimizer"][name] = (folder / "optimizer" / "outcome.txt").read_text()
         with servers(variants, pythons, arguments.threads, absent) as running:
             for version in (server.greeting["version"] for server in running.values()):
                 if version not in results["versions"]:
                     results["versions"].append(version)
-            for length in [model.length] if model.pixels else arguments.lengths:
-                row = measure(name, length, running, arguments.rounds)
+            for length in lengths:
+                with tempfile.TemporaryDirectory() as scratch:
+                    for key, array in feeds(given, length).items():
+                        np.save(Path(scratch) / f"{key}.npy", array)
+                    row = measure(Path(scratch), running, arguments.rounds)
                 row["absent"] |= absent
-                results["rows"].append(row)
-                words = "  ".join(f"{key} {each['ms']:.1f}" for key, each in row["variants"].items())
-                print(f"{name:14} {length:5} ms: {words}", file=sys.stderr, flush=True)
+                both = {"ort", "ours"} <= row["variants"].keys()
+                where = profiles(variants, running) if both else {}
+                results["rows"].append({"model": name, "length": length, **row, "where": where})
+                words = "  ".join(f"{key} {number(each['ms'])}" for key, each in row["variants"].items())
+                print(f"{name:15} {length:5} ms: {words}", file=sys.stderr, flush=True)
     return results
 
 

@@ -42,7 +42,8 @@ import onnx
 from onnx import helper
 
 from bench.line_server import HelperError
-from bench.models import TOLERANCE, servers
+from bench.model_tables import TOLERANCE
+from bench.models import servers
 from bench.real_models import FILLED_ROWS, MODELS, Mask, RealModel, build
 from bench.speed.tables import number, table
 

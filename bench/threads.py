@@ -2,6 +2,7 @@
 
     python -m bench.threads                  the table: the share of the threads' time that is idle, in percent
     python -m bench.threads --threads 16,96
+    python -m bench.threads --plot docs/plots/threads.svg
 
 A machine with few processors cannot show this. The tasks, and who takes which, are those of the kernels: the
 program lowering/ort/csrc/check/schedule.cc includes their schedule. Only the time of a task is computed, from its rows
@@ -20,25 +21,33 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.speed import curves
 from bench.speed.cases import CASES, Case
 
 SOURCE = Path(__file__).resolve().parents[1] / "lowering/ort/csrc/check/schedule.cc"
 THREADS = (2, 8, 16, 32, 64, 128)
 BANDS = {"causal": -1, "window": 0}
 """How the program writes a mask; a window is its number of keys."""
+SAME = ("pad", "bias")
+"""Masks that do not change who does what."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.threads", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--threads", default=",".join(map(str, THREADS)), metavar="N,N", help="default: %(default)s")
-    threads = [int(part) for part in parser.parse_args(arguments).threads.split(",")]
-    cases = [case for case in CASES if case.kind == "forward" and case.dtype == "float32"]
-    idle = iter(simulate([(case, count) for case in cases for count in threads]))
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draws it, as SVG")
+    given = parser.parse_args(arguments)
+    threads = [int(part) for part in given.threads.split(",")]
+    cases = [case for case in CASES if case.kind == "forward" and case.dtype == "float32" and case.mask not in SAME]
+    numbers = iter(simulate([(case, count) for case in cases for count in threads]))
+    idle = {case.name: [next(numbers) for _ in threads] for case in cases}
     print(f"| case | sizes | {' | '.join(map(str, threads))} |")
     print(f"| --- | --- |{' ---: |' * len(threads)}")
     for case in cases:
-        print(f"| {case.name} | {case.shape} | {' | '.join(f'{next(idle):.1f}' for _ in threads)} |")
+        print(f"| {case.name} | {case.shape} | {' | '.join(f'{share:.1f}' for share in idle[case.name])} |")
+    if given.plot:
+        given.plot.write_text(curves.sharing(idle, threads))
     return 0
 
 

@@ -67,6 +67,14 @@ class Case:
         return 2 * self.batch * self.kv_heads * self.keys * self.size * (4 if self.dtype == "float32" else 2)
 
     @property
+    def moved_bytes(self) -> int:
+        """The bytes of operands and results, each once."""
+        rows = self.batch * self.rows * self.heads * self.size * (4 if self.dtype == "float32" else 2)
+        keys = self.cache_bytes
+        return {"forward": 2 * rows + keys, "decode": 2 * rows + keys, "backward": 4 * rows + 2 * keys,
+                "both": 4 * rows + 2 * keys}[self.kind]  # fmt: skip
+
+    @property
     def score_bytes(self) -> int:
         """The bytes of a float32 tensor of all scores, which most peers make."""
         return 4 * self.batch * self.heads * self.rows * self.keys
@@ -146,6 +154,26 @@ CASES = (
     *_gradient("bwd", "backward", "-bf16", "bfloat16"),
     *_gradient("fwdbwd", "both", "-bf16", "bfloat16"),
 )
+
+LENGTHS = {"32k": 1 << 15, "128k": 1 << 17, "512k": 1 << 19, "1m": 1 << 20}
+LONG_ROWS = {"row": 1, "chunk": 512, "rows": 8192}
+"""The query rows of the long cases: one, a chunk of a prompt whose earlier part is cached, and many."""
+
+
+def _long() -> list[Case]:
+    return [
+        case
+        for name, keys in LENGTHS.items()
+        for case in (
+            Case(f"row-{name}", "decode", 1, 8, 2, LONG_ROWS["row"], keys, 64),
+            Case(f"chunk-{name}", "forward", 1, 4, 1, LONG_ROWS["chunk"], keys, 64, mask="causal"),
+            Case(f"rows-{name}", "forward", 1, 1, 1, LONG_ROWS["rows"], keys, 64),
+        )
+    ]
+
+
+LONG = tuple(_long())
+"""Many keys: the share of the limit and the memory of a call should not depend on their number."""
 
 QUICK = ("bert", "gpt2", "bert-bf16", "decode-gqa-b1", "decode-gqa-b1-bf16", "bwd-gpt2", "fwdbwd-bert-bf16")
 """The cases of `--quick`."""

@@ -12,12 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from bench.line_server import HelperError
-from bench.speed import graphs, truth
+from bench.speed import truth
 from bench.speed.cases import Case
-from bench.speed.rounds import too_large
+from bench.speed.rounds import too_large, write_unfused
 from bench.speed.workers import Workers
 
 CASES = (
@@ -45,7 +43,7 @@ def measure(case: Case, threads: int, workers: Workers, wanted: list[tuple[str, 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         truth.write_inputs(case, folder)
-        onnx.save(graphs.unfused(case), str(folder / "unfused.onnx"))
+        write_unfused(case, folder)
         for library, peer in wanted:
             answer: dict[str, Any] = {"not": too_large(peer, case)}
             if not answer["not"]:

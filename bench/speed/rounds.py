@@ -44,6 +44,9 @@ as the fastest peer. It is measured in one round if a call even takes four times
 HOPELESS = 5.0
 """A slow peer that takes this many times as long as the fastest one is not measured again with fewer threads."""
 
+MOST_SCORES = 4 << 30
+"""A tensor of all scores has at most this many bytes; peers that would make a larger one are left out."""
+
 LONGEST = 4.0
 """After this many seconds no further round begins, except the second one."""
 
@@ -67,7 +70,13 @@ class Contestant:
 def write_case(case: Case, folder: Path) -> None:
     """Write the files that the workers read."""
     truth.write(case, folder)
-    onnx.save(graphs.unfused(case), str(folder / "unfused.onnx"))
+    write_unfused(case, folder)
+
+
+def write_unfused(case: Case, folder: Path) -> None:
+    """Write the exporter's spelling, unless nobody can run it."""
+    if case.score_bytes <= MOST_SCORES:
+        onnx.save(graphs.unfused(case), str(folder / "unfused.onnx"))
 
 
 def hopeless(result: Mapping[str, Any]) -> dict[str, str]:
@@ -201,6 +210,8 @@ def too_large(name: str, case: Case) -> str:
     need = 2.2 * case.score_bytes + (1 << 30)
     if case.score_bytes < 1 << 30 or name in ("ours", "torch-sdpa", "torch-flex"):
         return ""
+    if case.score_bytes > MOST_SCORES:
+        return f"its scores would take {case.score_bytes >> 30} GiB"
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
     return "" if free > need else f"not enough memory: {free >> 30} GiB are free, it takes {int(need) >> 30}"

@@ -160,7 +160,7 @@ def document(results: dict[str, Any]) -> str:
         if aimed:
             text.append(f"{sum(map(bool, map(reached, aimed)))} of {len(aimed)} aims met.\n")
     if results["memory"]:
-        text += [f"## Growth of one call, 8,192 rows and keys (aim: {AIM} MiB)\n", memory_table(results["memory"])]
+        text += [f"## Growth of one call (aim: {AIM} MiB)\n", memory_table(results["memory"])]
     notes = remarks(cases)
     if notes:
         text += ["## Remarks\n", "".join(f"- {line}\n" for line in notes)]

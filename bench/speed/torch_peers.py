@@ -78,6 +78,8 @@ def _type(problem: Problem) -> torch.dtype:
 def sdpa(problem: Problem) -> Peer:
     """scaled_dot_product_attention, with the kernel that torch chooses."""
     case, mask = problem.case, _mask(problem)
+    if case.mask == "causal" and case.rows != case.keys:
+        raise NotOffered("its causal mask begins at the first key")
     attend = functools.partial(functional.scaled_dot_product_attention, attn_mask=mask,
                                is_causal=case.mask == "causal", enable_gqa=case.heads != case.kv_heads)  # fmt: skip
     return computed(problem, attend)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from bench.__main__ import main, parser
-from bench.speed import plot, rounds, tables, truth
-from bench.speed.cases import CASES, QUICK, Case
+from bench.speed import chart, curves, plot, rounds, tables, truth
+from bench.speed.cases import CASES, LONG, QUICK, Case
 from bench.speed.limits import parts
 from fa_compiler import reference
 
@@ -98,6 +98,7 @@ def test_work_is_counted() -> None:
     assert replace(case, kind="backward").flops == 2.5 * case.flops
     assert replace(case, kind="both").exponentials == 2 * case.exponentials
     assert replace(case, dtype="float16").cache_bytes * 2 == case.cache_bytes
+    assert case.moved_bytes == 4 * 2 * 9 * 8 * (4 + 4 + 2 + 2)  # query and result, key and value
     rates = {"fma_flops": 2.0, "bf16_flops": 4.0, "exp_rate": 8.0}
     assert parts(case, rates) == {"products": case.flops / 2, "exponentials": case.exponentials / 8}
     assert parts(replace(case, dtype="bfloat16"), rates)["products"] == case.flops / 4
@@ -105,13 +106,13 @@ def test_work_is_counted() -> None:
 
 
 def test_names_are_unique_and_the_quick_ones_exist() -> None:
-    names = [case.name for case in CASES]
+    names = [case.name for case in (*CASES, *LONG)]
     assert len(set(names)) == len(names) and set(QUICK) <= set(names)
 
 
 def result(name: str, limit: float, threads: int = 1, **peers: float) -> dict[str, Any]:
     """One made-up row of the JSON: milliseconds of each peer, negative if it was wrong."""
-    case = next(case for case in CASES if case.name == name)
+    case = next(case for case in (*CASES, *LONG) if case.name == name)
     made = {
         peer.replace("_", "-").replace("STAR", "*"): {"median_ms": abs(ms), "min_ms": abs(ms), "p90_ms": abs(ms),
                                                       "calls": 3, "error": 0.5, "right": ms > 0}
@@ -171,7 +172,57 @@ def test_the_document_holds_every_part(tmp_path: Path, capsys: pytest.CaptureFix
         assert words in text
     assert "no gradient" not in text
     for threads in (1, 2):
-        ElementTree.parse(tmp_path / f"threads{threads}.svg")
+        ElementTree.parse(tmp_path / f"bars{threads}.svg")
+
+
+def test_several_runs_are_shown_as_one(tmp_path: Path) -> None:
+    """Of a case in two runs the last one counts. Long cases have a plot of their own."""
+    about = {"processor": "2 x Made Up", "date": "2026-01-01", "versions": []}
+    files = [tmp_path / "first.json", tmp_path / "second.json"]
+    long = [result("chunk-32k", 8.0, ours=10.0), result("chunk-1m", 8.0, ours=10.0)]
+    grown = [{"case": "chunk-32k", "peer": "ours", "threads": 1, "mib": 0.6}]
+    files[0].write_text(json.dumps({"about": about, "cases": RESULTS[:2], "memory": grown}))
+    files[1].write_text(json.dumps({"about": about, "cases": [result("bert", 8.5, ours=9.0), *long], "memory": []}))
+    plots = tmp_path / "plots"
+    plots.mkdir()
+    assert main(["show", *map(str, files), "--plots", str(plots)]) == 0
+    assert {file.name for file in plots.iterdir()} == {"roofline.svg", "lengths.svg"}
+    assert "chunk-1m" not in (plots / "roofline.svg").read_text()
+    assert main(["show", *map(str, reversed(files))]) == 0
+    shown = json.loads((tmp_path / "bench.json").read_text())["cases"]
+    medians = {row["case"]["name"]: row["peers"]["ours"]["median_ms"] for row in shown}
+    assert medians == {"bert": 10.0, "gpt2": 10.0, "chunk-32k": 10.0, "chunk-1m": 10.0}
+
+
+def places(picture: str, tag: str) -> dict[str, ElementTree.Element]:
+    """The elements of an SVG by their text, or by the note that a browser shows."""
+    return {"".join(each.itertext()): each for each in ElementTree.fromstring(picture).iter() if each.tag.endswith(tag)}
+
+
+def test_the_roofline_shows_ours_and_the_best_peer() -> None:
+    decode = result("decode-mha-16k", 20.0, ours=25.0)
+    decode["limit_parts_ms"] = {"read": 20.0}
+    picture = curves.roofline([*RESULTS[:2], decode], 1)
+    points, words = places(picture, "circle"), places(picture, "text")
+    assert points["bert: ours 81 GFLOP/s"].attrib["fill"] != "#fff"
+    assert points["bert: ort-unfused 47 GFLOP/s"].attrib["fill"] == "#fff"
+    assert not any("ov-sdpa*" in note or "ort-mha" in note for note in points)  # fewer bits, and wrong
+    assert {"limit, float32", "slope: memory, 27 GB/s", "GFLOP/s", "forward, float32", "decode, float32"} <= set(words)
+    assert "limit, bfloat16" not in words
+    case = Case(**RESULTS[0]["case"])
+    assert case.flops / case.moved_bytes == pytest.approx(128)  # 4 operands and results, 512 keys
+    left, right = float(points["bert: ours 81 GFLOP/s"].attrib["cx"]), chart.WIDTH - chart.RIGHT
+    assert left == pytest.approx(chart.LEFT + (np.log10(128) + 1) / 5 * (right - chart.LEFT), abs=0.1)
+
+
+def test_time_and_memory_by_length() -> None:
+    """The limit and a tensor of the scores are dashed; memory that was not measured has no line."""
+    results = [result("rows-32k", 300.0, ours=330.0), result("rows-1m", 9600.0, ours=10000.0)]
+    picture = curves.lengths(results, [{"case": "rows-32k", "peer": "ours", "mib": 0.0}], 1)
+    lines = [each for each in ElementTree.fromstring(picture).iter() if each.attrib.get("class") == "line"]
+    assert [("stroke-dasharray" in line.attrib, line.attrib["d"].count("L")) for line in lines] == [
+        (False, 1), (True, 1), (False, 0), (True, 1)]  # fmt: skip
+    assert {"keys", "ms", "MiB", "32K", "1M", "8,192 rows, 1 head"} <= set(places(picture, "text"))
 
 
 def test_bars_are_as_long_as_the_share_of_the_limit() -> None:
@@ -194,7 +245,7 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     assert row["case"]["name"] == "small" and row["limit_ms"] > 0 and row["aim"] is None
     assert {"ours", "ort-unfused", "ort-mha", "ort-gqa"} <= set(row["peers"])
     assert all(peer["right"] and peer["calls"] >= 1 for peer in row["peers"].values())
-    assert "| small |" in (tmp_path / "bench.md").read_text() and (tmp_path / "threads1.svg").is_file()
+    assert "| small |" in (tmp_path / "bench.md").read_text() and (tmp_path / "bars1.svg").is_file()
     assert "small" in done.stdout
 
 

@@ -94,6 +94,17 @@ def test_head_sizes(size: int, rng: np.random.Generator) -> None:
     check(form.inputs(rng), form.all_attrs)
 
 
+@pytest.mark.parametrize("heads", [4, 8, 12])
+def test_rows_that_are_copied_give_the_same_bits(heads: int, rng: np.random.Generator) -> None:
+    """Behind each other, the heads put rows 1, 2 or 3 KB apart, which some kernels do not read in place."""
+    form = Form(layout="BSH", batch=1, heads=heads, kv_heads=heads, queries=64, keys=300, size=64)
+    inputs = form.inputs(rng)
+    got = check(inputs, form.all_attrs)["attention_out"]
+    apart = {name: array.reshape(1, -1, heads, 64).transpose(0, 2, 1, 3) for name, array in inputs.items()}
+    alone = ops.run(OP, apart, {**form.all_attrs, "input_layout": "BNSD"}, ("attention_out",))["attention_out"]
+    np.testing.assert_array_equal(got.reshape(1, 64, heads, 64).transpose(0, 2, 1, 3), alone)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("size", "value_size"), [(33, 33), (65, 129)])
 def test_odd_sizes_of_16_bits(dtype: str, size: int, value_size: int, rng: np.random.Generator) -> None:

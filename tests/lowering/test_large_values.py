@@ -63,6 +63,20 @@ def test_attention(lengths: tuple[int, int], dtype: str, outputs: tuple[str, ...
     compare(OP, inputs, form.all_attrs, outputs)
 
 
+@thinned(queries=[1, 9, 40], scores=[-105.0, -200.0, -3e4])
+def test_far_keys_weigh_nothing(queries: int, scores: float) -> None:
+    """exp(-105) of 1e38 is 2.5e-8; a probability as small as the smallest normal number would be worth 1.2."""
+    form = Form(batch=1, heads=1, kv_heads=1, queries=queries, keys=40, attrs={"scale_value": 1.0})
+    inputs = form.inputs(np.random.default_rng(0))
+    inputs["query"] = np.zeros_like(inputs["query"])
+    inputs["key"] = np.zeros_like(inputs["key"])
+    inputs["query"][..., 0], inputs["key"][..., 1:, 0] = 1.0, scores
+    inputs["value"] = np.full_like(inputs["value"], 1e38)
+    inputs["value"][..., 0, :] = 1.0
+    out = ops.run(OP, inputs, form.all_attrs, ("attention_out",))["attention_out"]
+    np.testing.assert_allclose(out, 1.0, rtol=2e-6)
+
+
 @pytest.mark.parametrize("queries", [2, 40])
 def test_infinite_values_beside_large_ones(queries: int, rng: np.random.Generator) -> None:
     """An infinity shows in its column of the rows that attend it, however small its probability is."""

@@ -1,9 +1,9 @@
 // K and V of one block as the micro-kernel reads them: in place where possible, else as a copy of the block.
 //
 // The following are copied: numbers that need converting or rounding; keys with a rope part; pairs of values, because two
-// keys' numbers of a column have to lie side by side; and rows whose distance is a multiple of 2 KB, because the rows of a
-// micro-tile would share a few sets of the first-level cache. A copy costs one load and one store for 16 numbers, which are
-// then multiplied with up to kTileRows rows.
+// keys' numbers of a column have to lie side by side; and rows whose distance is a multiple of 2 KB (of values, of what the
+// instruction set says), because the rows of a micro-tile would share a few sets of the first-level cache. A copy costs one
+// load and one store for 16 numbers, which are then multiplied with up to kTileRows rows.
 #pragma once
 
 #include "prefetch.hpp"
@@ -57,7 +57,10 @@ struct KvBlock {
   bool values_in_place;
 };
 
-FA_INLINE bool avoids_set_conflicts(int64_t row) { return row * static_cast<int64_t>(sizeof(float)) % 2048 != 0; }
+// Whether the distance of rows, in floats, is no multiple of so many bytes.
+FA_INLINE bool avoids_set_conflicts(int64_t row, int64_t bytes) {
+  return row * static_cast<int64_t>(sizeof(float)) % bytes != 0;
+}
 
 // The element at which row 0 of a head begins.
 FA_INLINE int64_t key_start(const Problem& problem, const Sequence& sequence, int64_t key_head) {
@@ -186,8 +189,8 @@ inline KvBlock load_kv_block(const Problem& problem, const Shape& shape, const S
   const bool floats = problem.type == Type::float32 && !shape.pairs();
   const bool even_pairs = shape.pairs() && !rounds_to_bfloat16(problem) && problem.head_size % 2 == 0;
   const int64_t key_stride = problem.key.row / shape.packing;
-  const bool keys_in_place = problem.rope_size == 0 && (floats || even_pairs) && avoids_set_conflicts(key_stride);
-  const bool values_in_place = floats && avoids_set_conflicts(problem.value.row);
+  const bool keys_in_place = problem.rope_size == 0 && (floats || even_pairs) && avoids_set_conflicts(key_stride, 2048);
+  const bool values_in_place = floats && avoids_set_conflicts(problem.value.row, Isa::kCopiedValueRows);
   KvBlock data{block,         shape.key_stride(), block + kBlockKeys * shape.key_stride(), shape.value_stride(),
                keys_in_place, values_in_place};
   if (keys_in_place) {

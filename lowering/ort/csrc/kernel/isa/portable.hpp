@@ -18,6 +18,9 @@ struct Portable {
   // left operand in vectors, not number by number.
   static constexpr bool kLaneOperands = false;
 
+  // Values whose rows are a multiple of so many bytes apart are copied (kv_block.hpp).
+  static constexpr int64_t kCopiedValueRows = 2048;
+
   // Whether half a vector takes half the time of a whole one. If so, there is a function widened(LowVec), too.
   static constexpr bool kHalvesPay = false;
 
