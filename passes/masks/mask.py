@@ -67,6 +67,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -91,6 +92,7 @@ from fa_compiler.passes.masks.rounding import assumptions_for_reordering, reorde
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_like import is_score_like
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
+from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, is_op
 from fa_compiler.passes.options import (
     FINITE_SCORES,
@@ -354,7 +356,7 @@ class MaskPlanner:
                 return plan
             if (plan := self._with_boolean_mask(live, guard)) is not None:
                 return plan
-            taken_apart = live if one_selection else self._apart(live)
+            taken_apart = live if one_selection else self.apart(live)
             plan = self._with_boolean_mask(taken_apart, guard, was_added=True) if taken_apart != live else None
             if plan is not None:
                 return plan
@@ -423,16 +425,20 @@ class MaskPlanner:
         other terms.
 
         With `was_added` the number was added to the scores and the biases. The biases then have to be lost in it, both
-        before and after later factors. A bias of +inf is not lost in -inf.
+        before and after later factors. A bias of +inf is not lost in -inf. A bias that the number stood in place of
+        was not added to it: it only has to stay above it.
         """
         if max(adds, default=-1) >= selects[0] or not all(self.values.outweighs(live, index) for index in selects):
             return None
         fills = {value for index in selects for value in self.values.numbers_before_softmax(live, index) or ()}
         least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if was_added else min(fills)
         share = LOST_SHARE if was_added else SMALL_SHARE
-        harmless = len(fills) == 1 and all(self.values.is_small_beside(live, index, least, share) for index in adds)
-        harmless = harmless and not (was_added and any(self.values.may_be_plus_infinity(live, index) for index in adds))
-        if not harmless or not self._may_be_boolean(live, min(fills), guard):
+        replaced = [index for index in adds if was_added and _is_replaced(live, index)]
+        joined = [index for index in adds if index not in replaced]
+        harmless = len(fills) == 1 and all(self.values.is_small_beside(live, index, least, share) for index in joined)
+        harmless = harmless and all(self.values.stays_above(live, index, least) for index in replaced)
+        endless = was_added and any(self.values.may_be_plus_infinity(live, index) for index in joined)
+        if not harmless or endless or not self._may_be_boolean(live, min(fills), guard):
             return None
         others = _not_selected(live)
         assumed = self._rounding_assumptions(others)
@@ -552,9 +558,10 @@ class MaskPlanner:
         numbers = self.values.numbers_before_softmax(terms[: index + 1], index)
         return self.values.mask_value(terms, index) == -math.inf and numbers is not None and numbers <= {0.0, -math.inf}
 
-    def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """The terms, in which each addend that is both a bias and a mask becomes two terms. Where the mask is v, the
-        sum of the two rounds to v.
+    def apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+        """The terms, in which each addend that is both a bias and a mask becomes two terms, also behind operators that
+        only move it, such as those that repeat it for several heads. Where the mask is v, the sum of the two rounds to
+        v.
 
             addend                       terms
             bias + mask of {0, v}        the bias, the mask
@@ -568,14 +575,13 @@ class MaskPlanner:
         return tuple(result)
 
     def _parts(self, term: Add[AlignedTensor]) -> tuple[Term, ...] | None:
-        node = term.operand.value.producer()
-        while node is not None and keeps_everything(node, self.viewer.info):  # as optimum cuts a mask to the keys
-            node = None if node.inputs[0] is None else node.inputs[0].producer()
+        node, dims = self._joined(term)
         if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
             return None
         operands = [operand for operand in node.inputs if operand is not None]
         placed = [
-            AlignedTensor(operand, self.viewer.alignment(operand, term.operand.dims, term.node)) for operand in operands
+            AlignedTensor(each, self.viewer.alignment(each, dims, node), term.operand.never_enlarges)
+            for each in operands
         ]
         adds = [Add(term.node, each) for each in placed]
         if node.op_type == "Add":
@@ -586,6 +592,22 @@ class MaskPlanner:
             if fill is not None and fill <= DOMINATING and self._is_float32(operands[bias]):
                 return adds[bias], Select(term.node, placed[0], keep, fill)
         return None
+
+    def _joined(self, term: Add[AlignedTensor]) -> tuple[ir.Node | None, Arrangement]:
+        """The node upstream of operators that only move an addend, and the score axes of its result."""
+        value, dims = term.operand.value, term.operand.dims
+        while (node := value.producer()) is not None and node.inputs and (source := node.inputs[0]) is not None:
+            if keeps_everything(node, self.viewer.info):  # as optimum cuts a mask to the keys
+                value = source
+            elif is_op(node, *LAYOUT_OPS, *REPEATS):
+                placed = AlignedTensor(value, dims, term.operand.never_enlarges)
+                view = aligned(placed, self.viewer, term.node)
+                if view.base is value:
+                    break
+                value, dims = view.base, view.base_dims
+            else:
+                break
+        return node, dims
 
     def _is_float32(self, operand: ir.Value) -> bool:
         return self.viewer.info.dtype(operand) == ir.DataType.FLOAT
@@ -713,7 +735,8 @@ class MaskPlanner:
         if terms not in self._structures:
             masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
             vouched = SAME_SIZES in self.options.assume
-            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, same_sizes=vouched)
+            biases = [term for term in terms if isinstance(term, Add) and term not in masks]
+            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, vouched, biases)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:
@@ -804,6 +827,12 @@ def _nan_rows(guard: RowGuard) -> str:
 def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     """The terms that are not selections."""
     return tuple(term for term in terms if not isinstance(term, Select))
+
+
+def _is_replaced(terms: tuple[Term, ...], index: int) -> bool:
+    """Do an addend and the selection after it come from one addend, Where(c, bias, v)?"""
+    later = terms[index + 1] if index + 1 < len(terms) else None
+    return isinstance(later, Select) and later.node is terms[index].node
 
 
 def _selected(terms: tuple[Term, ...]) -> bool:

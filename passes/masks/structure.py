@@ -18,14 +18,15 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
-longer scores. Padding may have one column for a known number of keys (`may_have_one_column`). It may have batch and
-head sizes that are not proven, because the operator compares them with its own.
+longer scores. A bias beside the mask may help to prove it (`_sizes_beside`). Padding may have one column for a known
+number of keys (`may_have_one_column`). It may have batch and head sizes that are not proven, because the operator
+compares them with its own.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -38,7 +39,7 @@ from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.options import SAME_SIZES
 from fa_compiler.passes.report import Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, MaskTerm
+from fa_compiler.passes.score_ops import Add, AlignedTensor, MaskTerm
 from fa_compiler.passes.values.formula import (
     TRUE,
     Affine,
@@ -54,7 +55,7 @@ from fa_compiler.passes.values.formula import (
 )
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Dim, cap_of, product, simplify_given
+from fa_compiler.passes.values.symbolic import Atom, Dim, cap_of, product, simplify_given
 
 ONE_NAME = "export again with one name for sizes that are equal in every run, or with a fixed size"
 """What the user can do where a mask's sizes are not proven to be those of the scores."""
@@ -130,15 +131,16 @@ def structure(
     viewer: Viewer,
     contiguity: ContiguousLabels | None = None,
     same_sizes: bool = False,
+    beside: Sequence[Add[AlignedTensor]] = (),
 ) -> Structure | NoStructure:
     """The structure of the mask that these terms make together, or why the operator cannot express it.
 
     Without `contiguity`, packed sequences are not looked for. With `same_sizes` the user vouches for it that masks are
-    as large as the scores.
+    as large as the scores. The operator gets the addends `beside` the mask as its bias.
     """
     if not terms:
         return NoStructure("nothing is masked")
-    reader = _TermReader(viewer, grid, contiguity)
+    reader = _TermReader(viewer, grid, contiguity, _sizes_beside(beside, grid, viewer))
     parts: list[Band | Padding | Packing] = []
     assumed: tuple[str, ...] = ()
     for term in terms:
@@ -153,22 +155,46 @@ def structure(
             return NoStructure(cause.reason, term.node, cause.hint)
         assumed = assumed if other_sizes is None else (SAME_SIZES,)
     padding = tuple(part for part in parts if isinstance(part, Padding))
-    band = _intersection([part for part in parts if isinstance(part, Band)])
+    band, sizes = _intersection([part for part in parts if isinstance(part, Band)]), reader.sizes
     packings = {part for part in parts if isinstance(part, Packing)}
     if packings:
         attends_itself = band is not None and band.has_diagonal
-        mode = None if band is None else mode_of(band, *grid.sizes)
+        mode = None if band is None else mode_of(band, *sizes)
         if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
             return NoStructure("packed sequences stand beside another mask")
         return Structure(mode, (), True, packings.pop(), assumed=assumed)
     if band is None:
         return NoStructure("which of its bands is the narrowest depends on sizes of the run")
-    mode = mode_of(band, *grid.sizes)
+    mode = mode_of(band, *sizes)
     if mode is None and band != Band(None, None):
-        return NoStructure(f"no sparse_mode is the band {band.described(*grid.sizes)} in every run")
+        return NoStructure(f"no sparse_mode is the band {band.described(*sizes)} in every run")
     if band.prefix and padding:
         return NoStructure("a prefix that all rows see stands beside padding")
-    return Structure(mode, padding, not padding and band.never_empty(*grid.sizes), assumed=assumed)
+    return Structure(mode, padding, not padding and band.never_empty(*sizes), assumed=assumed)
+
+
+def _sizes_beside(beside: Sequence[Add[AlignedTensor]], grid: Grid, viewer: Viewer) -> Mapping[Atom, Dim]:
+    """What sizes are in the runs that the operator does not refuse, by the biases that it gets.
+
+    It takes a bias that has as many rows and keys as the scores, or one. So the scores have as many as a bias that has
+    a known number of them, other than 1. Scores plus a bias of another name are as large as the scores. A bias that is
+    the same for all rows tells nothing of these, because the operator gets one row of it.
+    """
+    found: dict[Atom, Dim] = {}
+    for axes, size in zip((grid.q_seq, grid.kv_seq), grid.sizes, strict=True):
+        total, wanted = size, viewer.space.resolve(axes)
+        for term in beside:
+            shape = viewer.info.shape(term.operand.value) or ()
+            for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
+                if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
+                    continue
+                if axes == grid.q_seq and is_constant_along(term.operand.value, place, viewer.info):
+                    continue
+                if own.is_const and size.single_atom is not None:
+                    found[size.single_atom] = own
+                elif (sum_size := (total := Dim.broadcast(total, own)).single_atom) is not None and total != size:
+                    found[sum_size] = size
+    return {atom: size.substitute(found) for atom, size in found.items()}
 
 
 @dataclass(frozen=True)
@@ -190,6 +216,14 @@ class _TermReader:
     viewer: Viewer
     grid: Grid
     contiguity: ContiguousLabels | None
+    known: Mapping[Atom, Dim]
+    """What sizes are in the runs that matter."""
+
+    @property
+    def sizes(self) -> tuple[Dim, Dim]:
+        """The numbers of rows and keys of the scores."""
+        rows, columns = (size.substitute(self.known) for size in self.grid.sizes)
+        return rows, columns
 
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, if it has as many rows and columns as the scores. Raises _Unstructured."""
@@ -283,8 +317,8 @@ class _TermReader:
     def other_sizes(self, term: MaskTerm) -> _Unstructured | None:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
         has not. Raises _Unstructured."""
-        place, (rows, columns) = self._placed(term), self.grid.sizes
-        shape, row, column = place.shape, place.row, place.column
+        place, (rows, columns) = self._placed(term), self.sizes
+        shape, row, column = [size.substitute(self.known) for size in place.shape], place.row, place.column
         name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
@@ -328,9 +362,9 @@ class _TermReader:
             if row is None or column is None or set(steps) != {row, column}:
                 return None
             if steps[row] == 1 and steps[column] == -1:
-                return [Band(None, affine.offset)]
+                return [Band(None, affine.offset.substitute(self.known))]
             if steps[row] == -1 and steps[column] == 1:
-                return [Band(-affine.offset, None)]
+                return [Band(-affine.offset.substitute(self.known), None)]
             return None
         if isinstance(part, Some) and (band := self._with_prefix(part, place, term)) is not None:
             return [band]
