@@ -8,7 +8,8 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     2  one addend, proven to hold {0, v}          atten_mask where the addend is not 0
     3  such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v;
          proven to be lost in v; several with       the masks are merged, because -inf + -inf is -inf, or because
-         v = -inf, or where no row is empty         only a row that is masked everywhere shows which key has which sum
+         v = -inf, or where no row is empty         only a row that is masked everywhere shows which key has which sum;
+                                                    beside a moderate v the biases only have to be far above it
     4  selections with one fill v, in any number  atten_mask where any of them deselects
     5  addends, then selections with one v,       atten_mask and real_shift
          addends proven far above v, or v = -inf    an addend of {0, -inf} counts as a selection
@@ -196,6 +197,9 @@ class MaskPlanner:
     """May sequences be packed? Beside dropout they may not: the dropout mask is indexed by rows and keys."""
     gradient: bool = False
     """Is the plan for a gradient, too?"""
+    unbounded: bool = False
+    """Do scores of unknown size meet the terms? They may outweigh the finite number of a mask that is added to them, or
+    be NaN in a row that is masked everywhere. Every mask then stays a bias."""
     _structures: dict[tuple[Term, ...], Structure | NoStructure] = field(default_factory=dict, init=False)
 
     @property
@@ -210,6 +214,8 @@ class MaskPlanner:
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention, with this guard after the softmax. Raises Decline."""
+        if not self.as_bias and self.outweighs_masks(terms):
+            return replace(self, as_bias=True).plan(terms, guard)
         terms, vouched = self._without_half_floors(terms)
         plan = self._guarded_plan(terms, guard)
         if self.options.is_standard:
@@ -217,6 +223,11 @@ class MaskPlanner:
         elif self.options.target != "ort" and guard is not RowGuard.NONE:
             plan = self._unguarded(plan, terms)
         return plan.assuming(*vouched)
+
+    def outweighs_masks(self, terms: tuple[Term, ...]) -> bool:
+        """Do scores of unknown size meet a finite number of a mask that is added to them?"""
+        numbers = (self.values.mask_value(terms, index) for index in range(len(terms)))
+        return self.unbounded and any(number is not None and math.isfinite(number) for number in numbers)
 
     def _without_half_floors(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[str, ...]]:
         """The terms without floors at the lowest number of float16, and what the user vouches for, so that they show
@@ -409,7 +420,17 @@ class MaskPlanner:
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
         if selects:
             return self._selections(live, adds, selects, guard, was_added)
-        return self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
+        plan = self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
+        if plan is None and MASKS_DOMINATE in self.options.assume:
+            plan = self._without(MASKS_DOMINATE)._mask_among_biases(live, adds, guard)
+        return plan
+
+    def _without(self, word: str) -> MaskPlanner:
+        """The planner, if the user did not vouch for this word."""
+        facts = self.viewer.facts
+        options = replace(facts.options, assume=facts.options.assume - {word})
+        viewer = Viewer(replace(facts, options=options), self.viewer.space)
+        return replace(self, values=replace(self.values, viewer=viewer))
 
     def _addend_alone(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
         """Case 2: the plan for one addend of {0, v}; None for other terms."""
@@ -503,7 +524,7 @@ class MaskPlanner:
         alone = number is not None and (len(others) == 1 or self._adds_alike(live))
         if bands and not alone:
             return None
-        mask = self._boolean_mask(tuple(live[index] for index in bands[:1]) or live)
+        mask = self._boolean_mask(live if selects else tuple(live[index] for index in masks))
         bias = self._bias(others if alone else live)
         if not mask.masked and mask.mode is None:
             return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
@@ -616,8 +637,7 @@ class MaskPlanner:
         """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far
         above v; several of any v where no row is empty. None for other terms."""
         values = {index: self.values.mask_value(live, index) for index in adds}
-        found = {index: value for index, value in values.items() if value is not None and self._is_mask(live, index)}
-        # In a fully masked row the biases have to be lost in a finite number, too.
+        found = {index: value for index, value in values.items() if value is not None}
         infinite = all(
             (self.values.numbers_before_softmax(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
             for index in found
@@ -627,7 +647,8 @@ class MaskPlanner:
         if not found or not (len(found) == 1 or filled or (infinite and value == -math.inf)):
             return None
         fill = max(value, -FLOAT32_MAX)
-        share = SMALL_SHARE if infinite else LOST_SHARE
+        # A row that is masked everywhere shows whether biases are lost in a finite number. A moderate one loses none.
+        share = SMALL_SHARE if infinite or filled or value > DOMINATING else LOST_SHARE
         harmless = all(self.values.is_small_beside(live, other, fill, share) for other in adds if other not in found)
         added = all(isinstance(live[index], Add) for index in found)
         if not harmless or not self._may_be_boolean(live, value, guard) or not added:
@@ -746,7 +767,7 @@ class MaskPlanner:
         if selects:
             return [*selects]
         adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, Add)]
-        return [term for index, term in adds if len(adds) == 1 or self._is_mask(terms, index)]
+        return [term for index, term in adds if len(adds) == 1 or self.values.mask_value(terms, index) is not None]
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key, by its structure or as a single constant?"""

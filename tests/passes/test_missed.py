@@ -103,6 +103,17 @@ LOST = {
         "--assume same-sizes --assume masks-dominate",
         lambda: masked(OTHER_SIZE, SMALL, more="int64[U] ids"),
     ),
+    "an inverted mask": Lost(
+        DENSE,
+        "it is not proven that every attention mask that is given to the model holds only 0 and 1",
+        "--assume binary-masks",
+        lambda: masked(
+            "second = Constant<value=int64[2] {1,2}>() unit = Constant<value=float {1.0}>() "
+            "b1 = Tanh(b) b2 = Add(s, b1) i4 = Unsqueeze(given, second) i5 = Cast<to=1>(i4) i6 = Sub(unit, i5)",
+            "f = Mul(i6, low) x = Add(b2, f) ",
+            more="int64[B,S] given, float[4,S,S] b",
+        ),
+    ),
     "a number": Lost(DENSE, "a mask constant such as", "--assume masks-dominate", lambda: masked(CAUSAL, SMALL)),
     "empty rows": Lost(
         DENSE,
