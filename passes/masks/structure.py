@@ -19,7 +19,7 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
 longer scores. A bias beside the mask may help to prove it (`_sizes_beside`). Padding may have one column for a known
-number of keys (`may_have_one_column`). It may have batch and head sizes that are not proven, because the operator
+number of keys (`_may_have_one_column`). It may have batch and head sizes that are not proven, because the operator
 compares them with its own.
 """
 
@@ -145,15 +145,15 @@ def structure(
     assumed: tuple[str, ...] = ()
     for term in terms:
         try:
-            other_sizes = reader.other_sizes(term)
-            if other_sizes is not None and reader.may_have_one_column(term):
-                other_sizes = None
-            if other_sizes is not None and not same_sizes:
-                raise other_sizes
-            parts.extend(reader.read(term))
+            try:
+                parts.extend(reader.read_if_as_large(term))
+            except _Unstructured:
+                if not same_sizes:
+                    raise
+                parts.extend(reader.read_as_large(term))
+                assumed = (SAME_SIZES,)
         except _Unstructured as cause:
             return NoStructure(cause.reason, term.node, cause.hint)
-        assumed = assumed if other_sizes is None else (SAME_SIZES,)
     padding = tuple(part for part in parts if isinstance(part, Padding))
     band, sizes = _intersection([part for part in parts if isinstance(part, Band)]), reader.sizes
     packings = {part for part in parts if isinstance(part, Packing)}
@@ -225,8 +225,26 @@ class _TermReader:
         rows, columns = (size.substitute(self.known) for size in self.grid.sizes)
         return rows, columns
 
+    def read_if_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+        """The parts of the term's mask, if it is proven to have as many rows and columns as the scores. Raises
+        _Unstructured."""
+        other_sizes = self._other_sizes(term)
+        if other_sizes is not None and not self._may_have_one_column(term):
+            raise other_sizes
+        return self.read(term)
+
+    def read_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+        """The parts of the term's mask, which the user says to be as large as the scores. Raises _Unstructured."""
+        place, known = self._placed(term), dict(self.known)
+        for dimension, size in zip((place.row, place.column), self.sizes, strict=True):
+            own = size if dimension is None else place.shape[dimension]
+            atoms = [part.single_atom for part in (own, *own.broadcast_parts) if part != size]
+            known.update((atom, size) for atom in atoms if atom is not None)
+        placed = replace(term.operand, never_enlarges=True)
+        return replace(self, known=known).read(replace(term, operand=placed))
+
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
-        """The parts of the term's mask, if it has as many rows and columns as the scores. Raises _Unstructured."""
+        """The parts of the term's mask, which has as many rows and columns as the scores. Raises _Unstructured."""
         place = self._placed(term)
         try:
             return self._read(term, place)
@@ -237,7 +255,7 @@ class _TermReader:
 
     def _read(self, term: MaskTerm, place: _Placed) -> list[Band | Padding | Packing]:
         name = f"{term.operand.value.name!r}"
-        positions = self.viewer.facts.positions(place.shape)
+        positions = self._positions(place.shape)
         formula = kept(term, positions, place.index) or self._same_for_all_rows(term, positions, place)
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
@@ -255,7 +273,7 @@ class _TermReader:
             result.extend(found)
         if term.operand.never_enlarges or self._carried(result, place):
             return result
-        raise _Unstructured(f"{name} may have more batches or heads than the scores")
+        raise _Unstructured(f"{name} may have more batches or heads than the scores", ONE_NAME)
 
     def _same_for_all_rows(self, term: MaskTerm, positions: Positions, place: _Placed) -> BooleanTensor | None:
         """Where an addend that is the same for all rows is 0; None for other terms."""
@@ -281,7 +299,13 @@ class _TermReader:
         shape = self.viewer.info.shape(term.operand.value)
         if shape is None:
             raise _Unstructured(f"the shape of {term.operand.value.name!r} is unknown")
-        return self._in(shape, self.viewer.facts.positions(shape).identity_index, term.operand.dims)
+        shape = tuple(size.substitute(self.known) for size in shape)
+        return self._in(shape, self._positions(shape).identity_index, term.operand.dims)
+
+    def _positions(self, shape: Shape) -> Positions:
+        """The reader of masks of this shape."""
+        facts = self.viewer.facts
+        return Positions(facts.info, shape, self.known) if self.known else facts.positions(shape)
 
     def _in(self, shape: Shape, index: Index, dims: Arrangement) -> _Placed:
         resolve = self.viewer.space.resolve
@@ -305,7 +329,7 @@ class _TermReader:
             dims.extend([(axis,) for axis in axes] if merged else [dim])
         if len(shape) == len(place.shape):
             return None
-        own = self.viewer.facts.positions(tuple(shape)).identity_index
+        own = self._positions(tuple(shape)).identity_index
         index: list[Affine] = []
         for start, end in itertools.pairwise([0, *ends]):
             total = own[start]
@@ -314,11 +338,11 @@ class _TermReader:
             index.append(total)
         return self._in(tuple(shape), tuple(index), tuple(dims))
 
-    def other_sizes(self, term: MaskTerm) -> _Unstructured | None:
+    def _other_sizes(self, term: MaskTerm) -> _Unstructured | None:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
         has not. Raises _Unstructured."""
         place, (rows, columns) = self._placed(term), self.sizes
-        shape, row, column = [size.substitute(self.known) for size in place.shape], place.row, place.column
+        shape, row, column = place.shape, place.row, place.column
         name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
@@ -332,7 +356,7 @@ class _TermReader:
             return _Unstructured(reason, ONE_NAME)
         return None
 
-    def may_have_one_column(self, term: MaskTerm) -> bool:
+    def _may_have_one_column(self, term: MaskTerm) -> bool:
         """Is the term nothing but padding, of which only the number of columns is not that of the keys?
 
         The scores have a known number of keys, not 1. In every run that succeeds the padding has so many columns, or
