@@ -567,6 +567,13 @@ REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
         ),
         (
             20,
+            "uint8[B,S] x, uint8[B,4] w",
+            "y = com.microsoft.QLinearConcat<axis = 1>(c, z, x, c, z, w, c, z)",
+            "<float c = {0.5}, uint8 z = {3}>",
+            (B, S + 4),
+        ),
+        (
+            20,
             "uint8[6,16] x, int32[B,S] i, float[6,2] c",
             "y = com.microsoft.GatherBlockQuantized<block_size = 16, quantize_axis = 1, bits = 4>(x, i, c)",
             "",
