@@ -19,19 +19,21 @@ from fa_compiler.passes.values.value_sets import ValueSets
 class Facts:
     """Shapes and types, the numbers that tensors can hold, and what the user asked for: made once for each model.
 
-    Every analysis answers for one value at a time and remembers its answers.
+    Every analysis answers for one value at a time and remembers its answers. `sets` holds without any assumption. A
+    plan that rests on `binary_sets`, those of runs whose masks hold only 0 and 1, has to say so.
     """
 
     info: ShapeInfo
     sets: ValueSets
     bounds: Bounds
     options: Options
+    binary_sets: ValueSets
     _positions: dict[Shape, Positions] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(info: ShapeInfo, options: Options) -> Facts:
         """The facts of the model that has these shapes."""
-        return Facts(info, ValueSets(info), Bounds(info), options)
+        return Facts(info, ValueSets(info), Bounds(info), options, ValueSets(info, binary_masks=True))
 
     def largest(self, value: ir.Value) -> float:
         """An upper bound of the absolute values of all elements; infinity where none is known."""

@@ -31,6 +31,7 @@ from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
+from fa_compiler.passes.quantised_softmax import take_apart
 from fa_compiler.passes.raise_opset import raise_opset
 from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
 from fa_compiler.passes.rewrite.node_view import node_view
@@ -176,7 +177,10 @@ class _Run:
         if not graph.outputs or self.opset > NEWEST_OPSET:
             return listed, Differences()
         new_builder = partial(Builder, graph, self.names, self.facts.info)
+        apart = take_apart(graph, self.matcher, new_builder)
+        listed = list(anchors(graph, self.facts.info)) if apart else listed
         differences = move_products(graph, listed, self.matcher, new_builder)
+        differences.moved.update(apart)
         differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
         joined, declined = join_keys(graph, listed, self.matcher, new_builder)
         differences.moved.update(joined)

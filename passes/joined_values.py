@@ -6,9 +6,11 @@ Grammar; the code cites the numbers of the cases. For ONNX Runtime:
       1     one node for all of equal scores: elementwise operators of the same values, where Add and Mul may have
             their operands in either order
     outputs :=
-      2     MatMul(probabilities, values), ...             two or more; nothing else reads the probabilities
+      2     MatMul(read, values), ...                      two or more; nothing else reads the probabilities
+    read :=
+      4     probabilities | Cast(read)                     the same types for all softmaxes of 1
     emitted
-      3     Split(MatMul(probabilities, Concat(values)))   along the last dimension
+      3     Split(MatMul(read, Concat(values)))            along the last dimension
 
 Each column of a product depends on its own column of the values, so the results are the same. Equal scores (1) have
 equal probabilities, and addition and multiplication are commutative in every number format. LiLT writes text + layout
@@ -57,8 +59,11 @@ def join_values(
     the softmaxes. The graph stays as it is where there are none."""
     moves: dict[ir.Node, Move] = {}
     for group in _groups(found, matcher.facts.info) if matcher.facts.options.target == "ort" else ():
-        products = [node for anchor in group for node in distinct_consumers(anchor.output)]
-        if _fit(products, group, matcher.facts.info):
+        found_reads = [_reads(anchor, matcher.facts.info) for anchor in group]
+        reads = [value for values, _ in found_reads for value in values]
+        products = [node for value in reads for node in distinct_consumers(value)]
+        alike = len({types for _, types in found_reads}) == 1
+        if alike and _fit(products, reads, matcher.facts.info):
             move = _moved(graph, group, products, matcher, new_builder())
             moves.update({} if move is None else {group[0].node: move})
     return moves
@@ -73,6 +78,22 @@ def _groups(found: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[Softma
     return list(groups.values())
 
 
+def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:
+    """Case 4: the values that products read of the probabilities, and the types that these are cast to on the way."""
+    values, types = [anchor.output], list[ir.DataType | None]()
+    while True:
+        readers = [reader for value in values for reader in distinct_consumers(value)]
+        found = {info.dtype(reader.outputs[0]) for reader in readers}
+        if len(found) != 1 or not all(is_op(reader, "Cast") for reader in readers) or _is_output(values):
+            return values, tuple(types)
+        values = [reader.outputs[0] for reader in readers]
+        types.extend(found)
+
+
+def _is_output(values: Sequence[ir.Value]) -> bool:
+    return any(value.is_graph_output() for value in values)
+
+
 def _key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
     """Something that is the same for equal scores alone."""
     node, number = value.producer(), info.scalar(value)
@@ -84,16 +105,11 @@ def _key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
     return node.op_type, *(sorted(operands, key=repr) if is_op(node, *COMMUTATIVE) else operands)
 
 
-def _fit(products: Sequence[ir.Node], group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> bool:
-    """Case 2: do products with values that can be joined, and nothing else, read the probabilities?"""
-    probabilities = [anchor.output for anchor in group]
-    if (
-        len(products) < 2
-        or len(set(products)) < len(products)
-        or any(value.is_graph_output() for value in probabilities)
-    ):
+def _fit(products: Sequence[ir.Node], reads: Sequence[ir.Value], info: ShapeInfo) -> bool:
+    """Case 2: do products with values that can be joined, and nothing else, read these probabilities?"""
+    if len(products) < 2 or len(set(products)) < len(products) or _is_output(reads):
         return False
-    if not all(is_op(node, "MatMul") and node.inputs[0] in probabilities for node in products):
+    if not all(is_op(node, "MatMul") and node.inputs[0] in reads for node in products):
         return False
     shapes = [None if node.inputs[1] is None else info.shape(node.inputs[1]) for node in products]
     known = [shape for shape in shapes if shape is not None and len(shape) > 1]
@@ -113,20 +129,20 @@ def _moved(
     taken = set(builder.names.taken)
     twins = tuple(label(anchor.node) or "" for anchor in group[1:])
     outputs = [node.outputs[0] for node in products]
-    move = replace(Move.replacing(*zip(outputs, _emitted(group[0], products, builder), strict=True)), twins=twins)
+    move = replace(Move.replacing(*zip(outputs, _emitted(products, builder), strict=True)), twins=twins)
     graph.meta.pop(ORDER, None)
     matches = is_match(group[0], replace(matcher, joins_added_product=True)) or is_match(group[0], matcher)
     return move.settle(graph, matches, builder, taken)
 
 
-def _emitted(anchor: SoftmaxAnchor, products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
+def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
     """Case 3."""
     info = builder.info
-    values = [node.inputs[1] for node in products if node.inputs[1] is not None]
+    read, values = products[0].inputs[0], [node.inputs[1] for node in products if node.inputs[1] is not None]
     shapes = [info.shape(value) or () for value in values]
     dtype, last = info.dtype(values[0]), len(shapes[0]) - 1
     joined = builder.op("Concat", values, dtype, {"axis": last})
-    product = builder.op("MatMul", [anchor.output, joined], info.dtype(products[0].outputs[0]))
+    product = builder.op("MatMul", [read, joined], info.dtype(products[0].outputs[0]))
     axis = len(info.shape(product) or shapes[0]) - 1
     sizes = [shape[-1].const or 0 for shape in shapes]
     return builder.split(product, axis, sizes)

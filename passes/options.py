@@ -32,7 +32,7 @@ ASSUMPTIONS = {
     MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
     BINARY_MASKS: "every attention mask that is given to the model holds only 0 and 1",
     BOUNDED_SCORES: "scores lie between -40 and 40, so that no exponential overflows or is lost beside another",
-    SAME_SIZES: "a mask has as many rows and keys as the scores, except along dimensions that are 1 in every run",
+    SAME_SIZES: "a mask is as large as the scores, except along dimensions that are 1 in every run",
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",
     DROP_ROUNDINGS: "scores and probabilities need not be rounded to the integers of a quantised model",

@@ -8,7 +8,8 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     2  one addend, proven to hold {0, v}          atten_mask where the addend is not 0
     3  such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v;
          proven to be lost in v; several with       the masks are merged, because -inf + -inf is -inf, or because
-         v = -inf, or where no row is empty         only a row that is masked everywhere shows which key has which sum
+         v = -inf, or where no row is empty         only a row that is masked everywhere shows which key has which sum;
+                                                    beside a moderate v the biases only have to be far above it
     4  selections with one fill v, in any number  atten_mask where any of them deselects
     5  addends, then selections with one v,       atten_mask and real_shift
          addends proven far above v, or v = -inf    an addend of {0, -inf} counts as a selection
@@ -67,6 +68,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -91,6 +93,7 @@ from fa_compiler.passes.masks.rounding import assumptions_for_reordering, reorde
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_like import is_score_like
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
+from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, is_op
 from fa_compiler.passes.options import (
     FINITE_SCORES,
@@ -194,6 +197,9 @@ class MaskPlanner:
     """May sequences be packed? Beside dropout they may not: the dropout mask is indexed by rows and keys."""
     gradient: bool = False
     """Is the plan for a gradient, too?"""
+    unbounded: bool = False
+    """Do scores of unknown size meet the terms? They may outweigh the finite number of a mask that is added to them, or
+    be NaN in a row that is masked everywhere. Every mask then stays a bias."""
     _structures: dict[tuple[Term, ...], Structure | NoStructure] = field(default_factory=dict, init=False)
 
     @property
@@ -208,6 +214,8 @@ class MaskPlanner:
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention, with this guard after the softmax. Raises Decline."""
+        if not self.as_bias and self.outweighs_masks(terms):
+            return replace(self, as_bias=True).plan(terms, guard)
         terms, vouched = self._without_half_floors(terms)
         plan = self._guarded_plan(terms, guard)
         if self.options.is_standard:
@@ -215,6 +223,11 @@ class MaskPlanner:
         elif self.options.target != "ort" and guard is not RowGuard.NONE:
             plan = self._unguarded(plan, terms)
         return plan.assuming(*vouched)
+
+    def outweighs_masks(self, terms: tuple[Term, ...]) -> bool:
+        """Do scores of unknown size meet a finite number of a mask that is added to them?"""
+        numbers = (self.values.mask_value(terms, index) for index in range(len(terms)))
+        return self.unbounded and any(number is not None and math.isfinite(number) for number in numbers)
 
     def _without_half_floors(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[str, ...]]:
         """The terms without floors at the lowest number of float16, and what the user vouches for, so that they show
@@ -354,7 +367,7 @@ class MaskPlanner:
                 return plan
             if (plan := self._with_boolean_mask(live, guard)) is not None:
                 return plan
-            taken_apart = live if one_selection else self._apart(live)
+            taken_apart = live if one_selection else self.apart(live)
             plan = self._with_boolean_mask(taken_apart, guard, was_added=True) if taken_apart != live else None
             if plan is not None:
                 return plan
@@ -407,7 +420,17 @@ class MaskPlanner:
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
         if selects:
             return self._selections(live, adds, selects, guard, was_added)
-        return self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
+        plan = self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
+        if plan is None and MASKS_DOMINATE in self.options.assume:
+            plan = self._without(MASKS_DOMINATE)._mask_among_biases(live, adds, guard)
+        return plan
+
+    def _without(self, word: str) -> MaskPlanner:
+        """The planner, if the user did not vouch for this word."""
+        facts = self.viewer.facts
+        options = replace(facts.options, assume=facts.options.assume - {word})
+        viewer = Viewer(replace(facts, options=options), self.viewer.space)
+        return replace(self, values=replace(self.values, viewer=viewer))
 
     def _addend_alone(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
         """Case 2: the plan for one addend of {0, v}; None for other terms."""
@@ -423,16 +446,20 @@ class MaskPlanner:
         other terms.
 
         With `was_added` the number was added to the scores and the biases. The biases then have to be lost in it, both
-        before and after later factors. A bias of +inf is not lost in -inf.
+        before and after later factors. A bias of +inf is not lost in -inf. A bias that the number stood in place of
+        was not added to it: it only has to stay above it.
         """
         if max(adds, default=-1) >= selects[0] or not all(self.values.outweighs(live, index) for index in selects):
             return None
         fills = {value for index in selects for value in self.values.numbers_before_softmax(live, index) or ()}
         least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if was_added else min(fills)
         share = LOST_SHARE if was_added else SMALL_SHARE
-        harmless = len(fills) == 1 and all(self.values.is_small_beside(live, index, least, share) for index in adds)
-        harmless = harmless and not (was_added and any(self.values.may_be_plus_infinity(live, index) for index in adds))
-        if not harmless or not self._may_be_boolean(live, min(fills), guard):
+        replaced = [index for index in adds if was_added and _is_replaced(live, index)]
+        joined = [index for index in adds if index not in replaced]
+        harmless = len(fills) == 1 and all(self.values.is_small_beside(live, index, least, share) for index in joined)
+        harmless = harmless and all(self.values.stays_above(live, index, least) for index in replaced)
+        endless = was_added and any(self.values.may_be_plus_infinity(live, index) for index in joined)
+        if not harmless or endless or not self._may_be_boolean(live, min(fills), guard):
             return None
         others = _not_selected(live)
         assumed = self._rounding_assumptions(others)
@@ -497,7 +524,7 @@ class MaskPlanner:
         alone = number is not None and (len(others) == 1 or self._adds_alike(live))
         if bands and not alone:
             return None
-        mask = self._boolean_mask(tuple(live[index] for index in bands[:1]) or live)
+        mask = self._boolean_mask(live if selects else tuple(live[index] for index in masks))
         bias = self._bias(others if alone else live)
         if not mask.masked and mask.mode is None:
             return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
@@ -552,9 +579,10 @@ class MaskPlanner:
         numbers = self.values.numbers_before_softmax(terms[: index + 1], index)
         return self.values.mask_value(terms, index) == -math.inf and numbers is not None and numbers <= {0.0, -math.inf}
 
-    def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """The terms, in which each addend that is both a bias and a mask becomes two terms. Where the mask is v, the
-        sum of the two rounds to v.
+    def apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+        """The terms, in which each addend that is both a bias and a mask becomes two terms, also behind operators that
+        only move it, such as those that repeat it for several heads. Where the mask is v, the sum of the two rounds to
+        v.
 
             addend                       terms
             bias + mask of {0, v}        the bias, the mask
@@ -568,14 +596,13 @@ class MaskPlanner:
         return tuple(result)
 
     def _parts(self, term: Add[AlignedTensor]) -> tuple[Term, ...] | None:
-        node = term.operand.value.producer()
-        while node is not None and keeps_everything(node, self.viewer.info):  # as optimum cuts a mask to the keys
-            node = None if node.inputs[0] is None else node.inputs[0].producer()
+        node, dims = self._joined(term)
         if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
             return None
         operands = [operand for operand in node.inputs if operand is not None]
         placed = [
-            AlignedTensor(operand, self.viewer.alignment(operand, term.operand.dims, term.node)) for operand in operands
+            AlignedTensor(each, self.viewer.alignment(each, dims, node), term.operand.never_enlarges)
+            for each in operands
         ]
         adds = [Add(term.node, each) for each in placed]
         if node.op_type == "Add":
@@ -587,6 +614,22 @@ class MaskPlanner:
                 return adds[bias], Select(term.node, placed[0], keep, fill)
         return None
 
+    def _joined(self, term: Add[AlignedTensor]) -> tuple[ir.Node | None, Arrangement]:
+        """The node upstream of operators that only move an addend, and the score axes of its result."""
+        value, dims = term.operand.value, term.operand.dims
+        while (node := value.producer()) is not None and node.inputs and (source := node.inputs[0]) is not None:
+            if keeps_everything(node, self.viewer.info):  # as optimum cuts a mask to the keys
+                value = source
+            elif is_op(node, *LAYOUT_OPS, *REPEATS):
+                placed = AlignedTensor(value, dims, term.operand.never_enlarges)
+                view = aligned(placed, self.viewer, term.node)
+                if view.base is value:
+                    break
+                value, dims = view.base, view.base_dims
+            else:
+                break
+        return node, dims
+
     def _is_float32(self, operand: ir.Value) -> bool:
         return self.viewer.info.dtype(operand) == ir.DataType.FLOAT
 
@@ -594,8 +637,7 @@ class MaskPlanner:
         """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far
         above v; several of any v where no row is empty. None for other terms."""
         values = {index: self.values.mask_value(live, index) for index in adds}
-        found = {index: value for index, value in values.items() if value is not None and self._is_mask(live, index)}
-        # In a fully masked row the biases have to be lost in a finite number, too.
+        found = {index: value for index, value in values.items() if value is not None}
         infinite = all(
             (self.values.numbers_before_softmax(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
             for index in found
@@ -605,7 +647,8 @@ class MaskPlanner:
         if not found or not (len(found) == 1 or filled or (infinite and value == -math.inf)):
             return None
         fill = max(value, -FLOAT32_MAX)
-        share = SMALL_SHARE if infinite else LOST_SHARE
+        # A row that is masked everywhere shows whether biases are lost in a finite number. A moderate one loses none.
+        share = SMALL_SHARE if infinite or filled or value > DOMINATING else LOST_SHARE
         harmless = all(self.values.is_small_beside(live, other, fill, share) for other in adds if other not in found)
         added = all(isinstance(live[index], Add) for index in found)
         if not harmless or not self._may_be_boolean(live, value, guard) or not added:
@@ -713,7 +756,8 @@ class MaskPlanner:
         if terms not in self._structures:
             masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
             vouched = SAME_SIZES in self.options.assume
-            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, same_sizes=vouched)
+            biases = [term for term in terms if isinstance(term, Add) and term not in masks]
+            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, vouched, biases)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:
@@ -723,7 +767,7 @@ class MaskPlanner:
         if selects:
             return [*selects]
         adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, Add)]
-        return [term for index, term in adds if len(adds) == 1 or self._is_mask(terms, index)]
+        return [term for index, term in adds if len(adds) == 1 or self.values.mask_value(terms, index) is not None]
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key, by its structure or as a single constant?"""
@@ -804,6 +848,12 @@ def _nan_rows(guard: RowGuard) -> str:
 def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     """The terms that are not selections."""
     return tuple(term for term in terms if not isinstance(term, Select))
+
+
+def _is_replaced(terms: tuple[Term, ...], index: int) -> bool:
+    """Do an addend and the selection after it come from one addend, Where(c, bias, v)?"""
+    later = terms[index + 1] if index + 1 < len(terms) else None
+    return isinstance(later, Select) and later.node is terms[index].node
 
 
 def _selected(terms: tuple[Term, ...]) -> bool:

@@ -112,6 +112,16 @@ class TermValues:
             return fill <= DOMINATING and is_score_like(term.operand.value, self.viewer)
         return _largest(max(abs(interval[0]), abs(interval[1])), terms[index + 1 :]) < -fill * share
 
+    def stays_above(self, terms: tuple[Term, ...], index: int, fill: float) -> bool:
+        """Is an addend proven to be far above a mask's fill, whatever factors follow? It may have any size."""
+        term = terms[index]
+        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
+        positive = all(later.factor > 0 for later in terms[index + 1 :] if isinstance(later, Scale))
+        if not isinstance(term, Add) or interval is None or not positive:
+            return self.is_small_beside(terms, index, fill)
+        low = min(interval[0] * term.sign, interval[1] * term.sign)
+        return fill == -math.inf or _largest(max(-low, 0.0), terms[index + 1 :]) < -fill * SMALL_SHARE
+
     def keeps_fill(self, terms: tuple[Term, ...], index: int) -> bool:
         """Is a score lost in the sum of this addend and a dominating fill? It is if the addend is proven not to cancel
         the fill."""

@@ -3,13 +3,14 @@
 A band, packed sequences or one row of padding would cost next to nothing. The plan would have one of these
 
     1 if the mask did not have to stay a bias (the caller knows why)
-    2 if the user vouched for same-sizes, masks-dominate or no-empty-rows, or for several of them
+    2 if the user vouched for same-sizes, masks-dominate, no-empty-rows or binary-masks, or for several of them; also if
+      a mask of one row, an input of unknown numbers, is a part of a bias of all rows and keys
     3 if the boolean mask had a structure (structure.py), or the target took it (mask.py)
     4 if a mask that is a part of the bias had a structure
     5 if everything else that is added to the scores were proven to be lost beside that mask
 
-The first case that applies is reported. Nothing here changes a plan. In case 2 the plan is made again under these
-assumptions, so the hint helps.
+The first case that applies is reported. In case 2 the plan is made again under these assumptions, so the hint helps.
+Nothing here changes a plan, but for one that the user's binary-masks makes: it is taken if it has a mask more.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.row_guard import RowGuard
-from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure
-from fa_compiler.passes.options import ASSUMPTIONS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
+from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure, Structure
+from fa_compiler.passes.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
 from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, BiasOp, Select, Term
 
@@ -35,9 +37,8 @@ CONDITIONS = {
     MASKS_DOMINATE: "no score comes near the number of a mask",
     NO_EMPTY_ROWS: "no query row is masked everywhere",
 }
-WORDS = [
-    words for count in (1, 2, 3) for words in itertools.combinations((SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS), count)
-]
+MOST_WORDS = 3
+"""A line of the report names no more assumptions than this."""
 
 
 def plan_with_missed(
@@ -48,24 +49,56 @@ def plan_with_missed(
     `stays_bias` says why every mask stays a bias, where the planner is told to leave it one.
     """
     try:
-        plan = planner.plan(terms, guard)
+        plan, planner = _planned(planner, terms, guard)
     except Decline as decline:
         words = _words_for_a_plan(planner, terms, guard) if decline.hint == FILL else ()
         hint = f"{FILL}; or {vouching(words)}" if words else decline.hint
         raise Decline(decline.code, decline.reason, decline.culprit, hint or "") from decline
-    missed = () if _is_lean(plan, planner) else (stays_bias or _missed(plan, planner, terms, guard),)
-    return replace(plan, missed=missed)
+    if _is_lean(plan, planner):
+        missed = _missed_by_inputs(plan, planner, terms, guard)
+    else:
+        missed = stays_bias or _missed(plan, planner, terms, guard)
+    return replace(plan, missed=() if missed is None else (missed,))
+
+
+def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[MaskPlan, MaskPlanner]:
+    """The plan and its planner. If the user vouches for binary-masks it is the planner that knows what such masks hold,
+    where this gives the plan a mask more, or where there is no other plan. Raises Decline."""
+    if BINARY_MASKS in planner.options.assume and _inverts_inputs(planner, terms):
+        informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space))
+        other, plan = (_tried(_in_a_branch(each), terms, guard) for each in (informed, planner))
+        if other is not None and (plan is None or _has_more_masks(other, plan)):
+            return informed.plan(terms, guard).assuming(BINARY_MASKS), informed
+    return planner.plan(terms, guard), planner
+
+
+def _tried(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan | None:
+    """The planner's plan; None where it has none."""
+    try:
+        return planner.plan(terms, guard)
+    except Decline:
+        return None
+
+
+def _has_more_masks(other: MaskPlan, plan: MaskPlan) -> bool:
+    """Does the other plan mask by what is a part of this plan's bias?"""
+    other_count, count = (len(each.masked) + (each.mode is not None) for each in (other, plan))
+    return other_count > count
+
+
+def _inverts_inputs(planner: MaskPlanner, terms: tuple[Term, ...]) -> bool:
+    """Is an addend, or a part of one, made of a mask that is an input of the model and may hold any number?"""
+    facts = planner.viewer.facts
+    informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space.branch()))
+    values = [term.operand.value for term in informed.apart(terms) if isinstance(term, Add)]
+    return any(facts.sets.of(value) != facts.binary_sets.of(value) for value in values)
 
 
 def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed:
-    given, found = planner.options.assume, planner.structure(terms)
-    for words in WORDS:  # 2
-        if not given.issuperset(words) and _is_lean_with(terms, guard, _assuming(words, planner)):
-            reasons = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words]
-            hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
-            if words[0] == SAME_SIZES and isinstance(found, NoStructure) and found.hint == ONE_NAME:
-                reasons[0], hint = found.reason, f"{hint}; or {ONE_NAME}"
-            return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), label(terms[-1].node), hint)
+    found = planner.structure(terms)
+    for words in _words_to_try(planner, terms):  # 2
+        if (under := _under(words, planner, terms, guard)) is not None and _is_lean(*under):
+            return _vouched(words, found, terms)
     if isinstance(found, NoStructure) and found.hint == ONE_NAME:
         # Other sizes alone would not help: there is a reason behind them.
         found = _assuming((SAME_SIZES,), planner).structure(terms)
@@ -79,6 +112,48 @@ def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard
         return found.missed(node)
     reason = "what else is added to the scores is not proven to be lost beside the mask"
     return Missed(MissedCode.DENSE_MASK, reason, label(node))  # 5
+
+
+def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed | None:
+    """Case 2 for a mask of one row whose numbers are unknown, beside a bias of all rows and keys; None elsewhere."""
+    grid, space = planner.grid, planner.viewer.space
+    views = [step.operand.view for step in plan.bias if isinstance(step, Add | Select)]
+    if not any(is_dense(view, grid, space) for view in views):
+        return None
+    for words in _words_to_try(planner, terms):
+        if BINARY_MASKS not in words or (under := _under(words, planner, terms, guard)) is None:
+            continue
+        if _is_lean(*under) and _has_more_masks(under[0], plan):
+            return _vouched(words, planner.structure(terms), terms)
+    return None
+
+
+def _words_to_try(planner: MaskPlanner, terms: tuple[Term, ...]) -> list[tuple[str, ...]]:
+    """The assumptions that the user does not vouch for and that may help, alone and together; the fewest come first."""
+    given = planner.options.assume
+    words = [SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS]
+    words += [BINARY_MASKS] if BINARY_MASKS not in given and _inverts_inputs(planner, terms) else []
+    found = (each for count in range(1, MOST_WORDS + 1) for each in itertools.combinations(words, count))
+    return [each for each in found if not given.issuperset(each)]
+
+
+def _under(
+    words: tuple[str, ...], planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> tuple[MaskPlan, MaskPlanner] | None:
+    """The plan and its planner, if the user vouched for these words, too; None where there is no plan."""
+    try:
+        return _planned(_assuming(words, planner), terms, guard)
+    except Decline:
+        return None
+
+
+def _vouched(words: tuple[str, ...], found: Structure | NoStructure, terms: tuple[Term, ...]) -> Missed:
+    """The line that names these assumptions. `found` is the structure of the mask without them."""
+    reasons = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words]
+    hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
+    if words[0] == SAME_SIZES and isinstance(found, NoStructure) and found.hint == ONE_NAME:
+        reasons[0], hint = found.reason, f"{hint}; or {ONE_NAME}"
+    return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), label(terms[-1].node), hint)
 
 
 def is_dense(view: View, grid: Grid, space: AxisSpace) -> bool:
@@ -137,26 +212,27 @@ def _words(
     planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard, wanted: Callable[[MaskPlan], bool]
 ) -> tuple[str, ...]:
     for words in ((MASKS_DOMINATE,), (NO_EMPTY_ROWS,), (MASKS_DOMINATE, NO_EMPTY_ROWS)):
-        try:
-            plan = _assuming(words, planner).plan(terms, guard)
-        except Decline:
-            continue
-        if wanted(plan):
+        under = _under(words, planner, terms, guard)
+        if under is not None and wanted(under[0]):
             return tuple(word for word in words if word not in planner.options.assume)
     return ()
 
 
-def _is_lean_with(terms: tuple[Term, ...], guard: RowGuard, planner: MaskPlanner) -> bool:
-    """Is the plan of this planner lean?"""
-    try:
-        return _is_lean(planner.plan(terms, guard), planner)
-    except Decline:
-        return False
+def _with_binary_masks(values: TermValues, space: AxisSpace) -> TermValues:
+    """The answers about terms in runs whose masks hold only 0 and 1."""
+    facts = values.viewer.facts
+    return replace(values, viewer=Viewer(replace(facts, sets=facts.binary_sets), space))
+
+
+def _in_a_branch(planner: MaskPlanner) -> MaskPlanner:
+    """The planner that learns of axes in a space of its own."""
+    viewer = Viewer(planner.viewer.facts, planner.viewer.space.branch())
+    return replace(planner, values=replace(planner.values, viewer=viewer))
 
 
 def _assuming(words: tuple[str, ...], planner: MaskPlanner) -> MaskPlanner:
     """The planner, if the user vouched for these words, too. It learns of axes in a space of its own."""
     facts = planner.viewer.facts
     options = replace(facts.options, assume=facts.options.assume.union(words))
-    viewer = Viewer(replace(facts, options=options), planner.viewer.space.branch())
-    return replace(planner, values=replace(planner.values, viewer=viewer))
+    viewer = Viewer(replace(facts, options=options), planner.viewer.space)
+    return _in_a_branch(replace(planner, values=replace(planner.values, viewer=viewer)))

@@ -18,14 +18,15 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
-longer scores. Padding may have one column for a known number of keys (`may_have_one_column`). It may have batch and
-head sizes that are not proven, because the operator compares them with its own.
+longer scores. A bias beside the mask may help to prove it (`_sizes_beside`). Padding may have one column for a known
+number of keys (`_may_have_one_column`). It may have batch and head sizes that are not proven, because the operator
+compares them with its own.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -38,7 +39,7 @@ from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.options import SAME_SIZES
 from fa_compiler.passes.report import Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, MaskTerm
+from fa_compiler.passes.score_ops import Add, AlignedTensor, MaskTerm
 from fa_compiler.passes.values.formula import (
     TRUE,
     Affine,
@@ -54,7 +55,7 @@ from fa_compiler.passes.values.formula import (
 )
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Dim, cap_of, product, simplify_given
+from fa_compiler.passes.values.symbolic import Atom, Dim, cap_of, product, simplify_given
 
 ONE_NAME = "export again with one name for sizes that are equal in every run, or with a fixed size"
 """What the user can do where a mask's sizes are not proven to be those of the scores."""
@@ -130,45 +131,70 @@ def structure(
     viewer: Viewer,
     contiguity: ContiguousLabels | None = None,
     same_sizes: bool = False,
+    beside: Sequence[Add[AlignedTensor]] = (),
 ) -> Structure | NoStructure:
     """The structure of the mask that these terms make together, or why the operator cannot express it.
 
     Without `contiguity`, packed sequences are not looked for. With `same_sizes` the user vouches for it that masks are
-    as large as the scores.
+    as large as the scores. The operator gets the addends `beside` the mask as its bias.
     """
     if not terms:
         return NoStructure("nothing is masked")
-    reader = _TermReader(viewer, grid, contiguity)
+    reader = _TermReader(viewer, grid, contiguity, _sizes_beside(beside, grid, viewer))
     parts: list[Band | Padding | Packing] = []
     assumed: tuple[str, ...] = ()
     for term in terms:
         try:
-            other_sizes = reader.other_sizes(term)
-            if other_sizes is not None and reader.may_have_one_column(term):
-                other_sizes = None
-            if other_sizes is not None and not same_sizes:
-                raise other_sizes
-            parts.extend(reader.read(term))
+            try:
+                parts.extend(reader.read_if_as_large(term))
+            except _Unstructured:
+                if not same_sizes:
+                    raise
+                parts.extend(reader.read_as_large(term))
+                assumed = (SAME_SIZES,)
         except _Unstructured as cause:
             return NoStructure(cause.reason, term.node, cause.hint)
-        assumed = assumed if other_sizes is None else (SAME_SIZES,)
     padding = tuple(part for part in parts if isinstance(part, Padding))
-    band = _intersection([part for part in parts if isinstance(part, Band)])
+    band, sizes = _intersection([part for part in parts if isinstance(part, Band)]), reader.sizes
     packings = {part for part in parts if isinstance(part, Packing)}
     if packings:
         attends_itself = band is not None and band.has_diagonal
-        mode = None if band is None else mode_of(band, *grid.sizes)
+        mode = None if band is None else mode_of(band, *sizes)
         if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
             return NoStructure("packed sequences stand beside another mask")
         return Structure(mode, (), True, packings.pop(), assumed=assumed)
     if band is None:
         return NoStructure("which of its bands is the narrowest depends on sizes of the run")
-    mode = mode_of(band, *grid.sizes)
+    mode = mode_of(band, *sizes)
     if mode is None and band != Band(None, None):
-        return NoStructure(f"no sparse_mode is the band {band.described(*grid.sizes)} in every run")
+        return NoStructure(f"no sparse_mode is the band {band.described(*sizes)} in every run")
     if band.prefix and padding:
         return NoStructure("a prefix that all rows see stands beside padding")
-    return Structure(mode, padding, not padding and band.never_empty(*grid.sizes), assumed=assumed)
+    return Structure(mode, padding, not padding and band.never_empty(*sizes), assumed=assumed)
+
+
+def _sizes_beside(beside: Sequence[Add[AlignedTensor]], grid: Grid, viewer: Viewer) -> Mapping[Atom, Dim]:
+    """What sizes are in the runs that the operator does not refuse, by the biases that it gets.
+
+    It takes a bias that has as many rows and keys as the scores, or one. So the scores have as many as a bias that has
+    a known number of them, other than 1. Scores plus a bias of another name are as large as the scores. A bias that is
+    the same for all rows tells nothing of these, because the operator gets one row of it.
+    """
+    found: dict[Atom, Dim] = {}
+    for axes, size in zip((grid.q_seq, grid.kv_seq), grid.sizes, strict=True):
+        total, wanted = size, viewer.space.resolve(axes)
+        for term in beside:
+            shape = viewer.info.shape(term.operand.value) or ()
+            for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
+                if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
+                    continue
+                if axes == grid.q_seq and is_constant_along(term.operand.value, place, viewer.info):
+                    continue
+                if own.is_const and size.single_atom is not None:
+                    found[size.single_atom] = own
+                elif (sum_size := (total := Dim.broadcast(total, own)).single_atom) is not None and total != size:
+                    found[sum_size] = size
+    return {atom: size.substitute(found) for atom, size in found.items()}
 
 
 @dataclass(frozen=True)
@@ -190,9 +216,35 @@ class _TermReader:
     viewer: Viewer
     grid: Grid
     contiguity: ContiguousLabels | None
+    known: Mapping[Atom, Dim]
+    """What sizes are in the runs that matter."""
+
+    @property
+    def sizes(self) -> tuple[Dim, Dim]:
+        """The numbers of rows and keys of the scores."""
+        rows, columns = (size.substitute(self.known) for size in self.grid.sizes)
+        return rows, columns
+
+    def read_if_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+        """The parts of the term's mask, if it is proven to have as many rows and columns as the scores. Raises
+        _Unstructured."""
+        other_sizes = self._other_sizes(term)
+        if other_sizes is not None and not self._may_have_one_column(term):
+            raise other_sizes
+        return self.read(term)
+
+    def read_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+        """The parts of the term's mask, which the user says to be as large as the scores. Raises _Unstructured."""
+        place, known = self._placed(term), dict(self.known)
+        for dimension, size in zip((place.row, place.column), self.sizes, strict=True):
+            own = size if dimension is None else place.shape[dimension]
+            atoms = [part.single_atom for part in (own, *own.broadcast_parts) if part != size]
+            known.update((atom, size) for atom in atoms if atom is not None)
+        placed = replace(term.operand, never_enlarges=True)
+        return replace(self, known=known).read(replace(term, operand=placed))
 
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
-        """The parts of the term's mask, if it has as many rows and columns as the scores. Raises _Unstructured."""
+        """The parts of the term's mask, which has as many rows and columns as the scores. Raises _Unstructured."""
         place = self._placed(term)
         try:
             return self._read(term, place)
@@ -203,7 +255,7 @@ class _TermReader:
 
     def _read(self, term: MaskTerm, place: _Placed) -> list[Band | Padding | Packing]:
         name = f"{term.operand.value.name!r}"
-        positions = self.viewer.facts.positions(place.shape)
+        positions = self._positions(place.shape)
         formula = kept(term, positions, place.index) or self._same_for_all_rows(term, positions, place)
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
@@ -221,7 +273,7 @@ class _TermReader:
             result.extend(found)
         if term.operand.never_enlarges or self._carried(result, place):
             return result
-        raise _Unstructured(f"{name} may have more batches or heads than the scores")
+        raise _Unstructured(f"{name} may have more batches or heads than the scores", ONE_NAME)
 
     def _same_for_all_rows(self, term: MaskTerm, positions: Positions, place: _Placed) -> BooleanTensor | None:
         """Where an addend that is the same for all rows is 0; None for other terms."""
@@ -247,7 +299,13 @@ class _TermReader:
         shape = self.viewer.info.shape(term.operand.value)
         if shape is None:
             raise _Unstructured(f"the shape of {term.operand.value.name!r} is unknown")
-        return self._in(shape, self.viewer.facts.positions(shape).identity_index, term.operand.dims)
+        shape = tuple(size.substitute(self.known) for size in shape)
+        return self._in(shape, self._positions(shape).identity_index, term.operand.dims)
+
+    def _positions(self, shape: Shape) -> Positions:
+        """The reader of masks of this shape."""
+        facts = self.viewer.facts
+        return Positions(facts.info, shape, self.known) if self.known else facts.positions(shape)
 
     def _in(self, shape: Shape, index: Index, dims: Arrangement) -> _Placed:
         resolve = self.viewer.space.resolve
@@ -271,7 +329,7 @@ class _TermReader:
             dims.extend([(axis,) for axis in axes] if merged else [dim])
         if len(shape) == len(place.shape):
             return None
-        own = self.viewer.facts.positions(tuple(shape)).identity_index
+        own = self._positions(tuple(shape)).identity_index
         index: list[Affine] = []
         for start, end in itertools.pairwise([0, *ends]):
             total = own[start]
@@ -280,10 +338,10 @@ class _TermReader:
             index.append(total)
         return self._in(tuple(shape), tuple(index), tuple(dims))
 
-    def other_sizes(self, term: MaskTerm) -> _Unstructured | None:
+    def _other_sizes(self, term: MaskTerm) -> _Unstructured | None:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
         has not. Raises _Unstructured."""
-        place, (rows, columns) = self._placed(term), self.grid.sizes
+        place, (rows, columns) = self._placed(term), self.sizes
         shape, row, column = place.shape, place.row, place.column
         name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
@@ -298,7 +356,7 @@ class _TermReader:
             return _Unstructured(reason, ONE_NAME)
         return None
 
-    def may_have_one_column(self, term: MaskTerm) -> bool:
+    def _may_have_one_column(self, term: MaskTerm) -> bool:
         """Is the term nothing but padding, of which only the number of columns is not that of the keys?
 
         The scores have a known number of keys, not 1. In every run that succeeds the padding has so many columns, or
@@ -328,9 +386,9 @@ class _TermReader:
             if row is None or column is None or set(steps) != {row, column}:
                 return None
             if steps[row] == 1 and steps[column] == -1:
-                return [Band(None, affine.offset)]
+                return [Band(None, affine.offset.substitute(self.known))]
             if steps[row] == -1 and steps[column] == 1:
-                return [Band(-affine.offset, None)]
+                return [Band(-affine.offset.substitute(self.known), None)]
             return None
         if isinstance(part, Some) and (band := self._with_prefix(part, place, term)) is not None:
             return [band]

@@ -76,16 +76,14 @@ class Masking:
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
         values = TermValues(viewer, None if found_sink is None else sink_lower_bound(found_sink, viewer.facts, guarded))
-        planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space))
         factor = next((each for each in paths.scores.factors if each.unbounded), None)
-        if factor is not None:
-            planner = replace(planner, as_bias=_has_finite_mask(values, terms))
+        planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space), unbounded=factor is not None)
         bare = anchor.sink is not None and anchor.sink.clamped_max is None
         if (paths.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
         if paths.route.gradient:
             planner = replace(planner, packing=probabilities.dropout is None, gradient=True)
-        stays_bias = _stays_bias(factor) if factor is not None and planner.as_bias else None
+        stays_bias = _stays_bias(factor) if factor is not None and planner.outweighs_masks(terms) else None
         plan = plan_with_missed(planner, terms, guard, stays_bias)
         if paths.gate is not None and plan.nan_rows:
             _check_below_infinity(values, terms)
@@ -97,13 +95,6 @@ class Masking:
         if any(rounding_starts(node) for node in (*paths.before.nodes, *after.nodes)):
             plan = plan.assuming(DROP_ROUNDINGS)
         return Masking(plan, planner, row, tested, factors, terms, guard)
-
-
-def _has_finite_mask(values: TermValues, terms: tuple[Term, ...]) -> bool:
-    """Is a finite number of a mask added to the scores? Scores of unknown size may outweigh it, or be NaN in a row that
-    is masked everywhere."""
-    numbers = (values.mask_value(terms, index) for index in range(len(terms)))
-    return any(number is not None and math.isfinite(number) for number in numbers)
 
 
 def _stays_bias(factor: Factor) -> Missed:

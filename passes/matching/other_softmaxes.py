@@ -33,13 +33,16 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.exponentials import LESS
+from fa_compiler.passes.matching.integer_steps import integer_steps
 from fa_compiler.passes.matching.probability_path import reaches_product
 from fa_compiler.passes.matching.row_reductions import SUMS
 from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import constant, distinct_consumers, int_attr, is_op, reached, source_through
+from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.patterns import match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -71,7 +74,8 @@ class OtherSoftmax:
         if self.spelling:
             return Decline(Code.SPELLING, self.spelling, self.node)
         reason = f"{self.node.op_type} computes on 8-bit numbers, which the operator does not take"
-        return Decline(Code.DTYPE, reason, self.node, QUANTISED_ADVICE)
+        helps = DROP_ROUNDINGS not in facts.options.assume and integer_steps(self.node, facts.info) is not None
+        return Decline(Code.DTYPE, reason, self.node, ROUNDING_ADVICE if helps else QUANTISED_ADVICE)
 
 
 def other_softmaxes(graph: ir.Graph, anchors: Sequence[SoftmaxAnchor], facts: Facts) -> list[OtherSoftmax]:

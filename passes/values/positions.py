@@ -75,7 +75,7 @@ from fa_compiler.passes.values.position_contents import number_of_array, number_
 from fa_compiler.passes.values.position_moves import fitted, moved
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim, simplify_given
+from fa_compiler.passes.values.symbolic import Atom, Dim, simplify_given
 from fa_compiler.passes.values.value_sets import overwrites
 
 MAX_DEPTH = 60
@@ -87,10 +87,11 @@ COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 
 @dataclass
 class Positions:
-    """Reads masks of one shape."""
+    """Reads masks of one shape, in runs in which the atoms in `known` are these sizes."""
 
     info: ShapeInfo
     sizes: Shape
+    known: Mapping[Atom, Dim] = field(default_factory=dict)
     _truths: dict[tuple[ir.Value, Index], Formula | None] = field(default_factory=dict)
     _numbers: dict[tuple[ir.Value, Index], Number | None] = field(default_factory=dict)
     _depth: int = 0
@@ -113,7 +114,9 @@ class Positions:
     def shape(self, value: ir.Value) -> Shape | None:
         """The shape in runs in which the mask has elements; other runs do not matter."""
         shape = self.info.shape(value)
-        return None if shape is None else tuple(simplify_given(size, self._present) for size in shape)
+        if shape is None:
+            return None
+        return tuple(simplify_given(size.substitute(self.known), self._present) for size in shape)
 
     def truth(self, value: ir.Value | None, index: Index | None) -> Formula | None:
         """The condition under which the element at `index` is true; None when it is unknown."""

@@ -14,6 +14,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +23,7 @@ import onnx_ir as ir
 from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import constant, input_of, is_op, text_attr
 from fa_compiler.passes.values.analysis import Analysis
+from fa_compiler.passes.values.given_masks import inverted_mask
 
 LIMIT = 6
 """Sets larger than this are given up: a mask has two values, an intermediate step a few more."""
@@ -76,8 +78,11 @@ SHORT_FLOATS = (np.float16, ml_dtypes.bfloat16)
 """Types whose results may be rounded or not: ONNX Runtime may keep them in float32 from one operator to the next."""
 
 
+@dataclass
 class ValueSets(Analysis[ValueSet]):
-    """The value sets of one model."""
+    """The value sets of one model; with `binary_masks` those of runs whose masks hold only 0 and 1 (given_masks.py)."""
+
+    binary_masks: bool = False
 
     def only(self, value: ir.Value) -> float | None:
         """The one number that a tensor holds in all runs; None where there are several, or unknown ones."""
@@ -131,7 +136,7 @@ class ValueSets(Analysis[ValueSet]):
         if op == "Neg":
             return _negated(self.of(node.inputs[0]), self.info.dtype(value))
         if op in ARITHMETIC:
-            return self._arithmetic(node, value)
+            return (inverted_mask(node, self.only) if self.binary_masks else None) or self._arithmetic(node, value)
         return None
 
     def _compared(self, node: ir.Node) -> ValueSet:

@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT / "tests" / "graphs"), str(ROOT / "bench")]
 
 import harness  # noqa: E402 - found by the line above
 from line_server import HelperError, LineServer  # noqa: E402
+from results import difference  # noqa: E402
 
 TOLERANCE = {"float16": 2e-2, "float32": 2e-3, "float64": 2e-3}
 """Relative to the largest value of an output. The graphs are whole models, and runtimes sum up in other orders."""
@@ -121,30 +122,10 @@ def expected(model: str, feeds: Feeds) -> list[np.ndarray] | None:
         return None
 
 
-def difference(got: list[np.ndarray], wanted: list[np.ndarray]) -> str:
-    """How results differ; empty if they agree."""
-    for place, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        if one.shape != other.shape:
-            return f"output {place} has the shape {list(one.shape)} instead of {list(other.shape)}"
-        if other.dtype.kind != "f":
-            if not np.array_equal(one, other):
-                return f"output {place} has other integers"
-            continue
-        left, right = one.astype(np.float64), other.astype(np.float64)
-        if not np.array_equal(np.isnan(left), np.isnan(right)):
-            return f"output {place} has NaN elsewhere"
-        with np.errstate(invalid="ignore"):
-            far = np.abs(left - right)[~(np.isnan(right) | (left == right))]
-        largest = float(np.abs(right[np.isfinite(right)]).max(initial=0.0))
-        if far.size and not far.max() <= TOLERANCE[str(other.dtype)] * max(largest, 1e-30):
-            return f"output {place} differs by {far.max():.1e} of {largest:.1e}"
-    return ""
-
-
 def attempt(runner: Runner, model: str, feeds: Feeds, wanted: list[np.ndarray]) -> str:
     """What is wrong with a model in a runtime; empty if nothing is."""
     try:
-        return difference(runner.run(model, feeds), wanted)
+        return difference(runner.run(model, feeds), wanted, lambda dtype: TOLERANCE[str(dtype)])
     except Exception as error:  # of any runtime
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 

@@ -32,6 +32,7 @@ from fa_compiler.op_registry import DOMAINS
 sys.path.insert(0, str(Path(__file__).parents[1] / "graphs"))
 
 import harness
+from results import difference
 
 NAMES = (
     "bert__dynamon_sdpa_op20",
@@ -141,12 +142,6 @@ def run(model: str, feeds: Feeds, library: bool = True) -> list[np.ndarray]:
     return [np.asarray(result) for result in session(model, library).run(None, feeds)]
 
 
-def difference(got: list[np.ndarray], wanted: list[np.ndarray]) -> float:
-    """The largest difference, relative to the largest value of its output."""
-    pairs = [(one, other) for one, other in zip(got, wanted, strict=True) if other.dtype.kind == "f" and other.size]
-    return max((float(np.abs(one - other).max() / np.abs(other).max()) for one, other in pairs), default=0.0)
-
-
 def main() -> int:
     """Print a line for each graph and tool; 1 if one fails that does not fail on the original, too."""
     failures = 0
@@ -175,7 +170,7 @@ def after(target: str, feeds: Feeds, wanted: list[np.ndarray], allowed: float) -
     except Exception:  # an .ort file
         kept = "an .ort file"
     try:
-        alone = difference(run(target, feeds, library=False), wanted) <= allowed
+        alone = not difference(run(target, feeds, library=False), wanted, lambda _: allowed)
     except Exception:
         alone = False
     return f"{kept}, {'runs' if alone else 'does not run'} without the library"
@@ -187,10 +182,9 @@ def attempt(
     """What is wrong with a tool's result; empty if nothing is."""
     try:
         convert(source, target)
-        found = difference(run(target, feeds), wanted)
+        return difference(run(target, feeds), wanted, lambda _: allowed)
     except Exception as error:  # of any tool
         return f"{type(error).__name__}: {error}"[:200]
-    return "" if found <= allowed else f"differs by {found:.1e}"
 
 
 if __name__ == "__main__":

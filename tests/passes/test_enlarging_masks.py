@@ -27,6 +27,10 @@ TERMS = {
     "repeated padding": (SHAPE + "m = Expand(keep, shape) " + SELECT, "atten_mask"),
     "a repeated mask": (SHAPE + "f = Where(keep, zero, low) z = Expand(f, shape) x = Add(s, z) ", "atten_mask"),
     "a repeated bias": (SHAPE + "z = Expand(b, shape) x = Add(s, z) ", "real_shift"),
+    "a repeated part of a sum": (
+        SHAPE + "t = Tanh(b) z = Expand(t, shape) f = Where(keep, zero, huge) w = Add(z, f) x = Add(s, w) ",
+        "atten_mask+real_shift",
+    ),
     "labels": (
         "flags = Cast<to=7>(o) f2 = Squeeze(flags, inner) label = CumSum(f2, step) row = Unsqueeze(label, rows) "
         "column = Unsqueeze(label, inner) m = Equal(row, column) " + SELECT,

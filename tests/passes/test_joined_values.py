@@ -33,6 +33,13 @@ JOINED = {
         2,
     ),
     "one softmax": (ONE, 1),
+    "one cast": (ONE.replace("(s) ", "(s) r = Cast<to=1>(p) ").replace("MatMul(p", "MatMul(r"), 1),
+    "two casts each": (
+        ONE.replace("(s) ", "(s) c = Cast<to=1>(p) d = Cast<to=1>(p) r = Cast<to=1>(c) t = Cast<to=1>(d) ")
+        .replace("MatMul(p, v)", "MatMul(r, v)")
+        .replace("MatMul(p, w)", "MatMul(t, w)"),
+        1,
+    ),
     "one softmax and two": (LILT.replace("z = ", "z0 = ") + "z1 = MatMul(p, w) z = Add(z0, z1) ", 2),
 }
 
@@ -69,6 +76,9 @@ def test_opset_11() -> None:
 APART = {
     "a batch of its own": ONE.replace("w)", "w2)").replace("z = ", ""
     "w2 = ReduceMax<axes=[0]>(w) z = "),
+    "other types": ONE.replace("(s) ", "(s) c = Cast<to=1>(p) d = Cast<to=10>(p) r = Cast<to=1>(d) ")
+    .replace("MatMul(p, v)", "MatMul(c, v)")
+    .replace("MatMul(p, w)", "MatMul(r, w)"),
     "another mask": LILT.replace("bm = Add(m, b)", "m2 = Neg(m) bm = Add(m2, b)"),
     "another number": LILT.replace(
         "b = Add(l, s)", "c2 = Constant<value=float {0.25}>() l2 = Mul(c2, l0) b = Add(l2, s)"

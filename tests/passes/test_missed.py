@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from fa_compiler.passes import Options, fuse
 from fa_compiler.passes.report import Missed, MissedCode
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, feeds_of, fused, parse, random_feeds, run
 from tests.passes.tape import FLOAT32_MIN, Training, compose
 from tests.passes.test_gathered import Spelling
 from tests.passes.test_gathered import model as gathered
@@ -26,6 +26,12 @@ from tests.passes.test_structure import model as masked
 
 CAUSAL = "m = LessOrEqual(j, i)"
 OTHER_SIZE = "n = Shape(ids) r = Squeeze(n) j2 = Range(zero, r, one) j3 = Unsqueeze(j2, first) m = LessOrEqual(j3, i)"
+OTHER_PADDING = "bool[C,1,1,U] pad"
+WIDE_PADDING = (
+    "n = Shape<start=0, end=1>(pad) u = Shape<start=3, end=4>(pad) h = Constant<value=int64[1] {4}>() "
+    "full = Concat<axis=0>(n, h, u, u) m = Expand(pad, full)"
+)
+"""As XLM makes it: the mask alone says how many batch entries and rows there are."""
 SMALL = "tenth = Constant<value=float {-1e4}>() f = Where(m, nothing, tenth) x = Add(s, f) "
 SCALED = "w = Mul(s, t) f = Where(m, nothing, low) x = Add(w, f) "
 BIASED = "w = Add(s, b) f = Where(m, nothing, low) x = Add(w, f) "
@@ -85,6 +91,20 @@ LOST = {
         "--assume same-sizes",
         lambda: masked(OTHER_SIZE, SELECT, more="int64[U] ids"),
     ),
+    "a mask that is expanded to its own sizes": Lost(
+        DENSE,
+        "the U columns of 'm' are not proven to be the S keys",
+        "--assume same-sizes",
+        lambda: masked(WIDE_PADDING, SELECT, more=OTHER_PADDING),
+    ),
+    "a mask that is expanded to the scores, and a triangle": Lost(
+        DENSE,
+        "columns of 'm' are not proven to be the S keys",
+        "--assume same-sizes",
+        lambda: masked(
+            "n = Shape(s) e = Expand(pad, n) c = LessOrEqual(j, i) m = And(e, c)", SELECT, more=OTHER_PADDING
+        ),
+    ),
     "an input": Lost(
         DENSE,
         "the input 'given' may mask any keys",
@@ -102,6 +122,17 @@ LOST = {
         "the U columns of 'f' are not proven to be the S keys of the scores, and it is not proven that a mask constant",
         "--assume same-sizes --assume masks-dominate",
         lambda: masked(OTHER_SIZE, SMALL, more="int64[U] ids"),
+    ),
+    "an inverted mask": Lost(
+        DENSE,
+        "it is not proven that every attention mask that is given to the model holds only 0 and 1",
+        "--assume binary-masks",
+        lambda: masked(
+            "second = Constant<value=int64[2] {1,2}>() unit = Constant<value=float {1.0}>() "
+            "b1 = Tanh(b) b2 = Add(s, b1) i4 = Unsqueeze(given, second) i5 = Cast<to=1>(i4) i6 = Sub(unit, i5)",
+            "f = Mul(i6, low) x = Add(b2, f) ",
+            more="int64[B,S] given, float[4,S,S] b",
+        ),
     ),
     "a number": Lost(DENSE, "a mask constant such as", "--assume masks-dominate", lambda: masked(CAUSAL, SMALL)),
     "empty rows": Lost(
@@ -318,3 +349,19 @@ def test_a_mask_of_another_size(keys: int) -> None:
         result, report = fused(proto, assume=assume)
         assert (report.blocks[0].mask, report.blocks[0].assumed) == ("causal" if assume else "atten_mask", assume)
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "label"),
+    [
+        (WIDE_PADDING, "atten_mask"),
+        ("n = Shape(s) e = Expand(pad, n) c = LessOrEqual(j, i) m = And(e, c)", "causal+atten_mask"),
+    ],
+    ids=["its own sizes", "the sizes of the scores"],
+)
+def test_an_expanded_mask_that_is_said_to_be_as_large_as_the_scores(mask: str, label: str) -> None:
+    proto = masked(mask, SELECT, more=OTHER_PADDING)
+    result, report = fused(proto, assume=["same-sizes"])
+    assert [(block.mask, block.assumed) for block in report.blocks] == [(label, ("same-sizes",))]
+    feeds = feeds_of(proto, {"B": 2, "S": 5, "C": 2, "U": 5})
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)

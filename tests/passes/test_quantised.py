@@ -11,6 +11,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 import fa_compiler
 from fa_compiler.passes import Block
+from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
+from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from fa_compiler.passes.options import DROP_ROUNDINGS
 from tests.passes.running import PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
 
@@ -147,3 +149,62 @@ def test_fused_models_are_nearer_to_the_model_before_it_was_quantised(tmp_path: 
     assert distance(run(integers, feeds)[0]) > 0.3
     assert distance(run(result, feeds)[0]) < 0.03
     assert distance(run(first, feeds)[0]) < 0.03
+
+
+STEPS = "step, point"
+INTEGERS = (
+    "qi = QuantizeLinear(q, step, point) ki = QuantizeLinear(kt, step, point) vi = QuantizeLinear(v, step, point) "
+)
+INTEGER_PRODUCT = f"si = QLinearMatMul(qi, {STEPS}, ki, {STEPS}, {STEPS}) "
+INTEGER_SOFTMAX = f"pi = com.microsoft.QLinearSoftmax<axis=-1, opset=17>(xi, {STEPS}, fine, zero) "
+INTEGER_RESULT = f"yi = QLinearMatMul(pi, fine, zero, vi, {STEPS}, {STEPS}) y = DequantizeLinear(yi, {STEPS}) "
+SCALED = "ci = QuantizeLinear(c, fine, zero) "
+ON_INTEGERS = {
+    "alone": INTEGER_PRODUCT.replace("si = ", "xi = "),
+    "scaled": INTEGER_PRODUCT + SCALED + f"xi = com.microsoft.QLinearMul(si, {STEPS}, ci, fine, zero, {STEPS}) ",
+    "scaled, and a mask": INTEGER_PRODUCT
+    + SCALED
+    + f"ti = com.microsoft.QLinearMul(ci, fine, zero, si, {STEPS}, {STEPS}) "
+    + f"bi = QuantizeLinear(b, {STEPS}) xi = com.microsoft.QLinearAdd(ti, {STEPS}, bi, {STEPS}, {STEPS}) ",
+}
+
+
+def on_integers(body: str) -> onnx.ModelProto:
+    """Attention on integers, as quantize_static writes it with QuantFormat.QOperator."""
+    return parse(CONSTANTS + "kt = Transpose<perm=[0,1,3,2]>(k) " + INTEGERS + body, "float[1,1,S,T] b")
+
+
+@pytest.mark.parametrize("scores", ON_INTEGERS.values(), ids=ON_INTEGERS)
+def test_operators_on_integers(scores: str) -> None:
+    """The hint names the word, and with it the result differs by what the roundings of the scores made of it."""
+    model = on_integers(scores + INTEGER_SOFTMAX + INTEGER_RESULT)
+    block = block_of(model)
+    assert (block.code, block.hint) == ("dtype", ROUNDING_ADVICE)
+    result, report = fused(model, assume=[DROP_ROUNDINGS])
+    (after,) = report.blocks
+    assert (after.status, after.assumed, after.anchor) == ("fused", (DROP_ROUNDINGS,), block.anchor)
+    assert not any(node.op_type.startswith("QLinear") for node in result.graph.node)
+    feeds = {name: array * np.float32(0.5) for name, array in random_feeds(model).items()}
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 0.1)
+
+
+ALONE = ON_INTEGERS["alone"]
+READ = INTEGER_RESULT.replace("y = ", "o = ") + "w = DequantizeLinear(pi, fine, zero) r = ReduceMax(w) y = Add(o, r) "
+STAYING = {
+    "another axis": ALONE + INTEGER_SOFTMAX.replace("axis=-1", "axis=2") + INTEGER_RESULT,
+    "no product of integers": "x = MatMul(q, kt) xi = QuantizeLinear(x, step, point) "
+    + INTEGER_SOFTMAX
+    + INTEGER_RESULT,
+    "probabilities that are read": ALONE + INTEGER_SOFTMAX + READ,
+}
+
+
+@pytest.mark.parametrize("body", STAYING.values(), ids=STAYING)
+def test_operators_on_integers_that_stay(body: str) -> None:
+    """Nothing of the model is changed, and no hint names the word."""
+    model = on_integers(body)
+    assert block_of(model).hint == QUANTISED_ADVICE
+    result, report = fused(model, assume=[DROP_ROUNDINGS])
+    (block,) = report.blocks
+    assert (block.code, block.hint) == ("dtype", QUANTISED_ADVICE)
+    assert [node.op_type for node in result.graph.node] == [node.op_type for node in model.graph.node]

@@ -567,6 +567,13 @@ REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
         ),
         (
             20,
+            "uint8[B,S] x, uint8[B,4] w",
+            "y = com.microsoft.QLinearConcat<axis = 1>(c, z, x, c, z, w, c, z)",
+            "<float c = {0.5}, uint8 z = {3}>",
+            (B, S + 4),
+        ),
+        (
+            20,
             "uint8[6,16] x, int32[B,S] i, float[6,2] c",
             "y = com.microsoft.GatherBlockQuantized<block_size = 16, quantize_axis = 1, bits = 4>(x, i, c)",
             "",
@@ -1084,3 +1091,16 @@ def test_a_name_that_looks_like_an_expression_is_another_size() -> None:
     info.walk(model.graph)
     found = info.shape(model.graph.outputs[0])
     assert found == (Dim.symbol(str(half)), half, Dim(16)) and found[0] != found[1]
+
+
+def test_elements_divided_by_the_last_one_keep_their_number() -> None:
+    """DETR norms its positions so. The number behind its convolutions is not proven to be at least 0 by its name."""
+    body = """
+        pooled = MaxPool<kernel_shape = [3], strides = [2], pads = [1, 1]>(x)
+        c = Conv<strides = [2], pads = [1, 1]>(pooled, w) last = Slice(c, minus, end, axis) y = Div(c, last)
+    """
+    more = "<int64[1] minus = {-1}, int64[1] end = {9223372036854775807}, int64[1] axis = {2}>"
+    found = Checked(parse("float[B,2,S] x, float[2,2,3] w", body, more=more))
+    before, after = found.shape("c"), found.shape("y")
+    assert before is not None and before == after and not before[2].is_at_least(0)
+    assert found.runs > 0

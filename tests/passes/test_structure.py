@@ -6,10 +6,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime.capi.onnxruntime_pybind11_state as ort_errors
 import pytest
 
 from fa_compiler.passes import Block, fuse
 from fa_compiler.passes.options import Target
+from fa_compiler.passes.report import MissedCode
 from fa_compiler.passes.values.constant_patterns import even_steps
 from tests.pairs import pairwise
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, feeds_of, fused, parse, run
@@ -703,6 +705,65 @@ def test_mask_beside_a_bias(use: str, padded: bool) -> None:
     block, attrs = same(model(mask + bias, use, more="bool[B,1,1,S] pad" if padded else ""))
     assert block.mask == ("causal+atten_mask+real_shift" if padded else "causal+real_shift")
     assert attrs["sparse_mode"] == 2
+
+
+@pytest.mark.parametrize(
+    ("bias", "label"),
+    [
+        ("e = Exp(b) ", "causal+real_shift"),
+        ("e = Identity(b) ", "real_shift"),
+        ("n = Exp(b) e = Neg(n) ", "real_shift"),
+    ],
+    ids=["above", "unknown", "as low"],
+)
+def test_a_bias_or_a_low_number_that_is_repeated_for_several_heads(bias: str, label: str) -> None:
+    """As in Doge. The low number stands in place of the bias, which only has to stay above it, however large it is."""
+    repeats = (
+        "h = Constant<value=int64[5] {1,1,2,1,1}>() t5 = Constant<value=int64[1] {2}>() u = Unsqueeze(t, t5) "
+        "w = Expand(u, h) four = Constant<value=int64[1] {4}>() b_ = Shape<start=0, end=1>(q) "
+        "full = Concat<axis=0>(b_, four, rows_, columns_) r = Reshape(w, full) x = Add(s, r) "
+    )
+    body = "m = LessOrEqual(j, i) " + bias + "t = Where(m, e, low) "
+    proto = model(body, repeats, more="float[B,2,1,S] b")
+    block, _ = same(proto)
+    assert (block.mask, block.missed[-1].code) == (label, MissedCode.EXPANDED_MASK)
+    feeds = feeds_of(proto, {"B": 2, "S": 6})
+    feeds["b"][0, 1, 0, 3:] = [200.0, np.inf, np.nan]  # the rows before these keys do not see them
+    assert_same(run(fused(proto)[0], feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+SUM_SIZES = "n_ = Shape(t) m0 = ConstantOfShape<value=bool[1] {1}>(n_) m = Trilu<upper=0>(m0) x = Where(m, t, minus) "
+
+
+@pytest.mark.parametrize("bias", ["1,4,M,N", "1,4,6,6", "1,4,M,6", "1,4,1,N", "N"])
+def test_a_triangle_as_large_as_the_sum_of_scores_and_a_bias(bias: str) -> None:
+    """The operator refuses a bias of other rows and keys than the scores, so in its runs the triangle has theirs."""
+    proto = model("t = Add(s, bias) ", SUM_SIZES, inputs=CROSS, more=f"float[{bias}] bias")
+    proto.graph.output[0].type.tensor_type.shape.dim[2].dim_param = "rows of the result"
+    result, report = fused(proto)
+    assert [(block.mask, block.missed) for block in report.blocks] == [("causal+real_shift", ())]
+    feeds = feeds_of(proto, {"B": 2, "S": 6, "T": 6, "M": 6, "N": 6})
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+    if bias in ("1,4,M,N", "1,4,6,6", "1,4,M,6"):
+        enlarging = {**feeds, "q": feeds["q"][:, :, :1]}
+        assert run(proto, enlarging)[0].shape[2] == 6
+        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="real_shift"):
+            run(result, enlarging)
+
+
+def test_a_bias_that_is_the_same_for_all_rows_does_not_tell_how_many_there_are() -> None:
+    """The operator gets one row of it. Where the scores have one row, the sum has as many as the bias."""
+    body = (
+        "m_ = Shape<start=0, end=1>(ids) o = Constant<value=int64[2] {1,1}>() full = Concat<axis=0>(o, m_, columns_) "
+    )
+    proto = model(
+        body + "bias = Expand(row, full) t = Add(s, bias) ", SUM_SIZES, more="int64[M] ids, float[1,1,1,S] row"
+    )
+    proto.graph.output[0].type.tensor_type.shape.dim[2].dim_param = "rows of the result"
+    result, report = fused(proto)
+    assert [block.mask for block in report.blocks] == ["atten_mask+real_shift"]
+    feeds = feeds_of(proto, {"B": 2, "S": 6, "M": 6})
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
 TWO_MASKS = {

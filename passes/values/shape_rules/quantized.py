@@ -17,6 +17,7 @@ from fa_compiler.passes.values.shape_rules.context import (
     rule,
 )
 from fa_compiler.passes.values.shape_rules.linear import CONTRIB, gemm_shape, matmul_shape, window_shape
+from fa_compiler.passes.values.shape_rules.reshape import concat_shape
 from fa_compiler.passes.values.symbolic import Dim
 
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
@@ -118,6 +119,15 @@ def _qlinear_binary(ctx: Context) -> Fact:
 @rule("QLinearWhere", domain=CONTRIB)
 def _qlinear_where(ctx: Context) -> Fact:
     return Fact(broadcast(ctx.shape(0), ctx.shape(1), ctx.shape(4)), ctx.dtype(1))
+
+
+@rule("QLinearConcat", domain=CONTRIB)
+def _qlinear_concat(ctx: Context) -> Fact:
+    """Behind the scale and zero point of the result, each tensor has its scale and zero point behind it."""
+    shapes, dtype = [ctx.shape(place) for place in range(2, len(ctx.facts), 3)], ctx.dtype(1)
+    ranks = {len(shape) for shape in shapes if shape is not None}
+    axis = axis_in(ctx.int_attr("axis", 0), ranks.pop()) if len(ranks) == 1 else None
+    return Fact(None if axis is None else concat_shape(shapes, axis), dtype)
 
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", domain=CONTRIB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -168,19 +169,22 @@ def _concat(ctx: Context) -> Fact:
         return Fact(None, dtype)
     if (joined := _joined(ctx, rank, axis)) is not None:
         return joined
+    return Fact(concat_shape(shapes, axis), dtype)
+
+
+def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
+    """The shape of tensors that are joined along an axis. Those that are known have one rank, in which the axis is."""
     known = [shape for shape in shapes if shape is not None]
     result = []
-    for index in range(rank):
+    for index in range(len(known[0])):
         dims = [shape[index] for shape in known]
         if index == axis:
-            total = Dim(0)
-            for dim in dims:
-                total = total + dim
+            total = sum(dims, Dim(0))
             result.append(total if len(known) == len(shapes) else Dim.fresh())
         else:
             # All of them are equal in a run that succeeds: take the one that says most.
             result.append(min(dims, key=_vagueness))
-    return Fact(tuple(result), dtype)
+    return tuple(result)
 
 
 def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:

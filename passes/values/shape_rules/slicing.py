@@ -106,7 +106,9 @@ def sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     low, high = _clamped(dim, start), _clamped(dim, end)
     if low is None or high is None:
         return Dim.fresh()
-    return Dim.ceildiv(Dim.max(high - low, 0), by)
+    # Both lie between 0 and the length, whose sign is not always proven from its expression.
+    kept = high - low if high == dim or low == 0 else Dim.max(high - low, 0)
+    return Dim.ceildiv(kept, by)
 
 
 def _clamped(dim: Dim, bound: Dim) -> Dim | None:
