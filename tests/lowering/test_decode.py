@@ -121,6 +121,47 @@ def test_several_steps_of_one_head(heads: int, length: int) -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("group", "size"), [(2, 64), (3, 128), (4, 64), (9, 128)])
+@pytest.mark.parametrize(("layout", "storage"), [("BNSD", "plain"), ("BSND", "plain"), ("BNSD", "pages_by_head")])
+def test_an_int8_cache_in_whole_vectors(group: int, size: int, layout: str, storage: str) -> None:
+    """Some variants multiply bytes: in steps of 128 tokens, for four query rows at a time."""
+    form = Form(layout, heads=2 * group, length=3 * 128 + 37, size=size, storage=storage, int8_cache=True)
+    rng = np.random.default_rng(group)
+    inputs = form.inputs(rng)
+    inputs["actual_seq_lengths"] = np.array([form.length, 130], np.int64)
+    check(inputs, form.all_attrs)
+    inputs["atten_mask"] = rng.random((2, max(form.room))) < np.array([[0.5], [1.0]])
+    inputs["pse_shift"] = rng.normal(scale=30, size=(2, form.heads, 1, max(form.room))).astype(np.float32)
+    inputs["antiquant_offset"] = rng.normal(size=2).astype(np.float32)
+    check(inputs, form.all_attrs | {"cpu_softcap": 2.0})
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e25, 1e-40, 0.0])
+def test_queries_without_digits_beside_an_int8_cache(number: float) -> None:
+    """Numbers that are not finite, or that no fixed-point number holds."""
+    form = Form(heads=4, key_heads=1, length=200, size=64, int8_cache=True)
+    inputs = form.inputs(np.random.default_rng(5))
+    inputs["query"][0, 1] *= 0 if np.abs(number) < 1 else 1
+    inputs["query"][0, 1, 0, 7] = number
+    inputs["query"][1] *= np.float32(1e-30)
+    check(inputs, form.all_attrs)
+
+
+@pytest.mark.usefixtures("isa")
+def test_weights_far_below_the_largest_one_beside_an_int8_cache() -> None:
+    """One token has most of the weight, and many have a small one: their values must not be lost."""
+    form = Form(heads=4, key_heads=1, batch=1, length=4096, size=64, int8_cache=True)
+    inputs = form.inputs(np.random.default_rng(6))
+    inputs["value"][:] = 100
+    inputs["value"][:, :, 0] = 0
+    inputs["query"][:] *= 0
+    inputs["pse_shift"] = np.full((1, 4, 1, 4096), -18.0, np.float32)
+    inputs["pse_shift"][..., 0] = 0
+    check(inputs, form.all_attrs)
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("storage", ["plain", "pages_by_head"])
 def test_an_int8_query(storage: str) -> None:
     rng = np.random.default_rng(0)
@@ -174,12 +215,13 @@ def test_scores_below_those_of_masked_keys() -> None:
 
 @pytest.mark.parametrize("storage", ["plain", "list", "pages_by_head"])
 @pytest.mark.parametrize("layout", ["BNSD", "BSND"])
-def test_the_same_bits_for_any_number_of_threads(storage: str, layout: str) -> None:
+@pytest.mark.parametrize("int8_cache", [False, True])
+def test_the_same_bits_for_any_number_of_threads(storage: str, layout: str, int8_cache: bool) -> None:
     if layout == "BSND" and storage == "pages_by_head":
         storage = "pages"
-    form = Form(
-        layout, batch=2, length=5000, size=64, storage=storage, lists=(5000, 1700), block_size=128, dtype="float16"
-    )
+    dtype = "float32" if int8_cache else "float16"
+    form = Form(layout, dtype, 2, length=5000, size=64, storage=storage, block_size=128, int8_cache=int8_cache,
+                lists=(5000, 1700))  # fmt: skip
     inputs = form.inputs(np.random.default_rng(3))
     results = []
     for threads in (1, 2, 5):

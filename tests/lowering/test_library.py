@@ -28,7 +28,7 @@ from .variants import AVAILABLE, VARIANTS
 ROOT = Path(__file__).resolve().parents[2]
 _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-NEEDED = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512 | {"avx512_bf16"}}
+NEEDED = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512 | {"avx512_bf16", "avx512_vnni"}}
 """What each variant for x86-64 needs of the processor, in the words of Linux."""
 SYMBOLS = ["CreateEpFactories", "FaCompilerSetMatcher", "RegisterCustomOps", "ReleaseEpFactory"]
 

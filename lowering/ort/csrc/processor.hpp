@@ -26,6 +26,7 @@ inline constexpr Feature avx512f{7, 0, Register::ebx, 16, kAvx512State};
 inline constexpr Feature avx512dq{7, 0, Register::ebx, 17, kAvx512State};
 inline constexpr Feature avx512bw{7, 0, Register::ebx, 30, kAvx512State};
 inline constexpr Feature avx512vl{7, 0, Register::ebx, 31, kAvx512State};
+inline constexpr Feature avx512vnni{7, 0, Register::ecx, 11, kAvx512State};
 inline constexpr Feature avx512bf16{7, 1, Register::eax, 5, kAvx512State};
 
 // Whether the processor has the feature and the operating system saves its registers. Only for x86-64.

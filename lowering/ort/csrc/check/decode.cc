@@ -199,6 +199,8 @@ void check_decode(Report& report, Random* random) {
       {4, 2, 64, {150, 31}, f32, i8, kOffsets},
       {8, 2, 48, {150, 31}, f16, i8, kPerChannel | kOffsets | kPaged},
       {4, 4, 32, {99}, bf16, i8, kPerChannel | kMask},
+      {6, 2, 128, {513, 128}, f32, i8, kMask | kBias | kSoftcap},
+      {7, 1, 64, {300, 130}, f16, i8, kPaged | kHeadsFirst | kOffsets},
       {4, 2, 32, {60, 80}, f16, f16, kInt8Out | kPerChannel | kOffsets},
       {4, 2, 64, {60, 80}, f32, f32, kInt8Out},
       {4, 2, 64, {60, 80}, i8, i8, kBias},

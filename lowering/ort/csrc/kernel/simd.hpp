@@ -64,6 +64,10 @@ template <class From>
 FA_INLINE ShortVec shuffle(ShortVec a, ShortVec b, From) {
   return shuffled<From, ShortVec, ShortVec>(a, b, typename CountLanes<2 * kLanes>::List{});
 }
+template <class From>
+FA_INLINE ChunkVec shuffle(ChunkVec a, ChunkVec b, From) {
+  return shuffled<From, ChunkVec, ChunkVec>(a, b, typename CountLanes<4 * kLanes>::List{});
+}
 
 // Lane i of the result is lane i ^ kStep of v.
 template <int kStep>

@@ -87,6 +87,15 @@ FA_INLINE void prefetch_run(const DecodeTask& h, const void* data, int64_t token
   prefetch_lines(reinterpret_cast<const char*>(rows_at<Stored>(h, data, 0, token).data), smaller(kPrefetchRunBytes, bytes));
 }
 
+// Adds what the offsets of quantised keys add to each product.
+FA_INLINE void add_key_offsets(const DecodeTask& h, const DecodeStep& t) {
+  if (h.d.key_offset == nullptr) return;
+  for (int64_t r = 0; r < h.count * h.rows; ++r) {
+    float* scores = h.scores_of(0, r);
+    for (int64_t j = 0; j < t.count; ++j) scores[j] += h.constants[r];
+  }
+}
+
 // The products of all rows of the task with the tokens of a step: scores [rows][token_stride].
 template <class Stored>
 static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
@@ -105,11 +114,7 @@ static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
     }
     j += count;
   }
-  if (h.d.key_offset == nullptr) return;
-  for (int64_t r = 0; r < h.count * h.rows; ++r) {
-    float* scores = h.scores_of(0, r);
-    for (int64_t j = 0; j < t.count; ++j) scores[j] += h.constants[r];
-  }
+  add_key_offsets(h, t);
 }
 
 // Caps the products of a step. (noinline: so that a step without a cap is compiled as if there were none)

@@ -2,7 +2,7 @@
 // entry's key heads merges them.
 #pragma once
 
-#include "attend.hpp"
+#include "byte_products.hpp"
 #include "int8.hpp"
 
 namespace fa::FA_ISA {
@@ -84,8 +84,15 @@ class Decoder {
 
   int64_t task_rows() const { return plan_.task_key_heads * group_; }
 
+  // The memory of a worker is that of DecodeScratch, and in calls that multiply bytes that of ByteScratch after it.
+  size_t float_scratch_bytes() const { return DecodeScratch::bytes(task_rows(), plan_.token_stride(), columns_); }
+  int64_t step_state_floats() const { return plan_.task_key_heads * state_floats_; }
+
   size_t scratch_bytes() const {
-    if (d_.query_cell != Cell::int8) return DecodeScratch::bytes(task_rows(), plan_.token_stride(), columns_);
+    if (d_.query_cell != Cell::int8) {
+      if (!multiplies_bytes(d_)) return float_scratch_bytes();
+      return float_scratch_bytes() + ByteScratch::bytes(plan_.task_key_heads, group_, d_.size, step_state_floats());
+    }
     int64_t longest = 0;
     for (int64_t i = 0; i < d_.entry_count; ++i) longest = larger(longest, d_.entries[i].length);
     return Int8Scratch::bytes(longest, d_.size);
@@ -109,8 +116,17 @@ class Decoder {
     const int64_t tokens = plan_.split_tokens(entry);
     float* own =
         states_ + (begin * plan_.task_key_heads + (head_group * splits + split) * plan_.task_key_heads) * state_floats_;
-    read_queries(index, head_group, scratch);
-    attend(index, head_group, split * tokens, smaller(entry.length, (split + 1) * tokens), own, false, 1.0f, scratch);
+    const int64_t first = split * tokens;
+    const int64_t end = smaller(entry.length, first + tokens);
+    if (multiplies_bytes(d_) && entry.length >= kByteTokens) {
+      const ByteScratch bytes(static_cast<char*>(memory) + float_scratch_bytes(), plan_.task_key_heads, group_, d_.size);
+      prefetch_first_keys(task_of(index, head_group, end, own, 1.0f, scratch), first, bytes);
+      read_queries(index, head_group, scratch);
+      attend(index, head_group, first, end, own, false, 1.0f, scratch, set_byte_queries(scratch, bytes) ? &bytes : nullptr);
+    } else {
+      read_queries(index, head_group, scratch);
+      attend(index, head_group, first, end, own, false, 1.0f, scratch);
+    }
     int64_t* left = splits_left_ + index * plan_.tasks_per_entry + head_group;
     if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0) {
       finish(index, head_group, splits, own - split * plan_.task_key_heads * state_floats_, scratch);
@@ -146,21 +162,36 @@ class Decoder {
     }
   }
 
+  // The digits of the queries of a task. False if some row has none.
+  bool set_byte_queries(const DecodeScratch& s, const ByteScratch& bytes) const {
+    const int64_t head_rows = ByteQueries::groups(group_) * kByteRows;  // of a key head, whole groups
+    const ByteQueries queries(bytes.queries, plan_.task_key_heads * head_rows, d_.size);
+    for (int64_t r = 0; r < task_rows(); ++r) {
+      if (!queries.set(r / group_ * head_rows + r % group_, s.queries + r * columns_, d_.size)) return false;
+    }
+    return true;
+  }
+
   DecodeTask task_of(int64_t index, int64_t head_group, int64_t end, float* states, float overflow_scale,
                      const DecodeScratch& s) const {
     return {d_, d_.entries[index], head_group * plan_.task_key_heads, plan_.task_key_heads, group_, end, columns_, s.queries,
             s.constants, s.scores, plan_.token_stride(), states, state_floats_, overflow_scale};
   }
 
+  // `bytes`: null if the products are of floats.
   void attend(int64_t index, int64_t head_group, int64_t begin, int64_t end, float* states, bool masks_score,
-              float overflow_scale, const DecodeScratch& s) const {
+              float overflow_scale, const DecodeScratch& s, const ByteScratch* bytes = nullptr) const {
     const DecodeEntry& entry = d_.entries[index];
     const DecodeTask heads = task_of(index, head_group, end, states, overflow_scale, s);
     for (int64_t n = 0; n < heads.count; ++n) heads.state(n).clear(group_, columns_);
     for (int64_t first = begin; first < end; first += plan_.tokens) {
       DecodeStep tokens{first, smaller(plan_.tokens, end - first), nullptr, masks_score};
       if (entry.mask != nullptr && read_mask(entry.mask + first, tokens, s.hidden)) continue;
-      step(heads, tokens, s);
+      if (bytes != nullptr) {
+        attend_byte_step(heads, tokens, s, *bytes);
+      } else {
+        step(heads, tokens, s);
+      }
     }
   }
 

@@ -32,6 +32,20 @@ inline constexpr int64_t kTokensOfAllHeads = 16;
 inline constexpr int64_t kPageTokens = 256;
 inline constexpr int64_t kLongPage = 512;  // from here on, one head's part of a page is long enough
 
+// Calls that multiply bytes (byte_products.hpp) take as many tokens at a time as the first-level cache holds. Shorter entries
+// are multiplied as floats: what the digits of their queries take would show.
+inline constexpr bool kHasByteProducts = Isa::kHasByteProducts;
+inline constexpr int64_t kByteTokens = 128;        // each digit's sum is exact as a float
+inline constexpr int64_t kChunk = 4 * kLanes;      // bytes of a vector
+inline constexpr int64_t kMostByteColumns = 1024;  // the sums of a digit's products then fit 32 bits, also times 256
+
+// Whether a call multiplies bytes. Not with one query row for each key head: such keys are read as fast by the products of
+// floats, which stream them (streaming_product.hpp).
+FA_INLINE bool multiplies_bytes(const Decode& d) {
+  return kHasByteProducts && d.cell == Cell::int8 && d.query_cell != Cell::int8 && d.group() > 1 && d.size % kChunk == 0 &&
+         d.size <= kMostByteColumns;
+}
+
 inline constexpr int64_t kPerLine = 16;  // floats
 
 // Splits are multiples of this, so that pages are divided where splits are.
@@ -56,7 +70,7 @@ struct DecodePlan {
         smaller(kMostTokens, larger(kLeastTokens, kMostScores / d.group() / kSplitUnit * kSplitUnit));
     const int64_t of_one_head = d.cell == Cell::int8 ? kMostInt8Tokens : with_scores;
     const int64_t of_pages = larger(d.block_size, kPageTokens / larger(1, d.block_size) * d.block_size);
-    tokens = heads_in_row ? kTokensOfAllHeads : heads_in_page ? of_pages : of_one_head;
+    tokens = multiplies_bytes(d) ? kByteTokens : heads_in_row ? kTokensOfAllHeads : heads_in_page ? of_pages : of_one_head;
     task_bytes = larger(kLeastTaskBytes, bytes(d) / kTasks);
   }
 

@@ -108,6 +108,18 @@ struct Portable {
     const HalfVec both[] = {narrow_bfloat16s(first), narrow_bfloat16s(second)};
     return load_as<Vec>(both);
   }
+
+  // Whether products of bytes four at a time are faster than products of floats. The kernels use the next function only where
+  // they are.
+  static constexpr bool kHasByteProducts = false;
+
+  // sum[l] + the products of the four unsigned bytes in lane l of a and the four signed bytes in lane l of b.
+  FA_INLINE IntVec add_byte_products(IntVec sum, Vec a, Vec b) {
+    for (int n = 0; n < 4; ++n) {
+      sum += (IntVec)((BitVec)a >> 8 * n & 0xffu) * ((IntVec)((BitVec)b << (24 - 8 * n)) >> 24);
+    }
+    return sum;
+  }
 };
 
 }  // namespace fa::FA_ISA

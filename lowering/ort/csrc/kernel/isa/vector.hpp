@@ -15,6 +15,7 @@ typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef uint16_t ShortVec __attribute__((vector_size(4 * kLanes)));  // twice as many lanes
+typedef uint8_t ChunkVec __attribute__((vector_size(4 * kLanes)));   // four times as many
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));   // kLanes numbers of 16 bits
 typedef int8_t Int8Vec __attribute__((vector_size(kLanes)));
 typedef uint8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
