@@ -20,13 +20,22 @@ def test_the_threads_of_ordinary_machines_are_busy() -> None:
     assert too_many == pytest.approx(100 * (1 - 12 / 128), abs=0.1)
 
 
+def test_the_threads_share_the_heads_of_a_gradient() -> None:
+    """Twelve heads on eight threads: one task for each head would leave a quarter of the time idle."""
+    twelve = [(NAMED[name], 8) for name in ("bwd-bert", "bwd-gpt2")]
+    alone, *shared = threads.simulate([(NAMED["bwd-gpt2"], 1), *twelve], "backward")
+    assert alone == 0.0
+    assert max(shared) <= 6.0
+
+
 def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "simulate", lambda problems: [float(count) for _, count in problems])
+    monkeypatch.setattr(threads, "simulate", lambda problems, kind: [float(count) for _, count in problems])
     assert threads.main(["--threads", "4,96"]) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head == "| case | sizes | 4 | 96 |"
-    assert len(rows) == sum(case.kind == "forward" and case.dtype == "float32" for case in CASES)
-    assert all(row.endswith("| 4.0 | 96.0 |") for row in rows)
+    for kind, table in zip(("forward", "backward"), capsys.readouterr().out.split("\n\n"), strict=False):
+        head, _, *rows = table.splitlines()
+        assert head == "| case | sizes | 4 | 96 |"
+        assert len(rows) == sum(case.kind == kind and case.dtype == "float32" for case in CASES)
+        assert all(row.endswith("| 4.0 | 96.0 |") for row in rows)
 
 
 def test_a_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
