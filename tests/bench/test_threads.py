@@ -23,20 +23,29 @@ def test_the_threads_of_ordinary_machines_are_busy() -> None:
     assert too_many == pytest.approx(100 * (1 - 12 / 128), abs=0.1)
 
 
-def test_the_table_and_its_plot(
+def test_the_threads_share_the_heads_of_a_gradient() -> None:
+    """Twelve heads on eight threads: one task for each head would leave a quarter of the time idle."""
+    twelve = [(NAMED[name], 8) for name in ("bwd-bert", "bwd-gpt2")]
+    alone, *shared = threads.simulate([(NAMED["bwd-gpt2"], 1), *twelve], "backward")
+    assert alone == 0.0
+    assert max(shared) <= 6.0
+
+
+def test_the_tables_and_the_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mask that does not change who does what has no row. In the plot, a case in which little is idle has no line."""
     monkeypatch.setattr(
-        threads, "simulate", lambda problems: [float(count) * (case.name != "vit") for case, count in problems]
+        threads, "simulate", lambda problems, kind: [float(count) * (case.name != "vit") for case, count in problems]
     )
     assert threads.main(["--threads", "4,96", "--plot", str(tmp_path / "plot.svg")]) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head == "| case | sizes | 4 | 96 |"
-    names = [row.split()[1] for row in rows]
-    assert names == [case.name for case in CASES if case.kind == "forward" and case.dtype == "float32"
-                     and case.name not in ("bert-pad", "t5-bias")]  # fmt: skip
-    assert all(row.endswith("| 0.0 | 0.0 |" if "| vit |" in row else "| 4.0 | 96.0 |") for row in rows)
+    for kind, table in zip(("forward", "backward"), capsys.readouterr().out.split("\n\n"), strict=False):
+        head, _, *rows = table.splitlines()
+        assert head == "| case | sizes | 4 | 96 |"
+        names = [row.split()[1] for row in rows]
+        assert names == [case.name for case in CASES if case.kind == kind and case.dtype == "float32"
+                         and case.name not in ("bert-pad", "t5-bias")]  # fmt: skip
+        assert all(row.endswith("| 0.0 | 0.0 |" if "| vit |" in row else "| 4.0 | 96.0 |") for row in rows)
     words = [each.text for each in ElementTree.parse(tmp_path / "plot.svg").iter() if each.tag.endswith("text")]
     assert {"bert", "all others", "threads", "%"} <= set(words) and "vit" not in words
 

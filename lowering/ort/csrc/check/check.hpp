@@ -24,7 +24,7 @@ inline constexpr float kUnwritten = -77.0f;
 const char* text_of(Type type);
 
 // Runs tasks one after the other.
-Runtime runtime();
+Runtime runtime(int64_t workers = 3);
 
 using Random = std::mt19937;
 

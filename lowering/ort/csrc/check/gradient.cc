@@ -4,7 +4,8 @@ namespace fa::check {
 namespace {
 
 // Gradients of query, key and value, of their rope parts and of the sink.
-std::vector<Numbers> gradients_of(const AttentionProblem& of, const Numbers& dy, Gradient gradient) {
+std::vector<Numbers> gradients_of(const AttentionProblem& of, const Numbers& dy, Gradient gradient,
+                                  const Runtime& runtime) {
   const Problem& p = of.problem;
   std::vector<Numbers> results = {{p.type, of.rows * p.head_size},     {p.type, of.key_rows * p.head_size},
                                   {p.type, of.key_rows * p.value_size}, {p.type, of.rows * p.rope_size},
@@ -21,7 +22,7 @@ std::vector<Numbers> gradients_of(const AttentionProblem& of, const Numbers& dy,
     g.key_rope = results[4].data();
   }
   if (p.sink != nullptr) g.sink = results[5].floats();
-  if (gradient(g, runtime()) != Outcome::done) return {};
+  if (gradient(g, runtime) != Outcome::done) return {};
   return results;
 }
 
@@ -40,6 +41,10 @@ void check_gradient(Report& report, Random* random) {
       {4, 2, 30, 155, 24, 24, kMask | kMaskValue | kBias | kMaskedBias},
       {2, 2, 50, 45, 24, 24, kCausal | kMaskValue | kBias | kMaskedBias},
       {2, 1, 30, 70, 24, 24, kSoftcap | kBias | kCausal},
+      // Workers share the key heads of these: one with several heads in a chunk, with several chunks, with spans of two blocks.
+      {2, 1, 200, 600, 16, 16, kCausal | kSink},
+      {1, 1, 1200, 300, 16, 16, kMask | kMaskValue | kBias},
+      {1, 1, 40, 2200, 16, 16, kCausal | kDropout},
   };
   static constexpr const char* kNames[] = {"query", "key", "value", "query_rope", "key_rope", "sink"};
   const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
@@ -49,13 +54,15 @@ void check_gradient(Report& report, Random* random) {
       AttentionProblem problem(form, type);
       Forward forward(problem, reference::attention);  // the gradient reads its results
       const Numbers dy(type, forward.out.size(), problem.random);
-      const std::vector<Numbers> found = gradients_of(problem, dy, baseline::gradient);
-      const std::vector<Numbers> expected = gradients_of(problem, dy, reference::gradient);
+      const std::vector<Numbers> found = gradients_of(problem, dy, baseline::gradient, runtime());
+      const std::vector<Numbers> alone = gradients_of(problem, dy, baseline::gradient, runtime(1));
+      const std::vector<Numbers> expected = gradients_of(problem, dy, reference::gradient, runtime());
       const std::string what = std::string("gradient ") + text_of(type) + ", " + text_of(form);
-      if (found.empty()) report.see(what, INFINITY, 0);
+      if (found.empty() || alone.empty()) report.see(what, INFINITY, 0);
       for (size_t n = 0; n < found.size(); ++n) {
         if (found[n].size() == 0 || (n == 5 && problem.problem.sink == nullptr)) continue;
         report.see(what + ": " + kNames[n], difference(found[n], expected[n]), allowed(n == 5 ? Type::float32 : type));
+        report.see(what + ": " + kNames[n] + " with one worker", difference(alone[n], found[n]), 0);
       }
     }
   }

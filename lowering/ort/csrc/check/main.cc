@@ -11,14 +11,14 @@ const char* text_of(Type type) {
   return type == Type::float32 ? "float32" : type == Type::float16 ? "float16" : "bfloat16";
 }
 
-Runtime runtime() {
-  constexpr int64_t kWorkers = 3;  // the last tiles are then smaller than the first ones
-  static int64_t workers_seen = kWorkers;
+Runtime runtime(int64_t workers) {
+  static int64_t workers_seen;
+  workers_seen = workers;
   return {nullptr, [](void*, size_t bytes) { return std::malloc(bytes); }, [](void*, void* memory) { std::free(memory); },
           [](void*, void (*task)(void*, size_t), void* data, size_t count) {
             for (size_t n = 0; n < count; ++n) task(data, n);
           },
-          kWorkers, &workers_seen};
+          workers, &workers_seen};
 }
 
 Numbers::Numbers(Type type, int64_t count, float value) : type_(type) {

@@ -104,8 +104,9 @@ struct PanelB {
   int64_t stride = kPanel;
 };
 
-// The factor of C, as in BLAS. With `diagonal` each column has its own: C = C diag(beta) + A B.
-enum class Beta { zero, one, diagonal };
+// The factor of C, as in BLAS. With `diagonal` each column has its own: C = C diag(beta) + A B. `added` is a factor of 1, too,
+// but A B is added up by itself before it is added to C, as if it had been stored in between.
+enum class Beta { zero, one, added, diagonal };
 
 // C. If `column_max` is given, it is raised to the largest number in each column of A B.
 struct Output {
@@ -126,7 +127,7 @@ FA_INLINE void multiply_rows(A a, PanelB b, int64_t depth, Output c, PrefetchQue
 #pragma GCC unroll 2
     for (int v = 0; v < kParts; ++v) {
       const float* at = c.data + r * c.stride + v * kLanes;
-      if constexpr (kBeta == Beta::zero) sum[r][v] = Part{};
+      if constexpr (kBeta == Beta::zero || kBeta == Beta::added) sum[r][v] = Part{};
       if constexpr (kBeta == Beta::one) sum[r][v] = load_as<Part>(at);
       if constexpr (kBeta == Beta::diagonal) sum[r][v] = load_as<Part>(at) * load_as<Part>(c.beta + v * kLanes);
     }
@@ -180,7 +181,11 @@ FA_INLINE void multiply_rows(A a, PanelB b, int64_t depth, Output c, PrefetchQue
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kParts; ++v) store(c.data + r * c.stride + v * kLanes, Isa::widened(sum[r][v]));
+    for (int v = 0; v < kParts; ++v) {
+      float* at = c.data + r * c.stride + v * kLanes;
+      if constexpr (kBeta == Beta::added) sum[r][v] += load_as<Part>(at);
+      store(at, Isa::widened(sum[r][v]));
+    }
   }
   if (c.column_max == nullptr) return;
 #pragma GCC unroll 2

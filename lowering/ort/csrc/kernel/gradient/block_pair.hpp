@@ -254,10 +254,10 @@ static void add_products_to_queries(const BlockPair& blocks) {
       if (window.empty()) continue;
       const int64_t first = window.begin / kUnit;
       blocks.prefetches.refill();
-      multiply<width.kCount, Beta::one, kPairs>(smaller(kMicroRows, blocks.rows - r), RowMajor{ds + r * row + first, row},
-                                                PanelB{blocks.s.key_lines + first * line + c, line},
-                                                ceil_div(window.end - window.begin, kUnit),
-                                                Output{blocks.dq_sums() + r * columns + c, columns}, blocks.prefetches);
+      multiply<width.kCount, Beta::added, kPairs>(smaller(kMicroRows, blocks.rows - r), RowMajor{ds + r * row + first, row},
+                                                  PanelB{blocks.s.key_lines + first * line + c, line},
+                                                  ceil_div(window.end - window.begin, kUnit),
+                                                  Output{blocks.dq_sums() + r * columns + c, columns}, blocks.prefetches);
     }
   });
 }
@@ -270,16 +270,22 @@ FA_INLINE float weight_of(const float* weights, int64_t r, int64_t j) {
   return from_bits(r % 2 == 0 ? both << 16 : both & 0xffff0000u);
 }
 
-// Calls add(r, j) for rows that contain inf or NaN. A masked key must not be multiplied, because 0 * inf is NaN.
-// `with_masked_p`: also for masked keys that have a probability.
+// Calls add(j) for the keys of row r, in products with rows that contain inf or NaN. A masked key must not be multiplied,
+// because 0 * inf is NaN. `with_masked_p`: also for masked keys that have a probability.
+template <class Add>
+FA_INLINE void each_attended_of_row(const BlockPair& blocks, int64_t r, bool with_masked_p, Add add) {
+  if (blocks.empty(r) && !with_masked_p) return;
+  const View view = blocks.has_masked_p(r) && !with_masked_p ? blocks.attended(r) : blocks.s.views[r];
+  for (int64_t j = view.begin; j < view.end; ++j) {
+    if (view.mask == nullptr || view.mask[j] == 0) add(j);
+  }
+}
+
+// Calls add(r, j) for all rows.
 template <class Add>
 static void each_attended(const BlockPair& blocks, bool with_masked_p, Add add) {
   for (int64_t r = 0; r < blocks.rows; ++r) {
-    if (blocks.empty(r) && !with_masked_p) continue;
-    const View view = blocks.has_masked_p(r) && !with_masked_p ? blocks.attended(r) : blocks.s.views[r];
-    for (int64_t j = view.begin; j < view.end; ++j) {
-      if (view.mask == nullptr || view.mask[j] == 0) add(r, j);
-    }
+    each_attended_of_row(blocks, r, with_masked_p, [&](int64_t j) { add(r, j); });
   }
 }
 
@@ -326,11 +332,16 @@ static void add_dq(const BlockPair& blocks) {
     return;
   }
   const int64_t columns = blocks.shape.columns();
-  each_attended(blocks, false, [&](int64_t r, int64_t j) {
-    const float* key =
-        key_row(blocks.problem(), blocks.sequence(), blocks.plan.key_head, blocks.first_key + j, blocks.s.row_buffer);
-    add_value(weight_of<kPairs>(blocks.s.ds, r, j), key, blocks.shape.qk_size, blocks.dq_sums() + r * columns);
-  });
+  float* sum = blocks.s.row_buffer + larger(blocks.shape.line(), blocks.shape.value_line());  // added up as in the product
+  for (int64_t r = 0; r < blocks.rows; ++r) {
+    for (int64_t d = 0; d < columns; ++d) sum[d] = 0;
+    each_attended_of_row(blocks, r, false, [&](int64_t j) {
+      const float* key =
+          key_row(blocks.problem(), blocks.sequence(), blocks.plan.key_head, blocks.first_key + j, blocks.s.row_buffer);
+      add_value(weight_of<kPairs>(blocks.s.ds, r, j), key, blocks.shape.qk_size, sum);
+    });
+    for (int64_t d = 0; d < columns; ++d) blocks.dq_sums()[r * columns + d] += sum[d];
+  }
 }
 
 // All products of the two blocks. `all` are the columns that some row sees.
@@ -358,48 +369,100 @@ static void multiply_block_pair(const BlockPair& blocks, Window all) {
   if (blocks.gradients.wants_query()) add_dq<kPairs>(blocks);
 }
 
-// Queues the next block of the split, which is prefetched while the products of this block run.
-static void plan_prefetches(const Problem& problem, const KeyHeadPlan& plan, int64_t block, PrefetchQueue& prefetches) {
-  prefetches.clear();
-  const int64_t first = (block + plan.splits) * plan.block_keys;
-  const Sequence& sequence = *plan.sequence;
-  if (first >= sequence.key_length) return;
-  const RowRange rows{plan.key_head, 1, first, smaller(sequence.key_length, first + plan.block_keys)};
-  prefetches.enqueue(problem.key, problem.type, sequence.key, rows, problem.head_size);
-  prefetches.enqueue(problem.value, problem.type, sequence.value, rows, problem.value_size);
-}
-
-// One split of the keys with one chunk of query rows.
+// A key head, or a split of it, with one chunk of query rows.
 template <bool kPairs>
-static void run_split(const Gradients& gradients, const Shape& shape, const KeyHeadPlan& plan, int64_t split,
-                      const QueryChunk& chunk, const Scratch& s, const RowSums& sums) {
-  const Sequence& sequence = *plan.sequence;
-  const int64_t rows = chunk.rows();
-  load_chunk<kPairs>(gradients, sequence, shape, chunk, s);
-  for (int64_t n = 0; n < rows * shape.columns(); ++n) sums.dq[n] = 0;
-  for (int64_t r = 0; r < rows; ++r) sums.sink_dots[r] = 0;
-  bool see_all = false;
-  for (int64_t r = 0; r < rows; ++r) see_all = see_all || s.empty[r] != 0 || s.masked_p[r] != 0;
-  const KeyRange seen = band_range(sequence, chunk.begin, chunk.end - 1);
-  PrefetchQueue prefetches;
-  for (int64_t block = split; block < plan.blocks; block += plan.splits) {
-    const int64_t first = block * plan.block_keys;
-    const int64_t keys = smaller(plan.block_keys, sequence.key_length - first);
-    if (!see_all && (first >= seen.end || first + keys <= seen.begin)) continue;
-    plan_prefetches(gradients.problem, plan, block, prefetches);
+class ChunkGradient {
+ public:
+  ChunkGradient(const Gradients& gradients, const Shape& shape, const KeyHeadPlan& plan, const QueryChunk& chunk,
+                const Scratch& s)
+      : gradients_(gradients), shape_(shape), plan_(plan), chunk_(chunk), block_rows_(chunk.block_rows()), s_(s),
+        seen_(band_range(*plan.sequence, chunk.begin, chunk.end - 1)) {
+    load_statistics(gradients, *plan.sequence, chunk, s);
+    for (int64_t r = 0; r < chunk.rows(); ++r) see_all_ = see_all_ || s.empty[r] != 0 || s.masked_p[r] != 0;
+  }
+
+  // The whole key head. The sums of dQ are s.total_sums.
+  void run() {
+    const RowSums total(s_.total_sums, shape_, kChunkRows);
+    const RowSums of_span(s_.span_sums, shape_, kChunkRows);
+    clear(total);
+    plan_.each_span(0, [&](int64_t span) {
+      if (!sees_span(span)) return;
+      if (plan_.span_blocks == 1) return run_span(span, total);  // each row gets one sum of products
+      clear(of_span);
+      run_span(span, of_span);
+      total.add(of_span, 0, chunk_.rows(), shape_.columns());
+    });
+  }
+
+  // One split of a shared key head. Each span has sums of dQ of its own.
+  void run(int64_t split) {
+    plan_.each_span(split, [&](int64_t span) {
+      const RowSums sums = sums_of_span(plan_, span, shape_);
+      *sums.used = sees_span(span) ? 1.0f : 0.0f;
+      if (!sees_span(span)) return;
+      clear(sums);
+      run_span(span, sums);
+    });
+  }
+
+ private:
+  void clear(const RowSums& sums) const { sums.clear(0, chunk_.rows(), shape_.columns()); }
+
+  bool sees(int64_t first, int64_t keys) const { return see_all_ || (first < seen_.end && first + keys > seen_.begin); }
+  bool sees_span(int64_t span) const {
+    const int64_t keys = plan_.span_blocks * plan_.block_keys;
+    return sees(span * keys, keys);
+  }
+
+  void run_span(int64_t span, const RowSums& sums) {
+    plan_.each_block(span, [&](int64_t first, int64_t keys) {
+      if (sees(first, keys)) run_block(first, keys, sums);
+    });
+  }
+
+  // A block of keys with all blocks of query rows. Rows are packed when they first meet a block of keys.
+  void run_block(int64_t first, int64_t keys, const RowSums& sums) {
+    plan_prefetches(first + keys);
     bool packed = false;
     bool finite = true;
-    for (int64_t begin = 0; begin < rows; begin += chunk.block_rows()) {
-      const int64_t count = smaller(chunk.block_rows(), rows - begin);
-      BlockPair blocks{gradients, shape, plan, chunk, s, sums, first, keys, begin, count, prefetches};
+    for (int64_t begin = 0; begin < chunk_.rows(); begin += block_rows_) {
+      const int64_t end = smaller(chunk_.rows(), begin + block_rows_);
+      BlockPair blocks{gradients_, shape_, plan_, chunk_, s_, sums, first, keys, begin, end - begin, prefetches_};
       const Window all = find_views(blocks);
       if (all.empty()) continue;
-      if (!packed) finite = pack_block<kPairs>(gradients.problem, sequence, shape, plan.key_head, first, keys, s);
+      if (!packed) finite = pack_block<kPairs>(gradients_.problem, *plan_.sequence, shape_, plan_.key_head, first, keys, s_);
       packed = true;
+      uint8_t& rows_packed = s_.packed[begin / block_rows_];
+      if (rows_packed == 0) pack_rows<kPairs>(gradients_, *plan_.sequence, shape_, chunk_, begin, end, s_);
+      rows_packed = 1;
       blocks.keys_finite = finite;
       multiply_block_pair<kPairs>(blocks, all);
     }
   }
-}
+
+  // Queues the block that begins with key `first`, which is prefetched while the products of the block before it run. Behind a
+  // span of a split another span follows.
+  void plan_prefetches(int64_t first) {
+    prefetches_.clear();
+    const Problem& problem = gradients_.problem;
+    const Sequence& sequence = *plan_.sequence;
+    const bool new_span = first % (plan_.span_blocks * plan_.block_keys) == 0;
+    if (first >= sequence.key_length || (new_span && plan_.splits > 1)) return;
+    const RowRange rows{plan_.key_head, 1, first, smaller(sequence.key_length, first + plan_.block_keys)};
+    prefetches_.enqueue(problem.key, problem.type, sequence.key, rows, problem.head_size);
+    prefetches_.enqueue(problem.value, problem.type, sequence.value, rows, problem.value_size);
+  }
+
+  const Gradients& gradients_;
+  const Shape& shape_;
+  const KeyHeadPlan& plan_;
+  const QueryChunk& chunk_;
+  const int64_t block_rows_;
+  const Scratch& s_;
+  const KeyRange seen_;
+  bool see_all_ = false;
+  PrefetchQueue prefetches_;
+};
 
 }  // namespace fa::FA_ISA::grad

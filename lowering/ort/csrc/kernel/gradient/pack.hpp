@@ -112,73 +112,85 @@ FA_INLINE bool is_zeroed(const Problem& problem, float max, float sum) {
   return problem.nan_rows == NanRows::zero ? is_nan(sum) : max == -kInfinity;
 }
 
-// Packs the query rows of a chunk and their dO, and computes what the softmax's gradient needs of each row.
-template <bool kPairs>
-static void load_chunk(const Gradients& gradients, const Sequence& sequence, const Shape& shape, const QueryChunk& chunk,
-                       const Scratch& s) {
+// Reads the statistics of a chunk's query rows, and computes what the probabilities of masked keys need. No row is packed yet.
+static void load_statistics(const Gradients& gradients, const Sequence& sequence, const QueryChunk& chunk, const Scratch& s) {
   const Problem& problem = gradients.problem;
   const bool has_masked_p = problem.mask_value > -kInfinity || problem.masked_bias;  // then no row is empty
   const bool shared_bias = rows_share_bias(problem, sequence);
   float masked_score = problem.mask_value;
   int64_t score_head = -1;  // the head that the masked score was computed for
   const bool keep_empty = problem.empty_rows != EmptyRows::zero && !has_masked_p;
-  Strided dys = problem.out;
-  dys.data = const_cast<void*>(gradients.dy);
+  for (int64_t r = 0; r < chunk.rows(); ++r) {
+    const int64_t head = chunk.head_of(r);
+    const int64_t i = chunk.index_of(r);
+    const int64_t statistic = sequence.statistics + head * sequence.statistics_head + i * sequence.statistics_row;
+    s.max[r] = problem.softmax_max[statistic];
+    const float sum = problem.softmax_sum[statistic];
+    s.weight[r] = 1.0f / sum;
+    s.zeroed[r] = is_zeroed(problem, s.max[r], sum);
+    s.masked_p[r] = 0;
+    if (has_masked_p && !s.zeroed[r]) {
+      if (problem.masked_bias && !(shared_bias && head == score_head)) {
+        masked_score = masked_score_bound<kBlockKeys>(problem, sequence, head, i, s.row_buffer);
+        score_head = head;
+      }
+      s.masked_p[r] = is_nan(masked_score) ? masked_score : probability(splat(masked_score), s.max[r])[0] * s.weight[r];
+    }
+    s.empty[r] = keep_empty && view_of(problem, sequence, head, i, 0, sequence.key_length).empty();
+  }
+  for (int64_t n = 0; n < kChunkBlocks; ++n) s.packed[n] = 0;
+}
+
+// dO has the layout of the result.
+FA_INLINE Strided dy_rows(const Gradients& gradients) {
+  Strided rows = gradients.problem.out;
+  rows.data = const_cast<void*>(gradients.dy);
+  return rows;
+}
+
+// Packs query rows [begin, end) of a chunk and their dO, and computes rowsum(dO O).
+template <bool kPairs>
+static void pack_rows(const Gradients& gradients, const Sequence& sequence, const Shape& shape, const QueryChunk& chunk,
+                      int64_t begin, int64_t end, const Scratch& s) {
+  const Problem& problem = gradients.problem;
+  const Strided dys = dy_rows(gradients);
   float* out_row = s.row_buffer;
   float* buffer = s.row_buffer + larger(shape.line(), shape.value_line());
   const int64_t room = kPairs ? shape.depth_padded() : shape.columns();
   const int64_t value_room = kPairs ? shape.value_depth_padded() : shape.value_columns();
-  for (int64_t begin = 0; begin < chunk.rows(); begin += chunk.block_rows()) {
-    const int64_t end = smaller(chunk.rows(), begin + chunk.block_rows());
-    Vec query_check{};
-    Vec dy_check{};
-    Vec unchecked{};
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t head = chunk.head_of(r);
-      const int64_t i = chunk.index_of(r);
-      const int64_t out_start = sequence.out + head * problem.out.head;
-      const int64_t at = out_start + i * problem.out.row;
-      prefetch_row(problem.query, problem.type, sequence.query + head * problem.query.head, i + kPrefetchDistance,
-                   problem.head_size);
-      prefetch_row(problem.out, problem.type, out_start, i + kPrefetchDistance, shape.value_size);
-      prefetch_row(dys, problem.type, out_start, i + kPrefetchDistance, shape.value_size);
-      float* query = s.queries + r * shape.row();
-      float* dy = s.dys + r * shape.value_row();
-      const auto value_operand = [&](const void* data) {
-        return operand_row<kPairs>(problem, data, at, shape.value_size, buffer);
-      };
-      const float* from = kPairs ? query_pairs(problem, sequence, head, i, buffer)
-                                 : query_row(problem, sequence, head, i, buffer);
-      copy_row<kPairs>(from, shape.depth(), room, query, query_check);
-      copy_row<kPairs>(value_operand(gradients.dy), shape.value_depth(), value_room, dy, dy_check);
-      copy_row<kPairs>(value_operand(problem.out.data), shape.value_depth(), value_room, out_row, unchecked);
-      s.delta[r] = dot<kPairs>(dy, out_row, value_room);
-      const int64_t statistic =
-          sequence.statistics + head * sequence.statistics_head + i * sequence.statistics_row;
-      s.max[r] = problem.softmax_max[statistic];
-      const float sum = problem.softmax_sum[statistic];
-      s.weight[r] = 1.0f / sum;
-      s.zeroed[r] = is_zeroed(problem, s.max[r], sum);
-      s.masked_p[r] = 0;
-      if (has_masked_p && !s.zeroed[r]) {
-        if (problem.masked_bias && !(shared_bias && head == score_head)) {
-          masked_score = masked_score_bound<kBlockKeys>(problem, sequence, head, i, s.row_buffer);
-          score_head = head;
-        }
-        s.masked_p[r] = is_nan(masked_score) ? masked_score : probability(splat(masked_score), s.max[r])[0] * s.weight[r];
-      }
-      s.empty[r] = keep_empty && view_of(problem, sequence, head, i, 0, sequence.key_length).empty();
-    }
-    for (int64_t r = begin; kPairs && r < end; r += 2) {
-      const bool both = r + 1 < end;
-      const float* query = s.queries + r * shape.row();
-      const float* dy = s.dys + r * shape.value_row();
-      interleave_rows(query, both ? query + shape.row() : nullptr, room, s.query_lines + r / 2 * shape.line());
-      interleave_rows(dy, both ? dy + shape.value_row() : nullptr, value_room, s.dy_lines + r / 2 * shape.value_line());
-    }
-    s.finite[begin] = all_finite(query_check);
-    s.finite[kChunkRows + begin] = all_finite(dy_check);
+  Vec query_check{};
+  Vec dy_check{};
+  Vec unchecked{};
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t head = chunk.head_of(r);
+    const int64_t i = chunk.index_of(r);
+    const int64_t out_start = sequence.out + head * problem.out.head;
+    const int64_t at = out_start + i * problem.out.row;
+    prefetch_row(problem.query, problem.type, sequence.query + head * problem.query.head, i + kPrefetchDistance,
+                 problem.head_size);
+    prefetch_row(problem.out, problem.type, out_start, i + kPrefetchDistance, shape.value_size);
+    prefetch_row(dys, problem.type, out_start, i + kPrefetchDistance, shape.value_size);
+    float* query = s.queries + r * shape.row();
+    float* dy = s.dys + r * shape.value_row();
+    const auto value_operand = [&](const void* data) {
+      return operand_row<kPairs>(problem, data, at, shape.value_size, buffer);
+    };
+    const float* from = kPairs ? query_pairs(problem, sequence, head, i, buffer)
+                               : query_row(problem, sequence, head, i, buffer);
+    copy_row<kPairs>(from, shape.depth(), room, query, query_check);
+    copy_row<kPairs>(value_operand(gradients.dy), shape.value_depth(), value_room, dy, dy_check);
+    copy_row<kPairs>(value_operand(problem.out.data), shape.value_depth(), value_room, out_row, unchecked);
+    s.delta[r] = dot<kPairs>(dy, out_row, value_room);
   }
+  for (int64_t r = begin; kPairs && r < end; r += 2) {
+    const bool both = r + 1 < end;
+    const float* query = s.queries + r * shape.row();
+    const float* dy = s.dys + r * shape.value_row();
+    interleave_rows(query, both ? query + shape.row() : nullptr, room, s.query_lines + r / 2 * shape.line());
+    interleave_rows(dy, both ? dy + shape.value_row() : nullptr, value_room, s.dy_lines + r / 2 * shape.value_line());
+  }
+  s.finite[begin] = all_finite(query_check);
+  s.finite[kChunkRows + begin] = all_finite(dy_check);
 }
 
 }  // namespace fa::FA_ISA::grad

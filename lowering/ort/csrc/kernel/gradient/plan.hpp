@@ -1,9 +1,13 @@
-// How the gradient is divided: blocks of keys, blocks of query rows, chunks of query rows.
+// How the gradient is divided: blocks of keys, spans of blocks, blocks of query rows, chunks of query rows.
 //
 // A block of keys meets one block of query rows after another. The sums of its dK and dV stay in the caches meanwhile, and
 // the sums of dQ are read and written once for each block of keys. A chunk is as many query rows as sums of dQ are kept for.
-// It bounds the memory by the length of the sequence, not by its square. The division depends on the problem alone, never on
-// the number of threads, and so does the order of every sum.
+// It bounds the memory by the length of the sequence, not by its square.
+//
+// One thread at a time adds up dK and dV of a block of keys, over the query rows in their order. dQ is a sum over the spans of
+// the keys, in their order, and each of its terms is a sum over the blocks of a span. So one thread may compute all spans of a
+// key head, or several threads some spans each. The spans depend on the problem alone, and so does the order of every sum.
+// Only the question of who computes a span depends on the number of threads.
 //
 // In products of pairs (pairs.hpp) two bfloat16 lie in each float along the depth: two numbers of a row of Q, K, V or dO in
 // the first two products, two query rows or two keys in the other three.
@@ -19,15 +23,16 @@ namespace fa::FA_ISA::grad {
 // for pairs.
 inline constexpr int64_t kBlockKeys = 128;
 inline constexpr int64_t kBlockRows = 192;
-inline constexpr int64_t kChunkRows = 6 * kBlockRows;
+inline constexpr int64_t kChunkBlocks = 6;
+inline constexpr int64_t kChunkRows = kChunkBlocks * kBlockRows;
 static_assert(kBlockRows % kMicroRows == 0 && kMicroRows % 2 == 0 && kBlockKeys % kPanel == 0);
 
 // Floats from one score row to the next: an odd number of cache lines, so that rows do not share a set.
 inline constexpr int64_t kScoreStride = kBlockKeys + 16;
 inline constexpr int64_t kPairStride = kBlockKeys / 2 + 16;  // rows of pairs of keys
 
-// How many splits the whole problem should have, if it has fewer key heads: see Driver.
-inline constexpr int64_t kSplitsWanted = 16;
+// The most spans of a key head. Where several threads share a key head, each span has sums of dQ of its own.
+inline constexpr int64_t kMostSpans = 16;
 
 // The size of equal parts of `count`. There are as few parts as hold at most `most` each; the size is rounded up to `step`,
 // which divides `most`.
@@ -78,30 +83,54 @@ struct QueryChunk {
   int64_t index_of(int64_t r) const { return begin + r % per_head(); }
 };
 
-// A sequence and a key head. If it is split, split n has the blocks of keys n, n + splits, n + 2 splits, ..., so that under
-// a causal mask every split has work in every chunk.
+// A sequence and a key head. If several threads share it, its spans are dealt to splits, to and fro: 0 1 2 2 1 0 0 1 2 ... So
+// the splits have about the same work under a causal mask, too.
 struct KeyHeadPlan {
   const Sequence* sequence;
   int64_t key_head;
   int64_t group;
   int64_t block_keys;
   int64_t blocks;
-  int64_t splits;
+  int64_t span_blocks;
+  int64_t spans;
+  int64_t splits = 1;
   int64_t heads;       // of a chunk
   int64_t chunk_rows;  // of one head
   int64_t chunks_per_head;
   int64_t chunks;
   float* dk_sums = nullptr;   // [key_length][columns]
   float* dv_sums = nullptr;   // [key_length][value_columns]
-  float* row_sums = nullptr;  // of each split: see RowSums
+  float* row_sums = nullptr;  // RowSums of each span, if several threads share the key head
 
-  KeyHeadPlan(const Sequence& s, int64_t head, int64_t group_size, int64_t share)
+  KeyHeadPlan(const Sequence& s, int64_t head, int64_t group_size)
       : sequence(&s), key_head(head), group(group_size), block_keys(even_block(s.key_length, kBlockKeys, kPanel)),
-        blocks(ceil_div(s.key_length, larger(1, block_keys))), splits(smaller(larger(1, share), blocks)),
-        chunk_rows(even_block(s.query_length, kChunkRows, kMicroRows)) {
+        blocks(ceil_div(s.key_length, larger(1, block_keys))), span_blocks(larger(1, ceil_div(blocks, kMostSpans))),
+        spans(ceil_div(blocks, span_blocks)), chunk_rows(even_block(s.query_length, kChunkRows, kMicroRows)) {
     chunks_per_head = ceil_div(s.query_length, chunk_rows);
     heads = chunks_per_head > 1 ? 1 : larger(1, smaller(group, kChunkRows / s.query_length));
     chunks = chunks_per_head * ceil_div(group, heads);
+  }
+
+  // The most query rows of a chunk.
+  int64_t rows_of_chunk() const { return smaller(heads * chunk_rows, kChunkRows); }
+
+  // The n-th span of a split: `spans` or more if there is none.
+  int64_t span_of(int64_t split, int64_t n) const { return n * splits + (n % 2 == 0 ? split : splits - 1 - split); }
+
+  // Calls body(span) for the spans of a split.
+  template <class Body>
+  void each_span(int64_t split, Body body) const {
+    for (int64_t n = 0; n * splits < spans; ++n) {
+      if (span_of(split, n) < spans) body(span_of(split, n));
+    }
+  }
+  // Calls body(first, keys) for the blocks of keys of a span.
+  template <class Body>
+  void each_block(int64_t span, Body body) const {
+    for (int64_t block = span * span_blocks; block < smaller(blocks, (span + 1) * span_blocks); ++block) {
+      const int64_t first = block * block_keys;
+      body(first, smaller(block_keys, sequence->key_length - first));
+    }
   }
 
   QueryChunk chunk(int64_t n) const {
@@ -112,14 +141,32 @@ struct KeyHeadPlan {
   }
 };
 
-// The sums of one split for the query rows of a chunk.
+// Sums for the query rows of a chunk: those of one span, or of all spans.
 struct RowSums {
   float* dq;         // [rows][columns]: dS K
   float* sink_dots;  // [rows]: rowsum(P dP), for the sink
+  float* used;       // [1]: 0 if no row of the chunk sees a key of the span; the sums are then not set
 
-  static int64_t floats(const Shape& shape) { return kChunkRows * (shape.columns() + 1); }
-  RowSums(float* memory, const Shape& shape) : dq(memory), sink_dots(memory + kChunkRows * shape.columns()) {}
+  // For `rows` query rows.
+  static int64_t floats(const Shape& shape, int64_t rows) { return ceil_div(rows * (shape.columns() + 1) + 1, 16) * 16; }
+  RowSums(float* memory, const Shape& shape, int64_t rows)
+      : dq(memory), sink_dots(dq + rows * shape.columns()), used(sink_dots + rows) {}
+
+  void clear(int64_t begin, int64_t end, int64_t columns) const {
+    for (int64_t n = begin * columns; n < end * columns; ++n) dq[n] = 0;
+    for (int64_t r = begin; r < end; ++r) sink_dots[r] = 0;
+  }
+  void add(const RowSums& other, int64_t begin, int64_t end, int64_t columns) const {
+    for (int64_t n = begin * columns; n < end * columns; ++n) dq[n] += other.dq[n];
+    for (int64_t r = begin; r < end; ++r) sink_dots[r] += other.sink_dots[r];
+  }
 };
+
+// The sums of one span of a shared key head.
+FA_INLINE RowSums sums_of_span(const KeyHeadPlan& plan, int64_t span, const Shape& shape) {
+  const int64_t rows = plan.rows_of_chunk();
+  return RowSums(plan.row_sums + span * RowSums::floats(shape, rows), shape, rows);
+}
 
 inline constexpr size_t kAlignment = 64;
 
@@ -155,27 +202,30 @@ struct Scratch {
   float* ds;                 // [kBlockRows][kScoreStride]: dO V^T, then dS, likewise
   float* ds_pairs;           // [kBlockRows][kPairStride]: dS as pairs of keys
   float* row_buffer;         // kLanes rows of K or V and one to convert, or two rows of bias
-  float* unsplit_sums;       // sums of a key head that is not split: RowSums, dK, dV
+  float* total_sums;         // RowSums of a key head that no other thread shares
+  float* span_sums;          // RowSums of one of its spans, if a span has several blocks
+  float* key_sums;           // its sums of dK and dV
   View* views;               // [kBlockRows]: the keys of the block that each row sees
   Window* windows;           // [kBlockRows / kMicroRows]: the keys of the block that some row of each micro-tile sees
   uint8_t* hidden;           // [2][kScoreStride]: not 0 where the mask or the band hides a key, for two rows
   uint8_t* empty;            // [kChunkRows]: rows that attend no key but have probabilities
   uint8_t* zeroed;           // [kChunkRows]: rows whose probabilities cpu_nan_rows set to 0
+  uint8_t* packed;  // [kChunkBlocks]: whether the block of query rows is packed
   uint8_t* finite;  // [2][kChunkRows]: whether a block of query rows is finite, at its first row; then the same for dO
 
-  // `unsplit_keys`: the longest key_length of a key head that is not split; 0 if there is none.
-  Scratch(void* memory, const Shape& shape, int64_t unsplit_keys) { lay(static_cast<char*>(memory), shape, unsplit_keys); }
+  // `own_keys`: the longest key_length of a key head that no other thread shares; 0 if there is none.
+  Scratch(void* memory, const Shape& shape, int64_t own_keys) { lay(static_cast<char*>(memory), shape, own_keys); }
 
-  static size_t bytes(const Shape& shape, int64_t unsplit_keys) {
+  static size_t bytes(const Shape& shape, int64_t own_keys) {
     Scratch s;
-    return kAlignment + static_cast<size_t>(s.lay(nullptr, shape, unsplit_keys));
+    return kAlignment + static_cast<size_t>(s.lay(nullptr, shape, own_keys));
   }
 
  private:
   Scratch() = default;
 
   // Sets the pointers. Returns how many bytes they take from the first aligned one on.
-  int64_t lay(char* memory, const Shape& shape, int64_t unsplit_keys) {
+  int64_t lay(char* memory, const Shape& shape, int64_t own_keys) {
     char* const begin = reinterpret_cast<char*>(aligned(memory));
     char* end = begin;
     const auto floats = [&](int64_t count) {
@@ -199,15 +249,16 @@ struct Scratch {
     ds = floats(kBlockRows * kScoreStride);
     ds_pairs = shape.pairs ? floats(kBlockRows * kPairStride) : nullptr;
     row_buffer = floats(larger(larger(shape.line(), shape.value_line()) * (kLanes + 1), 2 * kScoreStride) + kLanes);
-    unsplit_sums = floats(unsplit_keys == 0 ? 0
-                          : cache_lines(RowSums::floats(shape)) +
-                                unsplit_keys * (shape.columns() + shape.value_columns()));
+    total_sums = floats(own_keys == 0 ? 0 : RowSums::floats(shape, kChunkRows));
+    span_sums = floats(own_keys <= kMostSpans * kBlockKeys ? 0 : RowSums::floats(shape, kChunkRows));
+    key_sums = floats(own_keys * (shape.columns() + shape.value_columns()));
     views = reinterpret_cast<View*>(end);
     windows = reinterpret_cast<Window*>(views + kBlockRows);
     hidden = reinterpret_cast<uint8_t*>(windows + kBlockRows / kMicroRows);
     empty = hidden + 2 * kScoreStride;
     zeroed = empty + kChunkRows;
-    finite = zeroed + kChunkRows;
+    packed = zeroed + kChunkRows;
+    finite = packed + kChunkBlocks;
     return reinterpret_cast<char*>(finite + 2 * kChunkRows) - begin;
   }
 };

@@ -45,7 +45,7 @@ static void store_dq(const Gradients& gradients, const Sequence& s, int64_t head
             gradient_rows(gradients.query_rope, p.query_rope), s.query_rope + head * p.query_rope.head, i, buffer);
 }
 
-// Writes dK and dV of blocks `split`, `split` + splits, ... of a key head.
+// Writes dK and dV of the spans of a split.
 static void store_dk_dv(const Gradients& gradients, const Shape& shape, const KeyHeadPlan& plan, int64_t split,
                         float* buffer) {
   const Problem& p = gradients.problem;
@@ -56,27 +56,27 @@ static void store_dk_dv(const Gradients& gradients, const Shape& shape, const Ke
   const int64_t key_start = s.key + plan.key_head * key.head;
   const int64_t rope_start = s.key_rope + plan.key_head * rope.head;
   const int64_t value_start = s.value + plan.key_head * value.head;
-  for (int64_t block = split; block < plan.blocks; block += plan.splits) {
-    for (int64_t j = block * plan.block_keys; j < smaller(s.key_length, (block + 1) * plan.block_keys); ++j) {
+  const auto store = [&](int64_t first, int64_t keys) {
+    for (int64_t j = first; j < first + keys; ++j) {
       store_row(p, plan.dk_sums + j * shape.columns(), key, key_start, rope, rope_start, j, buffer);
       if (value.data == nullptr) continue;
       prefetch_row(value, p.type, value_start, j + kPrefetchDistance, shape.value_size);
       store_scaled(plan.dv_sums + j * shape.value_columns(), shape.value_size, 1.0f, value.data,
                    value_start + j * value.row, p.type, buffer);
     }
-  }
+  };
+  plan.each_span(split, [&](int64_t span) { plan.each_block(span, store); });
 }
 
-// Clears the sums of dK and dV of blocks `split`, `split` + splits, ... of a key head.
+// Clears the sums of dK and dV of the spans of a split.
 static void clear_dk_dv(const Shape& shape, const KeyHeadPlan& plan, int64_t split) {
-  for (int64_t block = split; block < plan.blocks; block += plan.splits) {
-    const int64_t first = block * plan.block_keys;
-    const int64_t keys = smaller(plan.block_keys, plan.sequence->key_length - first);
+  const auto clear = [&](int64_t first, int64_t keys) {
     float* key = plan.dk_sums + first * shape.columns();
     float* value = plan.dv_sums + first * shape.value_columns();
     for (int64_t n = 0; n < keys * shape.columns(); ++n) key[n] = 0;
     for (int64_t n = 0; n < keys * shape.value_columns(); ++n) value[n] = 0;
-  }
+  };
+  plan.each_span(split, [&](int64_t span) { plan.each_block(span, clear); });
 }
 
 // What a row adds to the gradient of its head's sink.
