@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -252,10 +252,10 @@ def test_what_cannot_be_replaced_is_left(seen: provider.Activity) -> None:
 def test_a_failure_leaves_the_session_as_it_is(
     kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(content: bytes, captures: bool) -> Replacement:
+    def failing(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
         if kind == "raises":
             raise ValueError("no\nidea")
-        found = replacement(content, captures)
+        found = replacement(content, addresses, captures)
         assert found.model is not None
         if kind == "gives another model":
             return Replacement(found.report, b"no model", found.sizes)
@@ -281,9 +281,9 @@ def test_an_error_of_a_run_leaves_the_session_usable() -> None:
 def test_sessions_in_threads(seen: provider.Activity, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sessions are made while each of them waits in the matcher, and another one runs."""
 
-    def slow(content: bytes, captures: bool) -> Replacement:
+    def slow(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
         time.sleep(0.1)
-        return replacement(content, captures)
+        return replacement(content, addresses, captures)
 
     running = session_of(attention())
     monkeypatch.setattr(provider, "replacement", slow)

@@ -12,8 +12,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,6 +27,7 @@
 #include "../register.hpp"
 #include "fused_session.hpp"
 #include "graph_model.hpp"
+#include "plan.hpp"
 
 #define FA_VISIBLE extern "C" __attribute__((visibility("default")))
 
@@ -33,24 +36,24 @@ namespace {
 
 constexpr const char* kName = "FaCompilerExecutionProvider";
 constexpr const char* kVendor = "fa_compiler";
-constexpr const char* kVersion = "0.1.0";
 // A session option of the sessions that the provider makes itself. In them it claims nothing.
 constexpr const char* kNested = "fa_compiler.nested";
 
-// What the matcher says of a graph.
-struct Answer {
-  std::string model;  // empty: nothing is to be replaced
-  std::vector<int64_t> sizes;
-  ort::Severity severity = ort::Severity::info;
-  std::string message;
-};
+// Where the plans are: an option of the session, and a variable of the environment for sessions without it.
+constexpr const char* kPlanOption = "ep.facompilerexecutionprovider.plan";
+constexpr const char* kPlanVariable = "FA_COMPILER_PLAN";
 
-// The matcher calls `answer` once, with this answer, before it returns. `model` is null if nothing is to be replaced.
+// The matcher calls `take` once, with its answer, before it returns. `weights` are the addresses of GraphModel::weights.
+// `model` of the answer is null if nothing is to be replaced.
 using TakeAnswer = void (*)(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count,
                             int severity, const char* message);
-using Matcher = void (*)(const char* model, size_t bytes, void* answer, TakeAnswer take);
+using Matcher = void (*)(const char* model, size_t bytes, const void* const* weights, size_t count, void* answer,
+                         TakeAnswer take);
+// Is told why a session runs without fused attention.
+using Failed = void (*)(const char* reason);
 
 std::atomic<Matcher> matcher{nullptr};
+std::atomic<Failed> failed{nullptr};
 
 void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, int severity,
                  const char* message) {
@@ -108,13 +111,15 @@ ComputeInfo::ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused, Ports
 
 class Provider : public ort::ep::Provider {
  public:
-  Provider(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger);
+  // `runtime` is the version of ONNX Runtime.
+  Provider(ort::Api api, const std::string& runtime, const ort::SessionOptions* options, const ort::Logger* logger);
 
  private:
   static Provider& of(ort::ep::Provider* self) { return *static_cast<Provider*>(self); }
 
   void claim(const ort::Graph* graph, ort::GraphSupportInfo* support);
   std::shared_ptr<const Fused> fused(const ort::Graph* graph);
+  std::optional<Answer> answer(const GraphModel& model);
   std::unique_ptr<ComputeInfo> compiled(const ort::Node* node) const;
   void log(ort::Severity severity, const char* text) const;
   void log_failure(const char* reason) const;
@@ -122,6 +127,7 @@ class Provider : public ort::ep::Provider {
   ort::Api api_;
   const ort::Logger* logger_;
   OptionsPtr options_;  // null: the provider claims nothing
+  std::optional<Plans> plans_;
   std::shared_ptr<const Fused> fused_;
 };
 
@@ -129,6 +135,28 @@ bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key
   int found = 0;
   check(api, ort::HasSessionConfigEntry(api, options, key, &found));
   return found != 0;
+}
+
+// The value of an option that the session has.
+std::string entry_of(ort::Api api, const ort::SessionOptions* options, const char* key) {
+  size_t size = 0;  // with the final 0
+  check(api, ort::GetSessionConfigEntry(api, options, key, nullptr, &size));
+  std::string value(size, '\0');
+  check(api, ort::GetSessionConfigEntry(api, options, key, value.data(), &size));
+  value.resize(size - 1);
+  return value;
+}
+
+// The plans that the session may use. A session without the option has those of the environment.
+std::optional<Plans> plans_of(ort::Api api, const std::string& runtime, const ort::SessionOptions* options) {
+  std::string place;
+  if (has_entry(api, options, kPlanOption)) {
+    place = entry_of(api, options, kPlanOption);
+  } else if (const char* variable = std::getenv(kPlanVariable)) {
+    place = variable;
+  }
+  if (place.empty()) return std::nullopt;
+  return Plans(place, runtime);
 }
 
 OptionsPtr copy_of(ort::Api api, const ort::SessionOptions* options) {
@@ -151,8 +179,8 @@ OptionsPtr nested_options(ort::Api api, const ort::SessionOptions* options) {
   return copy;
 }
 
-Provider::Provider(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger)
-    : api_(api), logger_(logger), options_(nested_options(api, options)) {
+Provider::Provider(ort::Api api, const std::string& runtime, const ort::SessionOptions* options, const ort::Logger* logger)
+    : api_(api), logger_(logger), options_(nested_options(api, options)), plans_(plans_of(api, runtime, options)) {
   name = [](const ort::ep::Provider*) { return kName; };
   get_capability = [](ort::ep::Provider* self, const ort::Graph* graph, ort::GraphSupportInfo* support) {
     Provider& provider = of(self);
@@ -188,6 +216,7 @@ void Provider::log_failure(const char* reason) const {
   char text[1024];
   std::snprintf(text, sizeof(text), "the graph runs without fused attention: %s", reason);
   log(ort::Severity::warning, text);
+  if (const Failed tell = failed.load()) tell(reason);
 }
 
 // Whether the graph belongs to a node, or reads values of a graph around it. 1.23 does not tell the node.
@@ -230,16 +259,33 @@ void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
   check(api_, ort::ep::AddNodesToFuse(ort::GetEpApi(api_), support, nodes.data(), nodes.size(), &fusion));
 }
 
-std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph) {
+// The answer of a plan or, if no plan has one, of the matcher. Empty if there is none.
+std::optional<Answer> Provider::answer(const GraphModel& model) {
+  if (plans_) {
+    const auto refused = [&](const std::string& reason) { log(ort::Severity::warning, reason.c_str()); };
+    if (auto found = plans_->answer(model, refused)) return found;
+  }
   const Matcher match = matcher.load();
-  if (match == nullptr) return nullptr;
-  const GraphModel model = model_of(api_, graph);
+  if (match == nullptr) return std::nullopt;
+  std::vector<const void*> weights;
+  for (const Weight& weight : model.weights) weights.push_back(weight.data);
   Answer answer;
-  match(model.bytes.data(), model.bytes.size(), &answer, take_answer);
-  if (!answer.message.empty()) log(answer.severity, answer.message.c_str());
-  if (answer.model.empty()) return nullptr;
-  const OutputSizes sizes(answer.sizes, model.inputs.size(), model.outputs.size());
-  FusedSession session(api_, copy_of(api_, options_.get()).get(), answer.model, model.weights);
+  match(model.bytes.data(), model.bytes.size(), weights.data(), weights.size(), &answer, take_answer);
+  return answer;
+}
+
+std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph) {
+  if (!plans_ && matcher.load() == nullptr) {
+    log(ort::Severity::info, "nothing is fused: there is no plan, and no matcher in this process");
+    return nullptr;
+  }
+  const GraphModel model = model_of(api_, graph);
+  const std::optional<Answer> found = answer(model);
+  if (!found) return nullptr;
+  if (!found->message.empty()) log(found->severity, found->message.c_str());
+  if (found->model.empty()) return nullptr;
+  const OutputSizes sizes(found->sizes, model.inputs.size(), model.outputs.size());
+  FusedSession session(api_, copy_of(api_, options_.get()).get(), found->model, model.weights);
   return std::make_shared<Fused>(Fused{std::move(session), model.inputs, model.outputs, sizes});
 }
 
@@ -269,7 +315,8 @@ std::unique_ptr<ComputeInfo> Provider::compiled(const ort::Node* node) const {
 // are sessions, and a session calls the factory when it releases its provider.
 class Factory : public ort::ep::Factory {
  public:
-  Factory(ort::Api api, int minor);
+  // `runtime` is the version of ONNX Runtime, and `minor` its second number.
+  Factory(ort::Api api, const std::string& runtime, int minor);
 
   // Ends one use of the factory: by ONNX Runtime, or by a provider.
   static void release(ort::ep::Factory* self) {
@@ -280,11 +327,12 @@ class Factory : public ort::ep::Factory {
   static Factory& of(ort::ep::Factory* self) { return *static_cast<Factory*>(self); }
 
   ort::Api api_;
+  std::string runtime_;
   std::atomic<size_t> users_{1};
   std::vector<ort::CustomOpDomain*> domains_;
 };
 
-Factory::Factory(ort::Api api, int minor) : api_(api) {
+Factory::Factory(ort::Api api, const std::string& runtime, int minor) : api_(api), runtime_(runtime) {
   version = static_cast<uint32_t>(std::min(minor, ort::kFirstEpDomainMinor));
   if (minor >= ort::kFirstEpDomainMinor) domains_ = file_domains(api);
   name = [](const ort::ep::Factory*) { return kName; };
@@ -314,7 +362,7 @@ Factory::Factory(ort::Api api, int minor) : api_(api) {
                        ort::ep::Provider** provider) {
     Factory& factory = of(self);
     return guarded(factory.api_, [&] {
-      *provider = new Provider(factory.api_, options, logger);
+      *provider = new Provider(factory.api_, factory.runtime_, options, logger);
       factory.users_.fetch_add(1);
     });
   };
@@ -354,7 +402,7 @@ FA_VISIBLE ort::Status* CreateEpFactories(const char*, const ort::ApiBase* base,
   return fa::guarded(api, [&] {
     if (most == 0) throw fa::Error{ort::ErrorCode::invalid_argument, "no room for a provider factory"};
     fa::note_version(api, version);
-    factories[0] = new fa::provider::Factory(api, minor);
+    factories[0] = new fa::provider::Factory(api, version, minor);
     *count = 1;
   });
 }
@@ -364,5 +412,9 @@ FA_VISIBLE ort::Status* ReleaseEpFactory(ort::ep::Factory* factory) {
   return nullptr;
 }
 
-// Sets the function that fuses graphs, for all sessions that are made from now on. Null: none is fused.
-FA_VISIBLE void FaCompilerSetMatcher(fa::provider::Matcher match) { fa::provider::matcher.store(match); }
+// Sets the function that fuses graphs, and the one that is told of failures, for all sessions that are made from now on.
+// Null: there is none.
+FA_VISIBLE void FaCompilerSetMatcher(fa::provider::Matcher match, fa::provider::Failed tell) {
+  fa::provider::matcher.store(match);
+  fa::provider::failed.store(tell);
+}
