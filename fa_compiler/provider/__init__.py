@@ -28,9 +28,9 @@ from fa_compiler.provider.plan_file import entry
 PROVIDER = "FaCompilerExecutionProvider"
 """The name of the provider, in ONNX Runtime and in lists of providers."""
 
-FIRST_RELEASE, FIRST_WITH_CAPTURES = (1, 23), (1, 27)
-"""The first release of ONNX Runtime whose plugin interface the library can use, and the first that gives a claimed node
-also the inputs that only its subgraphs read."""
+FIRST_RELEASE, FIRST_WITH_OPERATORS, FIRST_WITH_CAPTURES = (1, 23), (1, 24), (1, 27)
+"""The first release of ONNX Runtime whose plugin interface the library can use, the first in which our device brings
+the operators of fused files, and the first that gives a claimed node also the inputs that only its subgraphs read."""
 
 _LOGGER = logging.getLogger("fa_compiler")
 
@@ -125,7 +125,7 @@ def register_provider() -> Sequence[Any]:
         InputError: this ONNX Runtime is older than 1.23.
         LibraryNotBuilt: the library is not installed.
     """
-    if _release() < FIRST_RELEASE:
+    if release() < FIRST_RELEASE:
         first = ".".join(map(str, FIRST_RELEASE))
         raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
     with _registration:
@@ -137,7 +137,8 @@ def register_provider() -> Sequence[Any]:
     return devices
 
 
-def _release() -> tuple[int, int]:
+def release() -> tuple[int, int]:
+    """The release of ONNX Runtime."""
     major, minor = ort.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -168,7 +169,7 @@ def _match(graph: bytes, addresses: Sequence[int]) -> tuple[bytes | None, tuple[
     """The fused graph or None, the sizes of its outputs, and a line for the log with its severity."""
     try:
         with _matching:
-            found = replacement(graph, addresses, captures=_release() >= FIRST_WITH_CAPTURES)
+            found = replacement(graph, addresses, captures=release() >= FIRST_WITH_CAPTURES)
         if _thread.overheard is not None:
             _thread.overheard.entries.append(entry(graph, found))
             _thread.overheard.reports.append(found.report)

@@ -176,6 +176,9 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   if (api == nullptr) return nullptr;
   return fa::guarded(api, [&] {
     fa::note_version(api, base->version());
+    int has_operators = 0;
+    fa::check(api, ort::HasSessionConfigEntry(api, options, fa::kHasOperators, &has_operators));
+    if (has_operators != 0) return;
     for (ort::CustomOpDomain* domain : fa::file_domains(api)) fa::check(api, ort::AddCustomOpDomain(api, options, domain));
   });
 }

@@ -7,6 +7,11 @@
 
 namespace fa {
 
+// An option of our device, and the session option that ONNX Runtime makes of it where a session gets the device. Such a
+// session has the domains of files already, and RegisterCustomOps adds nothing.
+inline constexpr const char* kBringsOperators = "brings_operators";
+inline constexpr const char* kHasOperators = "ep.facompilerexecutionprovider.brings_operators";
+
 // The domains of files: those that RegisterCustomOps adds. They live as long as the library.
 std::vector<ort::CustomOpDomain*> file_domains(ort::Api api);
 

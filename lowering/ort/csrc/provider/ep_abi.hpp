@@ -47,7 +47,6 @@ inline constexpr Slot<void(SessionOptions*)> ReleaseSessionOptions{100};
 inline constexpr Slot<Status*(SessionOptions*, const char*)> SetOptimizedModelFilePath{11};
 inline constexpr Slot<Status*(SessionOptions*)> DisableProfiling{15};
 inline constexpr Slot<Status*(SessionOptions*, const char*, const char*)> AddSessionConfigEntry{130};
-inline constexpr Slot<Status*(const SessionOptions*, const char*, int*)> HasSessionConfigEntry{237};
 inline constexpr Slot<Status*(SessionOptions*, const char* const*, char* const*, const size_t*, size_t)> AddExternalInitializersFromFilesInMemory{279};
 inline constexpr Slot<void(Value*)> ReleaseValue{96};
 inline constexpr Slot<Status*(const Value*, size_t*)> GetStringTensorDataLength{53};
@@ -59,6 +58,9 @@ inline constexpr Slot<Status*(const Logger*, Severity, const char*, const char*,
 inline constexpr Slot<Status*(const OpAttr*, AttributeKind, void*, size_t, size_t*)> ReadOpAttr{272};
 inline constexpr Slot<Status*(const ValueInfo*, const char**)> GetValueInfoName{289};
 inline constexpr Slot<Status*(const ValueInfo*, const TypeInfo**)> GetValueInfoTypeInfo{290};
+inline constexpr Slot<void(KeyValuePairs**)> CreateKeyValuePairs{295};
+inline constexpr Slot<void(KeyValuePairs*, const char*, const char*)> AddKeyValuePair{296};
+inline constexpr Slot<void(KeyValuePairs*)> ReleaseKeyValuePairs{300};
 inline constexpr Slot<DeviceKind(const HardwareDevice*)> HardwareDevice_Type{307};
 inline constexpr Slot<Api()> GetEpApi{317};
 inline constexpr Slot<Status*(const Value*, size_t*)> GetTensorSizeInBytes{318};

@@ -23,6 +23,7 @@ struct Deleter {
 using EnvPtr = std::unique_ptr<ort::Env, Deleter<ort::ReleaseEnv>>;
 using SessionPtr = std::unique_ptr<ort::Session, Deleter<ort::ReleaseSession>>;
 using OptionsPtr = std::unique_ptr<ort::SessionOptions, Deleter<ort::ReleaseSessionOptions>>;
+using PairsPtr = std::unique_ptr<ort::KeyValuePairs, Deleter<ort::ReleaseKeyValuePairs>>;
 using ValuePtr = std::unique_ptr<ort::Value, Deleter<ort::ReleaseValue>>;
 
 // An input or output of the node that the graph becomes in the caller's session. `place` is its position among the inputs

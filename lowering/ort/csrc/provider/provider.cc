@@ -326,6 +326,14 @@ class Factory : public ort::ep::Factory {
  private:
   static Factory& of(ort::ep::Factory* self) { return *static_cast<Factory*>(self); }
 
+  // The options that a session gets with the device.
+  PairsPtr device_options() const {
+    ort::KeyValuePairs* pairs = nullptr;
+    ort::CreateKeyValuePairs(api_, &pairs);
+    if (!domains_.empty()) ort::AddKeyValuePair(api_, pairs, kBringsOperators, "1");
+    return PairsPtr(pairs, {api_});
+  }
+
   ort::Api api_;
   std::string runtime_;
   std::atomic<size_t> users_{1};
@@ -351,7 +359,8 @@ Factory::Factory(ort::Api api, const std::string& runtime, int minor) : api_(api
     *found_count = 0;
     for (size_t i = 0; i < count && *found_count < most && *found_count == 0; ++i) {
       if (ort::HardwareDevice_Type(api, devices[i]) != ort::DeviceKind::cpu) continue;
-      ort::Status* status = ort::ep::CreateEpDevice(ort::GetEpApi(api), self, devices[i], nullptr, nullptr, found);
+      const auto options = of(self).device_options();
+      ort::Status* status = ort::ep::CreateEpDevice(ort::GetEpApi(api), self, devices[i], nullptr, options.get(), found);
       if (status != nullptr) return status;
       *found_count = 1;
     }
