@@ -6,6 +6,9 @@
 // value, float32 [2, 4, 8, 16], whose values follow each other in the file FLOATS, and the output out of the same shape.
 // PLAN is a file or a folder; for "-" no option names one, and for "without" the session has no provider. For each PLAN
 // the bytes of the output go to standard output. A session that cannot be made, or does not run, ends the program.
+//
+// With failing_malloc.cc preloaded, K@PLAN lets the K-th allocation of the library fail while the session is made, and the
+// program says how many there were.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -15,6 +18,10 @@
 #include <vector>
 
 #include "ep_abi.hpp"
+
+// Of failing_malloc.cc. Null without it.
+extern "C" __attribute__((weak)) void fail_allocation(long number);
+extern "C" __attribute__((weak)) long count_allocations();
 
 namespace {
 
@@ -95,17 +102,24 @@ int main(int count, char** words) {
   check(RegisterExecutionProviderLibrary(api, env, kName, words[2]));
   const ort::EpDevice* device = device_of(env);
   for (int i = 6; i < count; ++i) {
-    const std::string plan = words[i];
+    std::string plan = words[i];
     std::fprintf(stderr, "plan %s\n", words[i]);
+    const size_t at = plan.find('@');
+    const long failing = at == std::string::npos ? -1 : std::atol(plan.c_str());
+    if (failing >= 0) plan.erase(0, at + 1);
+    const char* value = plan.c_str();
     ort::SessionOptions* options = nullptr;
     check(CreateSessionOptions(api, &options));
     check(SetSessionGraphOptimizationLevel(api, options, std::atoi(words[4])));
     const char* key = "plan";
     if (plan != "without") {
-      check(SessionOptionsAppendExecutionProvider_V2(api, options, env, &device, 1, &key, &words[i], plan == "-" ? 0 : 1));
+      check(SessionOptionsAppendExecutionProvider_V2(api, options, env, &device, 1, &key, &value, plan == "-" ? 0 : 1));
     }
     ort::Session* session = nullptr;
-    check(CreateSession(api, env, words[3], options, &session));
+    if (failing >= 0) fail_allocation(failing);
+    ort::Status* made = CreateSession(api, env, words[3], options, &session);
+    if (failing >= 0) std::fprintf(stderr, "allocations %ld\n", count_allocations());
+    check(made);
     run(session, floats);
     ort::ReleaseSession(api, session);
     ort::ReleaseSessionOptions(api, options);

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +61,16 @@ Host = Callable[..., list[Told]]
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program in C++, built against our declarations of ONNX Runtime's interface."""
+    return compiled("plan_host", tmp_path_factory.mktemp("host"), f"-I{SOURCES}", "-ldl")
+
+
+def compiled(name: str, folder: Path, *options: str) -> Path:
+    """A program, or with the option -shared a library, of a C++ file beside this one."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    built = tmp_path_factory.mktemp("host") / "plan_host"
-    source = Path(__file__).with_name("plan_host.cc")
-    subprocess.run([*compiler.split(), "-std=c++20", f"-I{SOURCES}", str(source), "-o", str(built), "-ldl"], check=True)
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("there is no C++ compiler, or ONNX Runtime's library has another name")
+    source, built = Path(__file__).with_name(f"{name}.cc"), folder / name
+    subprocess.run([*compiler.split(), "-std=c++20", str(source), *options, "-o", str(built)], check=True)
     return built
 
 
@@ -75,9 +81,13 @@ def host(program: Path, tmp_path: Path) -> Host:
     floats = tmp_path / "floats"
     floats.write_bytes(b"".join(feeds()[name].tobytes() for name in ("query", "key", "value")))
 
-    def run(model: Path, *plans: Path | str, level: int = ALL, variable: Path | str = "") -> list[Told]:
+    def run(
+        model: Path, *plans: Path | str, level: int = ALL, variable: Path | str = "", preload: Path | str = ""
+    ) -> list[Told]:
         words = map(str, (program, runtime, custom_ops_library(), model, level, floats, *plans))
         environment = {**os.environ, "FA_COMPILER_PLAN": str(variable)}
+        if preload:
+            environment["LD_PRELOAD"] = str(preload)
         done = subprocess.run([*words], capture_output=True, check=False, env=environment)
         log = done.stderr.decode(errors="replace")
         assert done.returncode == 0, log[-2000:]
@@ -201,6 +211,27 @@ def test_damage_anywhere(host: Host, paths: tuple[Path, Path], tmp_path: Path) -
     (told,) = host(model, tmp_path)  # the folder holds the right one, too
     assert told.is_fused
     assert len(told.warnings) == len([name for name in sorted(file.name for file in files) if name < plan.name])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the failing malloc is one for glibc")
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="the sanitizers have a malloc of their own")
+def test_memory_that_runs_out(host: Host, paths: tuple[Path, Path], tmp_path: Path) -> None:
+    """Whichever allocation of the library fails, the session runs without us, and the log says why."""
+    model, plan = paths
+    failing = compiled("failing_malloc", tmp_path, "-shared", "-fPIC")
+    without, counted = host(model, "without", f"0@{plan}", preload=failing)
+    assert counted.is_fused
+    (count,) = map(int, re.findall(r"^allocations (\d+)$", counted.placed, flags=re.MULTILINE))
+    assert count > 100
+    numbers = sorted({*range(1, count, 12), *range(1, 6), *range(count - 5, count + 1)})
+    for number, told in zip(
+        numbers, host(model, *(f"{number}@{plan}" for number in numbers), preload=failing), strict=True
+    ):
+        (line,) = told.warnings
+        assert line.startswith("the graph runs without fused attention: "), number
+        assert "bad_alloc" in line
+        assert not told.is_fused
+        assert told.output == without.output
 
 
 # -- in this process -------------------------------------------------------------------------------
