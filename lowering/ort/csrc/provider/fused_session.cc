@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "../register.hpp"
-
 namespace fa::provider {
 namespace {
 
@@ -52,8 +50,8 @@ std::vector<const char*> names_of(const std::vector<size_t>& places, const std::
 
 FusedSession::FusedSession(ort::Api api, ort::SessionOptions* options, const std::string& model,
                            const std::vector<Weight>& weights)
-    : api_(api), env_(environment(api)), session_(nullptr, {api}) {
-  add_nested_operators(api, options);
+    : api_(api), env_(environment(api)), operators_(nested_domain(api, model)), session_(nullptr, {api}) {
+  check(api, ort::AddCustomOpDomain(api, options, operators_.get()));
   std::vector<const char*> files;
   std::vector<char*> buffers;
   std::vector<size_t> sizes;

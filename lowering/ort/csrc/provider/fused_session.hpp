@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../op.hpp"
+#include "../register.hpp"
 #include "graph_model.hpp"
 #include "output_sizes.hpp"
 
@@ -46,6 +47,7 @@ class FusedSession {
  private:
   ort::Api api_;
   EnvPtr env_;
+  DomainPtr operators_;
   SessionPtr session_;
 };
 
