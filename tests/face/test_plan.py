@@ -391,3 +391,16 @@ def test_a_fused_graph_that_the_runtime_refuses(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(fa_compiler.InputError, match="no plan for .*protobuf parsing failed"):
         fa_compiler.plan(saved(attention(), tmp_path / "model.onnx"), tmp_path / "model.plan")
     assert not (tmp_path / "model.plan").exists()
+
+
+def test_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime cannot pass it on, so the command does."""
+
+    def interrupted(*args: object, **kwargs: object) -> Replacement:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(provider, "replacement", interrupted)
+    model, plan = saved(attention(), tmp_path / "model.onnx"), tmp_path / "model.plan"
+    assert main(["plan", str(model), "-o", str(plan)]) == 130
+    assert "interrupted; nothing was written" in capsys.readouterr().err
+    assert not plan.exists()

@@ -1,9 +1,10 @@
 // The plugin execution provider: CreateEpFactories and ReleaseEpFactory, which ONNX Runtime looks up in the library, and
 // FaCompilerSetMatcher, by which the Python package gives it the matcher.
 //
-// GetCapability writes the graph of a session as a model and hands it to the matcher. If the matcher fuses something, it
-// answers with the model of the fused graph, and the provider makes a session of it, inside the caller's. Only if that
-// succeeds does the provider claim the graph: whatever fails before leaves the graph to the other providers.
+// GetCapability writes the graph of a session as a model. A plan that has this graph answers with the model of the fused
+// graph; if there is none, the matcher does. The provider makes a session of the answer, inside the caller's. Only if that
+// succeeds does it claim the graph: whatever fails before leaves the graph to the other providers. Memory that runs out
+// is such a failure, so CreateEp and Compile, whose errors would end the caller's session, must not fail for it.
 //
 // The claim is the whole graph. Claimed nodes become one node, so no node of another provider may lie on a path between
 // them. The nodes that fusion removes are those of all layers, and of the mask that the layers share. All other nodes of
