@@ -404,3 +404,14 @@ def test_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["plan", str(model), "-o", str(plan)]) == 130
     assert "interrupted; nothing was written" in capsys.readouterr().err
     assert not plan.exists()
+
+
+def test_a_graph_that_is_shown_again(tmp_path: Path) -> None:
+    """ONNX Runtime writes out CastLike when the other nodes have their provider already. That is no failure of ours."""
+    x, like = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "like"))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    nodes = [helper.make_node("Relu", ["x"], ["h"], "relu"), helper.make_node("CastLike", ["h", "like"], ["y"], "cast")]
+    graph = helper.make_graph(nodes, "plain", [x, like], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
+    report = fa_compiler.plan(saved(model, tmp_path / "model.onnx"), tmp_path / "model.plan")
+    assert not report.blocks

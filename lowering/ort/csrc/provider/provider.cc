@@ -186,6 +186,7 @@ class Provider : public ort::ep::Provider {
   const ort::Logger* logger_;
   OptionsPtr options_;  // of the session inside
   std::optional<Plans> plans_;
+  bool answered_ = false;  // whether a graph of the session was matched
   std::unique_ptr<ComputeInfo> claimed_;  // between GetCapability and Compile
 };
 
@@ -294,10 +295,11 @@ void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
   if (is_inside_another(api_, graph)) return;
   const auto nodes = all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
   if (const std::string before = provider_before(api_, nodes); !before.empty()) {
-    // The graph of a session that this provider has claimed is shown again.
-    if (before != kName) log_failure((before + " comes first").c_str());
+    // A graph is shown again after a claim, and after the runtime has written out functions in a graph without one.
+    if (before != kName && !answered_) log_failure((before + " comes first").c_str());
     return;
   }
+  answered_ = true;
   auto found = fused(graph);
   if (found == nullptr) return;
   claimed_ = std::make_unique<ComputeInfo>(api_, std::move(found));
