@@ -6,7 +6,7 @@
 #   make lint     ruff and mypy
 #   make sanitize the kernel tests, those of the provider, and random calls on a library built with address and
 #                 undefined-behaviour sanitizers
-#   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators --seconds 300" says which and how long
+#   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators plan_bytes --seconds 300" says which and how long
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make wheels   wheels for Linux on x86-64 and aarch64, and a source distribution, in build/wheels; where qemu-user is,
 #                 a sample of the tests on the aarch64 one
@@ -30,7 +30,7 @@ BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BENCH := all
 FUZZ := all --seconds 600
-SANITIZED_FUZZ := operators --seconds 300
+SANITIZED_FUZZ := operators plan_bytes --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 SWEEP_VENVS := $(VENV)-sweep $(VENV)-optimum $(VENV)-convert
 PROVIDER_RUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.31.1
@@ -57,7 +57,7 @@ WITH_SANITIZERS = ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=pri
 	FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so
 sanitize: sanitized
 	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
-	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/face/test_provider.py -k "not script"
+	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/face/test_provider.py tests/face/test_plan.py -k "not script"
 	$(MAKE) sanitize-fuzz
 
 sanitize-fuzz: sanitized
@@ -100,7 +100,7 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 	done
 	set -e; for version in $(PROVIDER_RUNTIMES); do \
 		echo "the provider in onnxruntime $$version"; \
-		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py; \
+		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py tests/face/test_plan.py; \
 	done
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py

@@ -9,6 +9,7 @@
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
     fused = fa_compiler.FuseAttention()(ir_model).model             # a pass of onnx_ir, for pipelines in memory
     options.add_provider_for_devices(fa_compiler.register_provider(), {})    # or: in any session of ONNX Runtime
+    fa_compiler.plan("model.onnx", "model.plan")                    # the same for programs without Python
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
     fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
     fa_compiler.shard("model.onnx", "out", 4)                       # the model that 4 ranks run with mpirun
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from fa_compiler.passes import Report
     from fa_compiler.pipeline import Result, inspect, optimize
     from fa_compiler.provider import register_provider
+    from fa_compiler.provider.plan import plan
     from fa_compiler.session import InferenceSession
     from fa_compiler.verification import verify
 
@@ -78,6 +80,7 @@ __all__ = [
     "inspect",
     "ops",
     "optimize",
+    "plan",
     "reference",
     "register_custom_ops",
     "register_provider",
@@ -101,6 +104,7 @@ _LAZY = {
     "graph": "fa_compiler.model_graph",
     "inspect": "fa_compiler.pipeline",
     "optimize": "fa_compiler.pipeline",
+    "plan": "fa_compiler.provider.plan",
     "register_custom_ops": "fa_compiler.lowering.ort",
     "register_provider": "fa_compiler.provider",
     "shard": "fa_compiler.parallel.sharding",

@@ -389,7 +389,12 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One line with the number of blocks of each status."""
+        """One line with the number of blocks of each status, and the time."""
+        return f"{self.outcome}, {self.seconds:.1f} s" if self.blocks else self.outcome
+
+    @property
+    def outcome(self) -> str:
+        """The summary without the time: the same in every run."""
         if not self.blocks:
             return f"{self.model}: no attention found"
         parts = [f"{self.count('fused')} fused"]
@@ -401,7 +406,7 @@ class Report:
             parts.append(f"{other} not attention")
         linear = self.count("linear_attention")
         beside = f", {linear} without a softmax" if linear else ""
-        return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}){beside}, {self.seconds:.1f} s"
+        return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}){beside}"
 
     @property
     def _rows(self) -> list[list[str]]:

@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_run(commands)
     _add_shard(commands)
+    _add_plan(commands)
     _add_registry(commands)
     _add_atc(commands)
     _add_air(commands)
@@ -371,6 +372,32 @@ def _add_ranks(
         default=[],
         help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
     )
+
+
+def _add_plan(commands: _Commands) -> None:
+    examples = """\
+  fa-compiler plan model.onnx -o model.plan
+  FA_COMPILER_PLAN=model.plan ./server    # a program without Python that has the library as execution provider
+"""
+    text = "write down what the execution provider does with a model, for programs without Python"
+    command = _command(commands, "plan", text, examples)
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command.add_argument("-o", "--output", metavar="OUT.plan", type=Path, required=True)
+    level = command.add_argument(
+        "--level",
+        metavar="all|extended|basic|disabled",
+        default="all",
+        help="the optimisation level of the program's sessions (default all, as in ONNX Runtime)",
+    )
+    _completed(level, ("all", "extended", "basic", "disabled"))
+    command.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1, after writing, if an attention was declined or none was fused",
+    )
+    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.set_defaults(run="models.plan")
 
 
 def _add_registry(commands: _Commands) -> None:

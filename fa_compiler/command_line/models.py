@@ -1,4 +1,4 @@
-"""The commands that work on models: optimize, inspect, verify.
+"""The commands that work on models: optimize, inspect, verify, plan; and library.
 
 ONNX Runtime and rich are imported where they are used: an `optimize --quiet` needs neither.
 """
@@ -72,6 +72,19 @@ def _strict_exit_code(report: Report) -> int:
         what = f"{'blocks' if len(declined) > 1 else 'block'} {', '.join(map(str, declined))} declined"
     print(f"fa-compiler: error: --strict: {what}", file=sys.stderr)
     return DIFFERENT
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Write a plan for the execution provider."""
+    from fa_compiler.provider.plan import plan as write_plan
+
+    report = write_plan(args.model, args.output, args.level)
+    if not args.quiet:
+        from fa_compiler.command_line.render import print_report
+
+        print_report(report, args.explain)
+        print(wrote(args.output))
+    return _strict_exit_code(report) if args.strict else OK
 
 
 def library(args: argparse.Namespace) -> int:

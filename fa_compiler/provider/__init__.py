@@ -1,7 +1,7 @@
 """The plugin execution provider: attention is fused in any session of ONNX Runtime that names our device.
 
 `register_provider` registers the library with ONNX Runtime and gives it the matcher. From then on ONNX Runtime calls
-the library while it makes a session, and the library calls `_match` with the session's graph. docs/provider.md draws
+the library while it makes a session, and the library calls `_answer` with the session's graph. docs/provider.md draws
 this.
 """
 
@@ -12,7 +12,8 @@ import ctypes
 import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +23,14 @@ from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import custom_ops_library
 from fa_compiler.passes import Report
 from fa_compiler.provider.matching import replacement
+from fa_compiler.provider.plan_file import entry
 
 PROVIDER = "FaCompilerExecutionProvider"
 """The name of the provider, in ONNX Runtime and in lists of providers."""
 
-FIRST_RELEASE, FIRST_WITH_CAPTURES = (1, 23), (1, 27)
-"""The first release of ONNX Runtime whose plugin interface the library can use, and the first that gives a claimed node
-also the inputs that only its subgraphs read."""
+FIRST_RELEASE, FIRST_WITH_OPERATORS, FIRST_WITH_CAPTURES = (1, 23), (1, 24), (1, 27)
+"""The first release of ONNX Runtime whose plugin interface the library can use, the first in which our device brings
+the operators of fused files, and the first that gives a claimed node also the inputs that only its subgraphs read."""
 
 _LOGGER = logging.getLogger("fa_compiler")
 
@@ -57,11 +59,55 @@ _TAKE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_char_p,
 )
-_MATCHER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, _TAKE)
+_MATCHER = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+    _TAKE,
+)
+_FAILED = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 _registration = threading.Lock()
 _matching = threading.Lock()
 """Held while a graph is matched: the passes share the symbols of sizes."""
+
+
+@dataclass
+class Overheard:
+    """What the provider is asked and answers in the sessions that one thread makes.
+
+    `entries` are the answers as a plan holds them, and `reports` those of the same graphs. `interrupted` says that the
+    user ended the matcher.
+    """
+
+    entries: list[bytes] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+
+class _Thread(threading.local):
+    """ONNX Runtime asks in the thread that makes the session."""
+
+    overheard: Overheard | None = None
+    report: Report | None = None
+    """That of the last graph."""
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def overhear() -> Iterator[Overheard]:
+    """Write down what the provider does in the sessions that this thread makes."""
+    _thread.overheard = Overheard()
+    try:
+        yield _thread.overheard
+    finally:
+        _thread.overheard = None
 
 
 def register_provider() -> Sequence[Any]:
@@ -79,19 +125,20 @@ def register_provider() -> Sequence[Any]:
         InputError: this ONNX Runtime is older than 1.23.
         LibraryNotBuilt: the library is not installed.
     """
-    if _release() < FIRST_RELEASE:
+    if release() < FIRST_RELEASE:
         first = ".".join(map(str, FIRST_RELEASE))
         raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
     with _registration:
         if not (devices := _devices()):
             path = custom_ops_library()
-            _library(path).FaCompilerSetMatcher(_callback)
+            _library(path).FaCompilerSetMatcher(_matcher, _failure)
             ort.register_execution_provider_library(PROVIDER, path)
             devices = _devices()
     return devices
 
 
-def _release() -> tuple[int, int]:
+def release() -> tuple[int, int]:
+    """The release of ONNX Runtime."""
     major, minor = ort.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -104,30 +151,35 @@ def _devices() -> list[Any]:
 def _library(path: str) -> ctypes.CDLL:
     """The library, which ONNX Runtime loads, too. It has no matcher any more when the interpreter ends."""
     library = ctypes.CDLL(path)
-    atexit.register(library.FaCompilerSetMatcher, None)
+    atexit.register(library.FaCompilerSetMatcher, None, None)
     return library
 
 
-def _answer(model: int, size: int, answer: int, take: Any) -> None:
+def _answer(model: int, size: int, weights: Any, count: int, answer: int, take: Any) -> None:
     """Answer the library. No exception may leave this function: there is nobody to catch it."""
-    content, sizes, severity, message = _match(ctypes.string_at(model, size))
+    content, sizes, severity, message = _match(ctypes.string_at(model, size), weights[:count])
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)
     take(answer, content, len(content or b""), numbers, len(sizes), severity, message.encode())
 
 
-_callback = _MATCHER(_answer)
+_matcher = _MATCHER(_answer)
 
 
-def _match(graph: bytes) -> tuple[bytes | None, tuple[int, ...], int, str]:
+def _match(graph: bytes, addresses: Sequence[int]) -> tuple[bytes | None, tuple[int, ...], int, str]:
     """The fused graph or None, the sizes of its outputs, and a line for the log with its severity."""
     try:
         with _matching:
-            found = replacement(graph, captures=_release() >= FIRST_WITH_CAPTURES)
+            found = replacement(graph, addresses, captures=release() >= FIRST_WITH_CAPTURES)
+        if _thread.overheard is not None:
+            _thread.overheard.entries.append(entry(graph, found))
+            _thread.overheard.reports.append(found.report)
     except FaCompilerError as error:
         return _failed(str(error))
     except BaseException as error:  # also an interrupt: ONNX Runtime cannot pass it on
+        if isinstance(error, KeyboardInterrupt) and _thread.overheard is not None:
+            _thread.overheard.interrupted = True
         return _failed(f"{type(error).__name__}: {one_line(error)}")
-    report = found.report
+    report = _thread.report = found.report
     _LOGGER.info("%s", report.summary)
     if activity is not None:
         activity.reports.append(report)
@@ -135,7 +187,23 @@ def _match(graph: bytes) -> tuple[bytes | None, tuple[int, ...], int, str]:
 
 
 def _failed(reason: str) -> tuple[None, tuple[()], int, str]:
+    _note_failure(reason)
+    return None, (), _WARNING, f"the session runs without fused attention: {reason}"
+
+
+def _library_failed(reason: bytes) -> None:
+    """The library could not use the answer: what the report says is not so."""
+    if activity is not None and _thread.report in activity.reports:
+        activity.reports.remove(_thread.report)
+    _note_failure(reason.decode(errors="replace"))
+
+
+_failure = _FAILED(_library_failed)
+
+
+def _note_failure(reason: str) -> None:
     _LOGGER.warning("a session runs without fused attention: %s", reason)
     if activity is not None:
         activity.failures.append(reason)
-    return None, (), _WARNING, f"the session runs without fused attention: {reason}"
+    if _thread.overheard is not None:
+        _thread.overheard.failures.append(reason)

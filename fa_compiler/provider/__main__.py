@@ -21,6 +21,9 @@ import onnxruntime as ort
 
 from fa_compiler import provider
 from fa_compiler.errors import FaCompilerError
+from fa_compiler.lowering.ort import register_custom_ops
+from fa_compiler.lowering.ort.eager import ORT_ERRORS
+from fa_compiler.op_registry import DOMAINS
 
 USAGE = "usage: python -m fa_compiler.provider [-m MODULE | SCRIPT] [ARGUMENT ...]"
 
@@ -64,7 +67,14 @@ class Sessions:
                 self.with_provider += 1
             else:
                 self.others[other] += 1
-            make(session, path_or_bytes, options, providers, provider_options, **kwargs)
+            arguments = (session, path_or_bytes, options, providers, provider_options)
+            try:
+                make(*arguments, **kwargs)
+            except ORT_ERRORS as error:
+                if provider.release() >= provider.FIRST_WITH_OPERATORS or not _lacks_operators(error):
+                    raise
+                register_custom_ops(options)
+                make(*arguments, **kwargs)
 
         ort.InferenceSession.__init__ = make_with_provider
 
@@ -95,6 +105,11 @@ class Sessions:
         if self.others:
             parts.append(f"without the provider: {', '.join(_listed(self.others))}")
         return f"fa_compiler: {'; '.join(parts)}"
+
+
+def _lacks_operators(error: Exception) -> bool:
+    """Whether ONNX Runtime refused a model because it has operators of this package."""
+    return any(f"{domain}:" in str(error) for domain in DOMAINS) and "is not a registered function/op" in str(error)
 
 
 def _count(number: int, what: str) -> str:

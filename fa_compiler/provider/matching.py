@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import onnx
 import onnx_ir as ir
@@ -26,35 +27,38 @@ class Replacement:
     """The fused graph in place of a session's graph.
 
     `model` is None if nothing was fused. `sizes` are the sizes of the outputs, as numbers that
-    lowering/ort/csrc/provider/output_sizes.hpp reads.
+    lowering/ort/csrc/provider/output_sizes.hpp reads. `read` are the weights whose values were looked at, by their
+    places: whatever the others hold, the answer is the same.
     """
 
     report: Report
     model: bytes | None = None
     sizes: tuple[int, ...] = ()
+    read: Mapping[int, memoryview] = field(default_factory=dict)
 
 
-def replacement(content: bytes, captures: bool) -> Replacement:
+def replacement(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
     """Fuse the graph of a session.
 
     Args:
-        content: the graph as a serialised model. The offset of its external data is an address in this process.
+        content: the graph as a serialised model. Its large weights are external data that are in no file.
+        addresses: where these weights are in memory, in the order of the model. They stay there during the call, and as
+            long as `read` of the result is used.
         captures: whether ONNX Runtime gives a claimed node also those inputs that only its subgraphs read.
 
     Raises:
         InputError: the graph cannot be replaced as a whole.
     """
     proto = onnx.ModelProto.FromString(content)
-    weights = _weights(proto)
+    weights = _Weights(proto, addresses)
     model = ir.from_proto(proto)
-    for name, tensor in weights.items():
-        model.graph.initializers[name].const_value = _in_memory(tensor)
+    weights.to_memory(model.graph)
     used, captured = _inputs_read(model.graph)
     restore_graph_operators(model)
     report, info = fuse_checked(model, Options())
     report.model = model.graph.name or "model"
     if not report.count("fused"):
-        return Replacement(report)
+        return Replacement(report, read=weights.read)
     if not captures and captured:
         raise InputError(f"only a subgraph reads the input '{captured[0]}', which needs a newer ONNX Runtime")
     for value in model.graph.outputs:
@@ -64,49 +68,57 @@ def replacement(content: bytes, captures: bool) -> Replacement:
     for value in [value for value in model.graph.inputs if value.name not in used]:
         model.graph.inputs.remove(value)
     _to_nested_domain(model)
-    for name, tensor in weights.items():
-        if name in model.graph.initializers:
-            model.graph.initializers[name].const_value = _in_file(tensor)
-    return Replacement(report, ir.to_proto(model).SerializeToString(), sizes)
+    weights.to_files(model.graph)
+    fused = ir.to_proto(model).SerializeToString()
+    return Replacement(report, fused, sizes, weights.read)
 
 
-def _weights(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """The weights that stayed in the runtime's memory, by name."""
-    return {
-        tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
+class _Weights:
+    """The weights that stayed in the runtime's memory."""
+
+    def __init__(self, proto: onnx.ModelProto, addresses: Sequence[int]) -> None:
+        external = [each for each in proto.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
+        self.read: dict[int, memoryview] = {}
+        """The bytes of the weights whose values were looked at, by their places."""
+        self._weights = list(zip(external, addresses, strict=True))
+        self._lazy: dict[str, ir.LazyTensor] = {}
+
+    def to_memory(self, graph: ir.Graph) -> None:
+        """Let the initialisers of a graph read from memory. A value is copied when somebody looks at it."""
+        for place, (tensor, address) in enumerate(self._weights):
+            lazy = ir.LazyTensor(
+                partial(self._value, place, tensor, address),
+                dtype=ir.DataType(tensor.data_type),
+                shape=ir.Shape(tensor.dims),
+                cache=True,
+                name=tensor.name,
+            )
+            graph.initializers[tensor.name].const_value = self._lazy[tensor.name] = lazy
+
+    def to_files(self, graph: ir.Graph) -> None:
+        """Let them be what the library gives to ONNX Runtime: each alone in a file, which exists only in memory."""
+        for tensor, _ in self._weights:
+            value = graph.initializers.get(tensor.name)
+            if value is not None and value.const_value is self._lazy[tensor.name]:
+                value.const_value = ir.ExternalTensor(
+                    _external(tensor)["location"],
+                    0,
+                    int(_external(tensor)["length"]),
+                    ir.DataType(tensor.data_type),
+                    shape=ir.Shape(tensor.dims),
+                    name=tensor.name,
+                )
+
+    def _value(self, place: int, tensor: onnx.TensorProto, address: int) -> ir.TensorProtocol:
+        length = int(_external(tensor)["length"])
+        self.read[place] = memoryview((ctypes.c_ubyte * length).from_address(address))
+        copy = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        copy.raw_data = self.read[place].tobytes()
+        return ir.serde.TensorProtoTensor(copy)
 
 
 def _external(tensor: onnx.TensorProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
-def _in_memory(tensor: onnx.TensorProto) -> ir.LazyTensor:
-    """The tensor, whose content is copied when somebody looks at it."""
-    entries = _external(tensor)
-    address, length = int(entries["offset"]), int(entries["length"])
-
-    def read() -> ir.TensorProtocol:
-        copy = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-        copy.raw_data = ctypes.string_at(address, length)
-        return ir.serde.TensorProtoTensor(copy)
-
-    return ir.LazyTensor(
-        read, dtype=ir.DataType(tensor.data_type), shape=ir.Shape(tensor.dims), cache=True, name=tensor.name
-    )
-
-
-def _in_file(tensor: onnx.TensorProto) -> ir.ExternalTensor:
-    """The tensor as the library gives it to ONNX Runtime: alone in a file, which exists only in memory."""
-    entries = _external(tensor)
-    return ir.ExternalTensor(
-        entries["location"],
-        0,
-        int(entries["length"]),
-        ir.DataType(tensor.data_type),
-        shape=ir.Shape(tensor.dims),
-        name=tensor.name,
-    )
+    return {each.key: each.value for each in tensor.external_data}
 
 
 def _inputs_read(graph: ir.Graph) -> tuple[set[str], list[str]]:

@@ -1,4 +1,6 @@
-"""Compile and run the programs of docs/recipes.md, in C++ and in Node, and compare their results with Python's.
+"""Compile and run the programs of docs/recipes.md and docs/provider.md, in C++ and in Node.
+
+Their results are compared with Python's.
 
     PYTHONPATH=. python tests/compat/check_hosts.py MODULES
 
@@ -25,10 +27,10 @@ AGREE = 2e-5
 """ONNX Runtime's release in npm is another one than Python's; the programs print six digits."""
 
 
-def block(language: str) -> str:
-    """The program of a language in the recipes."""
-    page = (ROOT / "docs" / "recipes.md").read_text()
-    (found,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+def block(page: str, language: str) -> str:
+    """The program of a language in a page of the documents."""
+    text = (ROOT / "docs" / page).read_text()
+    (found,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     return str(found)
 
 
@@ -41,21 +43,33 @@ def wanted() -> float:
 
 
 def in_cpp(modules: Path, folder: Path) -> float:
-    """What the program in C++ prints for the fused model. It is linked to the runtime of Python's wheel."""
+    """What the program in C++ prints for the fused model."""
+    compile_cpp(block("recipes.md", "cpp"), modules, folder)
+    fa_compiler.optimize(MODEL, folder / "fused.onnx")
+    return printed(["./host", "fused.onnx", fa_compiler.custom_ops_library()], folder)
+
+
+def in_cpp_with_plan(modules: Path, folder: Path) -> float:
+    """What the program in C++ prints for the original model, with the execution provider and a plan."""
+    compile_cpp(block("provider.md", "cpp"), modules, folder)
+    fa_compiler.plan(MODEL, folder / "model.plan")
+    return printed(["./host", str(MODEL), fa_compiler.custom_ops_library(), "model.plan"], folder)
+
+
+def compile_cpp(source: str, modules: Path, folder: Path) -> None:
+    """Make the program `host`. It is linked to the runtime of Python's wheel."""
     headers = next((modules / "com.github.asus4.onnxruntime").rglob("onnxruntime_cxx_api.h")).parent
     (runtime,) = (Path(ort.__file__).parent / "capi").glob("libonnxruntime.so.*")
     for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
         (folder / name).symlink_to(runtime)
-    (folder / "host.cpp").write_text(block("cpp"))
-    fa_compiler.optimize(MODEL, folder / "fused.onnx")
+    (folder / "host.cpp").write_text(source)
     options = [f"-I{headers}", f"-L{folder}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
     subprocess.run(["g++", "-std=c++17", "host.cpp", *options, "-o", "host"], cwd=folder, check=True)
-    return printed(["./host", "fused.onnx", fa_compiler.custom_ops_library()], folder)
 
 
 def in_node(modules: Path, folder: Path) -> float:
     """What the program in Node prints for the model with ONNX Runtime's own operators."""
-    (folder / "host.cjs").write_text(block("js"))
+    (folder / "host.cjs").write_text(block("recipes.md", "js"))
     (folder / "node_modules").symlink_to(modules)
     fa_compiler.optimize(MODEL, folder / "contrib.onnx", target="contrib", runtime="ort-cpu=1.30")
     return printed(["node", "host.cjs", "contrib.onnx"], folder)
@@ -69,7 +83,7 @@ def printed(command: list[str], folder: Path) -> float:
 def main() -> int:
     """Print a line for each language; the exit code is 1 if one differs."""
     modules, want, differ = Path(sys.argv[1]).resolve(), wanted(), False
-    for name, program in (("C++", in_cpp), ("Node", in_node)):
+    for name, program in (("C++", in_cpp), ("C++ with a plan", in_cpp_with_plan), ("Node", in_node)):
         with tempfile.TemporaryDirectory() as folder:
             got = program(modules, Path(folder))
         agrees = abs(got - want) <= AGREE

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +235,24 @@ def test_a_fused_file(seen: provider.Activity) -> None:
     assert np.max(np.abs(session.run(None, feeds())[0] - expected)) <= TOLERANCE * np.max(np.abs(expected))
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 1)])
+def test_the_device_and_the_operators(order: tuple[int, ...]) -> None:
+    """Options may have both: the operators come once."""
+    options = ort.SessionOptions()
+    options.log_severity_level = WARNINGS
+    steps: list[Callable[[], None]] = [
+        lambda: options.add_provider_for_devices(fa_compiler.register_provider(), {}),
+        lambda: options.register_custom_ops_library(fa_compiler.custom_ops_library()),
+    ]
+    if RELEASE < (1, 24) and order.count(1) > 1:
+        pytest.skip("the device brings no operators")
+    for step in order:
+        steps[step]()
+    model = fa_compiler.optimize(attention(), bodies=False).model
+    assert isinstance(model, onnx.ModelProto)
+    agree(ort.InferenceSession(model.SerializeToString(), options), attention())
+
+
 def test_what_cannot_be_replaced_is_left(seen: provider.Activity) -> None:
     strings = attention()
     added(strings, helper.make_node("Identity", ["words"], ["same"]), TensorProto.STRING, {"words": ["n"]})
@@ -252,10 +270,10 @@ def test_what_cannot_be_replaced_is_left(seen: provider.Activity) -> None:
 def test_a_failure_leaves_the_session_as_it_is(
     kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(content: bytes, captures: bool) -> Replacement:
+    def failing(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
         if kind == "raises":
             raise ValueError("no\nidea")
-        found = replacement(content, captures)
+        found = replacement(content, addresses, captures)
         assert found.model is not None
         if kind == "gives another model":
             return Replacement(found.report, b"no model", found.sizes)
@@ -281,9 +299,9 @@ def test_an_error_of_a_run_leaves_the_session_usable() -> None:
 def test_sessions_in_threads(seen: provider.Activity, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sessions are made while each of them waits in the matcher, and another one runs."""
 
-    def slow(content: bytes, captures: bool) -> Replacement:
+    def slow(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
         time.sleep(0.1)
-        return replacement(content, captures)
+        return replacement(content, addresses, captures)
 
     running = session_of(attention())
     monkeypatch.setattr(provider, "replacement", slow)
@@ -345,6 +363,16 @@ sys.exit(3)
     assert (done.returncode, done.stdout) == (3, "one -m helper __main__\n"), done.stderr
     line = "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: it names DmlExecutionProvider"
     assert done.stderr.splitlines()[-1] == line
+
+
+def test_a_fused_file_in_a_script(tmp_path: Path) -> None:
+    """The device brings the operators or, in ONNX Runtime 1.23, the program registers them."""
+    fa_compiler.optimize(attention(), tmp_path / "fused.onnx", bodies=False)
+    (tmp_path / "serve.py").write_text("from onnxruntime import InferenceSession\nInferenceSession('fused.onnx')")
+    command = [sys.executable, "-m", "fa_compiler.provider", "serve.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("fa_compiler: 1 session, ")
 
 
 @pytest.mark.parametrize(("words", "told"), [(["none.py"], "error: none.py: no such file"), (["-m"], "usage: ")])

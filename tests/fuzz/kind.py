@@ -18,7 +18,7 @@ GROUPS = {
     "graphs": ("compose", "gradients", "mutate", "ready_made", "runtimes", "spellings", "symbolic", "tested"),
     "parallel": ("caches", "ranks"),
     "operators": ("calls", "wrong_calls"),
-    "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes"),
+    "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
 }
 """Words for several kinds, on the command line; `all` is every kind there is."""
 

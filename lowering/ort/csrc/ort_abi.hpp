@@ -58,6 +58,7 @@ inline constexpr Slot<void(Status*)> ReleaseStatus{93};
 inline constexpr Slot<Status*(const char*, CustomOpDomain**)> CreateCustomOpDomain{26};
 inline constexpr Slot<Status*(CustomOpDomain*, const struct CustomOp*)> CustomOpDomain_Add{27};
 inline constexpr Slot<Status*(SessionOptions*, CustomOpDomain*)> AddCustomOpDomain{28};
+inline constexpr Slot<Status*(const SessionOptions*, const char*, int*)> HasSessionConfigEntry{237};
 inline constexpr Slot<void(CustomOpDomain*)> ReleaseCustomOpDomain{101};
 inline constexpr Slot<Status*(Value*, void**)> GetTensorMutableData{51};
 inline constexpr Slot<Status*(const TensorInfo*, Element*)> GetTensorElementType{60};

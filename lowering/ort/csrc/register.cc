@@ -130,6 +130,12 @@ const std::vector<Descriptor>& file_descriptors() {
 
 constexpr const char* kNestedDomain = "fa_compiler.nested";
 
+// Whether a node of a serialised model may be this operator: its type stands in the model as in the field of a node.
+bool may_have(std::string_view model, const std::string& type) {
+  constexpr char kOpType = 4 << 3 | 2;  // the key of the field
+  return model.find(std::string{kOpType, static_cast<char>(type.size())} + type) != std::string_view::npos;
+}
+
 ort::CustomOpDomain* new_domain(ort::Api api, const char* name) {
   ort::CustomOpDomain* domain = nullptr;
   check(api, ort::CreateCustomOpDomain(api, name, &domain));
@@ -144,7 +150,6 @@ void fill(ort::Api api, ort::CustomOpDomain* domain, const std::vector<Descripto
 struct Domains {
   ort::CustomOpDomain* graph;
   ort::CustomOpDomain* file;
-  ort::CustomOpDomain* nested;
 };
 
 const Domains& domains_of(ort::Api api) {
@@ -152,11 +157,9 @@ const Domains& domains_of(ort::Api api) {
   static std::map<ort::Api, Domains> all;
   const std::lock_guard lock(mutex);
   if (const auto found = all.find(api); found != all.end()) return found->second;
-  const Domains made{new_domain(api, kDomain), new_domain(api, kFileDomain), new_domain(api, kNestedDomain)};
+  const Domains made{new_domain(api, kDomain), new_domain(api, kFileDomain)};
   fill(api, made.graph, descriptors());
   fill(api, made.file, file_descriptors());
-  fill(api, made.nested, descriptors());
-  fill(api, made.nested, file_descriptors());
   return all.emplace(api, made).first->second;
 }
 
@@ -164,8 +167,14 @@ const Domains& domains_of(ort::Api api) {
 
 std::vector<ort::CustomOpDomain*> file_domains(ort::Api api) { return {domains_of(api).graph, domains_of(api).file}; }
 
-void add_nested_operators(ort::Api api, ort::SessionOptions* options) {
-  check(api, ort::AddCustomOpDomain(api, options, domains_of(api).nested));
+DomainPtr nested_domain(ort::Api api, std::string_view model) {
+  DomainPtr domain(new_domain(api, kNestedDomain), {api});
+  for (const auto* all : {&descriptors(), &file_descriptors()}) {
+    for (const Descriptor& descriptor : *all) {
+      if (may_have(model, descriptor.op->name)) check(api, ort::CustomOpDomain_Add(api, domain.get(), &descriptor));
+    }
+  }
+  return domain;
 }
 
 }  // namespace fa
@@ -176,6 +185,9 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   if (api == nullptr) return nullptr;
   return fa::guarded(api, [&] {
     fa::note_version(api, base->version());
+    int has_operators = 0;
+    fa::check(api, ort::HasSessionConfigEntry(api, options, fa::kHasOperators, &has_operators));
+    if (has_operators != 0) return;
     for (ort::CustomOpDomain* domain : fa::file_domains(api)) fa::check(api, ort::AddCustomOpDomain(api, options, domain));
   });
 }

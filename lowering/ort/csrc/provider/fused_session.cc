@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "../register.hpp"
-
 namespace fa::provider {
 namespace {
 
@@ -42,9 +40,9 @@ void copy_output(ort::Api api, ort::KernelContext* context, size_t index, const 
   if (bytes > 0) std::memcpy(target, source, bytes);
 }
 
-std::vector<const char*> names_of(const std::vector<Port>& ports) {
+std::vector<const char*> names_of(const std::vector<size_t>& places, const std::vector<std::string>& all) {
   std::vector<const char*> names;
-  for (const Port& port : ports) names.push_back(port.name.c_str());
+  for (size_t place : places) names.push_back(all[place].c_str());
   return names;
 }
 
@@ -52,8 +50,8 @@ std::vector<const char*> names_of(const std::vector<Port>& ports) {
 
 FusedSession::FusedSession(ort::Api api, ort::SessionOptions* options, const std::string& model,
                            const std::vector<Weight>& weights)
-    : api_(api), env_(environment(api)), session_(nullptr, {api}) {
-  add_nested_operators(api, options);
+    : api_(api), env_(environment(api)), operators_(nested_domain(api, model)), session_(nullptr, {api}) {
+  check(api, ort::AddCustomOpDomain(api, options, operators_.get()));
   std::vector<const char*> files;
   std::vector<char*> buffers;
   std::vector<size_t> sizes;
@@ -71,32 +69,33 @@ FusedSession::FusedSession(ort::Api api, ort::SessionOptions* options, const std
   session_.reset(session);
 }
 
-ort::Status* FusedSession::run(const Ports& ports, const OutputSizes& sizes, size_t graph_inputs,
+ort::Status* FusedSession::run(const Ports& ports, const std::vector<std::string>& inputs,
+                               const std::vector<std::string>& outputs, const OutputSizes& sizes,
                                ort::KernelContext* context) const {
-  std::vector<const ort::Value*> inputs(ports.inputs.size());
-  std::vector<Shape> shapes(graph_inputs);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check(api_, ort::KernelContext_GetInput(api_, context, i, &inputs[i]));
-    shapes[ports.inputs[i].place] = shape_of(api_, inputs[i]);
+  std::vector<const ort::Value*> given(ports.inputs.size());
+  std::vector<Shape> shapes(inputs.size());
+  for (size_t i = 0; i < given.size(); ++i) {
+    check(api_, ort::KernelContext_GetInput(api_, context, i, &given[i]));
+    shapes[ports.inputs[i]] = shape_of(api_, given[i]);
   }
-  std::vector<ort::Value*> outputs(ports.outputs.size());
-  std::vector<bool> copied(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const std::optional<Shape> shape = sizes.shape(ports.outputs[i].place, shapes);
+  std::vector<ort::Value*> results(ports.outputs.size());
+  std::vector<ValuePtr> owned(results.size());  // the values that are copied afterwards
+  std::vector<bool> copied(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    const std::optional<Shape> shape = sizes.shape(ports.outputs[i], shapes);
     copied[i] = !shape;
-    if (shape) outputs[i] = output_value(api_, context, i, *shape);
+    if (shape) results[i] = output_value(api_, context, i, *shape);
   }
-  const auto input_names = names_of(ports.inputs);
-  const auto output_names = names_of(ports.outputs);
-  ort::Status* status = ort::Run(api_, session_.get(), nullptr, input_names.data(), inputs.data(), inputs.size(),
-                                 output_names.data(), outputs.size(), outputs.data());
-  std::vector<ValuePtr> owned;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (copied[i] && outputs[i] != nullptr) owned.emplace_back(outputs[i], Deleter<ort::ReleaseValue>{api_});
+  const auto input_names = names_of(ports.inputs, inputs);
+  const auto output_names = names_of(ports.outputs, outputs);
+  ort::Status* status = ort::Run(api_, session_.get(), nullptr, input_names.data(), given.data(), given.size(),
+                                 output_names.data(), results.size(), results.data());
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (copied[i]) owned[i] = ValuePtr(results[i], {api_});
   }
   if (status != nullptr) return status;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (copied[i]) copy_output(api_, context, i, outputs[i]);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (copied[i]) copy_output(api_, context, i, results[i]);
   }
   return nullptr;
 }

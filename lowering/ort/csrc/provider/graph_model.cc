@@ -1,5 +1,8 @@
 #include "graph_model.hpp"
 
+#include <map>
+#include <set>
+
 #include "onnx_message.hpp"
 
 namespace fa::provider {
@@ -74,18 +77,8 @@ class Writer {
     check(api_, ort::Graph_GetOnnxIRVersion(api_, graph, &ir_version));
     result.add(model::ir_version, std::max(ir_version, kInitializersAlone));
     result.add(model::producer, "onnxruntime");
-    size_t count = 0;
-    check(api_, ort::Graph_GetNumOperatorSets(api_, graph, &count));
-    std::vector<const char*> domains(count);
-    std::vector<int64_t> versions(count);
-    check(api_, ort::Graph_GetOperatorSets(api_, graph, domains.data(), versions.data(), count));
-    for (size_t i = 0; i < count; ++i) {
-      Message imported;
-      imported.add(opset::domain, std::string_view(domains[i]));
-      imported.add(opset::version, versions[i]);
-      result.add(model::opset, imported);
-    }
     result.add(model::graph, graph_message(graph, true));
+    add_imports(result, graph);
     const auto names = [this](const std::vector<const ort::ValueInfo*>& values) {
       std::vector<std::string> found;
       for (const auto* value : values) found.push_back(name_of(api_, value));
@@ -96,6 +89,28 @@ class Writer {
   }
 
  private:
+  using Attributes = std::map<std::string, Message>;  // by name
+
+  // The runtime lists all domains that sessions of this process have brought. Written are those of the nodes, and that of
+  // ONNX, from which the fused graph has nodes, too.
+  void add_imports(Message& result, const ort::Graph* graph) const {
+    size_t count = 0;
+    check(api_, ort::Graph_GetNumOperatorSets(api_, graph, &count));
+    std::vector<const char*> domains(count);
+    std::vector<int64_t> versions(count);
+    check(api_, ort::Graph_GetOperatorSets(api_, graph, domains.data(), versions.data(), count));
+    std::map<std::string, int64_t> imports;
+    for (size_t i = 0; i < count; ++i) {
+      if (domains_.contains(domains[i])) imports.emplace(domains[i], versions[i]);
+    }
+    for (const auto& [domain, version] : imports) {
+      Message imported;
+      imported.add(opset::domain, domain);
+      imported.add(opset::version, version);
+      result.add(model::opset, imported);
+    }
+  }
+
   // Only the weights of the main graph are left where they are. The runtime takes no external data in subgraphs from
   // memory.
   Message graph_message(const ort::Graph* graph, bool is_main) {
@@ -104,9 +119,13 @@ class Writer {
     check(api_, ort::Graph_GetName(api_, graph, &name));
     result.add(graph::name, std::string_view(*name == 0 ? "graph" : name));
     for (const auto* value : inputs_of(graph)) result.add(graph::input, value_message(value, true));
+    std::map<std::string, const ort::ValueInfo*> constants;
     for (const auto* value :
          all_of<ort::ValueInfo>(api_, ort::Graph_GetNumInitializers, ort::Graph_GetInitializers, graph)) {
-      if (is_constant(value)) result.add(graph::initializer, initializer(value, is_main));
+      if (is_constant(value)) constants.emplace(name_of(api_, value), value);
+    }
+    for (const auto& [constant, value] : constants) {
+      result.add(graph::initializer, initializer(constant, value, is_main));
     }
     const auto outputs = all_of<ort::ValueInfo>(api_, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs, graph);
     for (const auto* value : outputs) result.add(graph::output, value_message(value, true));
@@ -177,10 +196,9 @@ class Writer {
     return result;
   }
 
-  Message initializer(const ort::ValueInfo* info, bool is_main) {
+  Message initializer(const std::string& name, const ort::ValueInfo* info, bool is_main) {
     const ort::Value* value = nullptr;
     check(api_, ort::ValueInfo_GetInitializerValue(api_, info, &value));
-    const std::string name = name_of(api_, info);
     if (value == nullptr) throw Error{ort::ErrorCode::fail, "the weight '" + name + "' has no value"};
     return tensor_message(name, value, is_main);
   }
@@ -203,9 +221,8 @@ class Writer {
       result.add(tensor::raw_data, std::string_view(static_cast<const char*>(data), bytes));
       return result;
     }
-    weights_.push_back({"fa_compiler_" + std::to_string(weights_.size()), data, bytes});
+    weights_.push_back({name, "fa_compiler_" + std::to_string(weights_.size()), data, bytes});
     add_external(result, "location", weights_.back().file);
-    add_external(result, "offset", std::to_string(reinterpret_cast<uintptr_t>(data)));
     add_external(result, "length", std::to_string(bytes));
     result.add(tensor::location, tensor::kExternal);
     return result;
@@ -248,14 +265,17 @@ class Writer {
     result.add(node::name, text(ort::Node_GetName));
     result.add(node::op_type, text(ort::Node_GetOperatorType));
     result.add(node::domain, text(ort::Node_GetDomain));
+    domains_.emplace(text(ort::Node_GetDomain));
+    Attributes attributes;
     for (const auto* found : all_of<ort::OpAttr>(api_, ort::Node_GetNumAttributes, ort::Node_GetAttributes, each)) {
-      add_attribute(result, found);
+      add_attribute(attributes, found);
     }
-    add_subgraphs(result, each);
+    add_subgraphs(attributes, each);
+    for (const auto& [name, message] : attributes) result.add(node::attribute, message);
     return result;
   }
 
-  void add_subgraphs(Message& result, const ort::Node* each) {
+  void add_subgraphs(Attributes& attributes, const ort::Node* each) {
     size_t count = 0;
     check(api_, ort::Node_GetNumSubgraphs(api_, each, &count));
     if (count == 0) return;
@@ -267,11 +287,11 @@ class Writer {
       made.add(attribute::name, std::string_view(names[i]));
       made.add(attribute::g, graph_message(graphs[i], false));
       made.add(attribute::type, attribute::kGraph);
-      result.add(node::attribute, made);
+      attributes.emplace(names[i], made);
     }
   }
 
-  void add_attribute(Message& result, const ort::OpAttr* found) {
+  void add_attribute(Attributes& attributes, const ort::OpAttr* found) {
     ort::AttributeKind kind{};
     ort::Status* status = ort::OpAttr_GetType(api_, found, &kind);
     if (kind == ort::AttributeKind::graph) {  // add_subgraphs writes it
@@ -284,7 +304,7 @@ class Writer {
     Message made;
     made.add(attribute::name, std::string_view(name));
     add_content(made, found, kind, name);
-    result.add(node::attribute, made);
+    attributes.emplace(name, made);
   }
 
   void add_content(Message& made, const ort::OpAttr* found, ort::AttributeKind kind, const char* name) {
@@ -342,6 +362,7 @@ class Writer {
 
   ort::Api api_;
   std::vector<Weight> weights_;
+  std::set<std::string> domains_{""};
 };
 
 }  // namespace

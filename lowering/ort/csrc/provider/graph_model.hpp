@@ -9,15 +9,17 @@
 
 namespace fa::provider {
 
-// A weight of the runtime. `file` is the name by which the model refers to it, as to external data.
+// A weight of the runtime, which stays in the runtime's memory as long as the graph is there. `file` is the name by which
+// the model refers to it, as to external data.
 struct Weight {
-  std::string file;
+  std::string name, file;
   const void* data;
   size_t bytes;
 };
 
-// The serialised model of a main graph. Large weights are not copied: they are external data whose offset is an address
-// in this process, valid as long as the graph is.
+// The serialised model of a main graph. Large weights are not copied: they are external data, each alone in a file, in the
+// order of `weights`. The bytes are the same in every process that shows the same graph: they hold no address, and what the
+// runtime keeps in hash tables is written in the order of the names.
 struct GraphModel {
   std::string bytes;
   std::vector<std::string> inputs, outputs;  // of the graph; inputs that only name a constant are left out

@@ -1,9 +1,10 @@
 // The plugin execution provider: CreateEpFactories and ReleaseEpFactory, which ONNX Runtime looks up in the library, and
 // FaCompilerSetMatcher, by which the Python package gives it the matcher.
 //
-// GetCapability writes the graph of a session as a model and hands it to the matcher. If the matcher fuses something, it
-// answers with the model of the fused graph, and the provider makes a session of it, inside the caller's. Only if that
-// succeeds does the provider claim the graph: whatever fails before leaves the graph to the other providers.
+// GetCapability writes the graph of a session as a model. A plan that has this graph answers with the model of the fused
+// graph; if there is none, the matcher does. The provider makes a session of the answer, inside the caller's. Only if that
+// succeeds does it claim the graph: whatever fails before leaves the graph to the other providers. Memory that runs out
+// is such a failure, so CreateEp and Compile, whose errors would end the caller's session, must not fail for it.
 //
 // The claim is the whole graph. Claimed nodes become one node, so no node of another provider may lie on a path between
 // them. The nodes that fusion removes are those of all layers, and of the mask that the layers share. All other nodes of
@@ -12,8 +13,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,6 +28,7 @@
 #include "../register.hpp"
 #include "fused_session.hpp"
 #include "graph_model.hpp"
+#include "plan.hpp"
 
 #define FA_VISIBLE extern "C" __attribute__((visibility("default")))
 
@@ -33,35 +37,33 @@ namespace {
 
 constexpr const char* kName = "FaCompilerExecutionProvider";
 constexpr const char* kVendor = "fa_compiler";
-constexpr const char* kVersion = "0.1.0";
 // A session option of the sessions that the provider makes itself. In them it claims nothing.
 constexpr const char* kNested = "fa_compiler.nested";
 
-// What the matcher says of a graph.
-struct Answer {
-  std::string model;  // empty: nothing is to be replaced
-  std::vector<int64_t> sizes;
-  ort::Severity severity = ort::Severity::info;
-  std::string message;
-};
+// Where the plans are: an option of the session, and a variable of the environment for sessions without it.
+constexpr const char* kPlanOption = "ep.facompilerexecutionprovider.plan";
+constexpr const char* kPlanVariable = "FA_COMPILER_PLAN";
 
-// The matcher calls `answer` once, with this answer, before it returns. `model` is null if nothing is to be replaced.
+// The matcher calls `take` once, with its answer, before it returns. `weights` are the addresses of GraphModel::weights.
+// `model` of the answer is null if nothing is to be replaced.
 using TakeAnswer = void (*)(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count,
                             int severity, const char* message);
-using Matcher = void (*)(const char* model, size_t bytes, void* answer, TakeAnswer take);
+using Matcher = void (*)(const char* model, size_t bytes, const void* const* weights, size_t count, void* answer,
+                         TakeAnswer take);
+// Is told why a session runs without fused attention.
+using Failed = void (*)(const char* reason);
 
 std::atomic<Matcher> matcher{nullptr};
+std::atomic<Failed> failed{nullptr};
 
 void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, int severity,
                  const char* message) {
-  Answer& taken = *static_cast<Answer*>(answer);
+  auto& taken = *static_cast<std::optional<Answer>*>(answer);
   try {
-    taken.message = message;
-    taken.severity = static_cast<ort::Severity>(severity);
-    taken.sizes.assign(sizes, sizes + count);
-    if (model != nullptr) taken.model.assign(model, bytes);
+    taken = Answer{std::string(model == nullptr ? "" : model, bytes), {sizes, sizes + count},
+                   static_cast<ort::Severity>(severity), message};
   } catch (const std::bad_alloc&) {  // may not reach the matcher, which is not C++
-    taken.model.clear();
+    taken.reset();
   }
 }
 
@@ -74,11 +76,21 @@ struct Fused {
 
 // The node that stands for the graph.
 struct ComputeInfo : ort::ep::NodeComputeInfo {
-  ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused, Ports ports);
+  ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused);
+
+  // Finds the ports of the node. Allocates nothing: an error of Compile would end the session.
+  void connect(const ort::Node* node);
 
   ort::Api api;
   std::shared_ptr<const Fused> fused;
   Ports ports;
+
+ private:
+  template <class Count, class Get>
+  void connect(const ort::Node* node, const Count& count_of, const Get& get, const std::vector<std::string>& names,
+               std::vector<size_t>& places);
+
+  std::vector<const ort::ValueInfo*> values_;
 };
 
 // ONNX Runtime has just freed the weights of the caller's session. glibc would keep that memory for later.
@@ -88,8 +100,10 @@ void return_free_memory() {
 #endif
 }
 
-ComputeInfo::ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused, Ports ports)
-    : api(api), fused(std::move(fused)), ports(std::move(ports)) {
+ComputeInfo::ComputeInfo(ort::Api api, std::shared_ptr<const Fused> of)
+    : api(api), fused(std::move(of)), values_(std::max(fused->inputs.size(), fused->outputs.size())) {
+  ports.inputs.reserve(fused->inputs.size());
+  ports.outputs.reserve(fused->outputs.size());
   create_state = [](ort::ep::NodeComputeInfo*, ort::NodeComputeContext*, void** state) {
     *state = nullptr;
     return_free_memory();
@@ -99,30 +113,81 @@ ComputeInfo::ComputeInfo(ort::Api api, std::shared_ptr<const Fused> fused, Ports
     const ComputeInfo& info = *static_cast<ComputeInfo*>(self);
     const Fused& fused = *info.fused;
     ort::Status* result = nullptr;
-    ort::Status* failure =
-        guarded(info.api, [&] { result = fused.session.run(info.ports, fused.sizes, fused.inputs.size(), context); });
+    ort::Status* failure = guarded(
+        info.api, [&] { result = fused.session.run(info.ports, fused.inputs, fused.outputs, fused.sizes, context); });
     return failure != nullptr ? failure : result;
   };
   release_state = [](ort::ep::NodeComputeInfo*, void*) {};
 }
 
+void ComputeInfo::connect(const ort::Node* node) {
+  connect(node, ort::Node_GetNumInputs, ort::Node_GetInputs, fused->inputs, ports.inputs);
+  connect(node, ort::Node_GetNumOutputs, ort::Node_GetOutputs, fused->outputs, ports.outputs);
+}
+
+template <class Count, class Get>
+void ComputeInfo::connect(const ort::Node* node, const Count& count_of, const Get& get,
+                          const std::vector<std::string>& names, std::vector<size_t>& places) {
+  size_t count = 0;
+  check(api, count_of(api, node, &count));
+  if (count > names.size()) throw Error{ort::ErrorCode::fail, "the node has more inputs or outputs than the graph"};
+  check(api, get(api, node, values_.data(), count));
+  for (size_t i = 0; i < count; ++i) {
+    const char* name = nullptr;
+    check(api, ort::GetValueInfoName(api, values_[i], &name));
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) {
+      throw Error{ort::ErrorCode::fail, std::string("the fused graph has no input or output '") + name + "'"};
+    }
+    places.push_back(static_cast<size_t>(found - names.begin()));
+  }
+}
+
+void log(ort::Api api, const ort::Logger* logger, ort::Severity severity, const char* text) {
+  ort::Status* status = ort::Logger_LogMessage(api, logger, severity, text, kName, 0, "GetCapability");
+  if (status != nullptr) ort::ReleaseStatus(api, status);
+}
+
+// Allocates nothing itself: the reason may be that memory has run out.
+void log_failure(ort::Api api, const ort::Logger* logger, const char* reason) {
+  char text[1024];
+  std::snprintf(text, sizeof(text), "the graph runs without fused attention: %s", reason);
+  log(api, logger, ort::Severity::warning, text);
+  if (const Failed tell = failed.load()) tell(reason);
+}
+
+// Runs `body`, and writes the exception that it throws to the log.
+template <class Body>
+void logged(ort::Api api, const ort::Logger* logger, Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    log_failure(api, logger, error.text.c_str());
+  } catch (const std::exception& error) {
+    log_failure(api, logger, error.what());
+  }
+}
+
 class Provider : public ort::ep::Provider {
  public:
-  Provider(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger);
+  // `runtime` is the version of ONNX Runtime.
+  Provider(ort::Api api, const std::string& runtime, const ort::SessionOptions* options, const ort::Logger* logger);
 
  private:
   static Provider& of(ort::ep::Provider* self) { return *static_cast<Provider*>(self); }
 
   void claim(const ort::Graph* graph, ort::GraphSupportInfo* support);
   std::shared_ptr<const Fused> fused(const ort::Graph* graph);
-  std::unique_ptr<ComputeInfo> compiled(const ort::Node* node) const;
-  void log(ort::Severity severity, const char* text) const;
-  void log_failure(const char* reason) const;
+  std::optional<Answer> answer(const GraphModel& model);
+  void log(ort::Severity severity, const char* text) const { provider::log(api_, logger_, severity, text); }
+  void log_failure(const char* reason) const { provider::log_failure(api_, logger_, reason); }
 
   ort::Api api_;
   const ort::Logger* logger_;
-  OptionsPtr options_;  // null: the provider claims nothing
-  std::shared_ptr<const Fused> fused_;
+  OptionsPtr options_;  // of the session inside
+  std::optional<Plans> plans_;
+  bool answered_ = false;  // whether a graph of the session was matched
+  std::unique_ptr<ComputeInfo> claimed_;  // between GetCapability and Compile
 };
 
 bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key) {
@@ -131,16 +196,42 @@ bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key
   return found != 0;
 }
 
+// The value of an option that the session has.
+std::string entry_of(ort::Api api, const ort::SessionOptions* options, const char* key) {
+  size_t size = 0;  // with the final 0
+  check(api, ort::GetSessionConfigEntry(api, options, key, nullptr, &size));
+  std::string value(size, '\0');
+  check(api, ort::GetSessionConfigEntry(api, options, key, value.data(), &size));
+  value.resize(size - 1);
+  return value;
+}
+
+// The plans that the session may use. A session without the option has those of the environment.
+std::optional<Plans> plans_of(ort::Api api, const std::string& runtime, const ort::SessionOptions* options) {
+  std::string place;
+  if (has_entry(api, options, kPlanOption)) {
+    place = entry_of(api, options, kPlanOption);
+  } else if (const char* variable = std::getenv(kPlanVariable)) {
+    place = variable;
+  }
+  if (place.empty()) return std::nullopt;
+  return Plans(place, runtime);
+}
+
 OptionsPtr copy_of(ort::Api api, const ort::SessionOptions* options) {
   ort::SessionOptions* copy = nullptr;
   check(api, ort::CloneSessionOptions(api, options, &copy));
   return OptionsPtr(copy, {api});
 }
 
-// A copy of the session's options for the session inside it. Null where the provider claims nothing: in a session that
-// it made itself, and in one that writes the compiled graphs of its providers to a file.
+// Whether a session with these options is left alone: one that the provider made itself, and one that writes the compiled
+// graphs of its providers to a file.
+bool is_left_alone(ort::Api api, const ort::SessionOptions* options) {
+  return has_entry(api, options, kNested) || has_entry(api, options, "ep.context_enable");
+}
+
+// A copy of the session's options for the session inside it.
 OptionsPtr nested_options(ort::Api api, const ort::SessionOptions* options) {
-  if (has_entry(api, options, kNested) || has_entry(api, options, "ep.context_enable")) return OptionsPtr(nullptr, {api});
   OptionsPtr copy = copy_of(api, options);
   ort::SessionOptions* raw = copy.get();
   check(api, ort::AddSessionConfigEntry(api, raw, kNested, "1"));
@@ -151,43 +242,27 @@ OptionsPtr nested_options(ort::Api api, const ort::SessionOptions* options) {
   return copy;
 }
 
-Provider::Provider(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger)
-    : api_(api), logger_(logger), options_(nested_options(api, options)) {
+Provider::Provider(ort::Api api, const std::string& runtime, const ort::SessionOptions* options, const ort::Logger* logger)
+    : api_(api), logger_(logger), options_(nested_options(api, options)), plans_(plans_of(api, runtime, options)) {
   name = [](const ort::ep::Provider*) { return kName; };
   get_capability = [](ort::ep::Provider* self, const ort::Graph* graph, ort::GraphSupportInfo* support) {
     Provider& provider = of(self);
     // An error would end in the log, too, but with the runtime's words.
-    try {
-      provider.claim(graph, support);
-    } catch (const Error& error) {
-      provider.log_failure(error.text.c_str());
-    } catch (const std::exception& error) {
-      provider.log_failure(error.what());
-    }
+    logged(provider.api_, provider.logger_, [&] { provider.claim(graph, support); });
     return static_cast<ort::Status*>(nullptr);
   };
   compile = [](ort::ep::Provider* self, const ort::Graph**, const ort::Node** nodes, size_t count,
                ort::ep::NodeComputeInfo** infos, ort::Node**) {
     Provider& provider = of(self);
     return guarded(provider.api_, [&] {
-      for (size_t i = 0; i < count; ++i) infos[i] = provider.compiled(nodes[i]).release();
+      if (count != 1 || provider.claimed_ == nullptr) throw Error{ort::ErrorCode::fail, "the graph is not claimed"};
+      provider.claimed_->connect(nodes[0]);
+      infos[0] = provider.claimed_.release();
     });
   };
   release_node_compute_infos = [](ort::ep::Provider*, ort::ep::NodeComputeInfo** infos, size_t count) {
     for (size_t i = 0; i < count; ++i) delete static_cast<ComputeInfo*>(infos[i]);
   };
-}
-
-void Provider::log(ort::Severity severity, const char* text) const {
-  ort::Status* status = ort::Logger_LogMessage(api_, logger_, severity, text, kName, 0, "GetCapability");
-  if (status != nullptr) ort::ReleaseStatus(api_, status);
-}
-
-// Allocates nothing itself: the reason may be that memory has run out.
-void Provider::log_failure(const char* reason) const {
-  char text[1024];
-  std::snprintf(text, sizeof(text), "the graph runs without fused attention: %s", reason);
-  log(ort::Severity::warning, text);
 }
 
 // Whether the graph belongs to a node, or reads values of a graph around it. 1.23 does not tell the node.
@@ -217,59 +292,71 @@ std::string provider_before(ort::Api api, const std::vector<const ort::Node*>& n
 
 void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
   // A subgraph belongs to its node, which the claim of the main graph holds.
-  if (options_ == nullptr || is_inside_another(api_, graph)) return;
+  if (is_inside_another(api_, graph)) return;
   const auto nodes = all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
   if (const std::string before = provider_before(api_, nodes); !before.empty()) {
-    // The graph of a session that this provider has claimed is shown again.
-    if (before != kName) log_failure((before + " comes first").c_str());
+    // A graph is shown again after a claim, and after the runtime has written out functions in a graph without one.
+    if (before != kName && !answered_) log_failure((before + " comes first").c_str());
     return;
   }
-  fused_ = fused(graph);
-  if (fused_ == nullptr) return;
+  answered_ = true;
+  auto found = fused(graph);
+  if (found == nullptr) return;
+  claimed_ = std::make_unique<ComputeInfo>(api_, std::move(found));
   const ort::ep::FusionOptions fusion{.drop_constant_initializers = true};
   check(api_, ort::ep::AddNodesToFuse(ort::GetEpApi(api_), support, nodes.data(), nodes.size(), &fusion));
 }
 
-std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph) {
+// The answer of a plan or, if no plan has one, of the matcher. Empty if there is none.
+std::optional<Answer> Provider::answer(const GraphModel& model) {
+  if (plans_) {
+    const auto refused = [&](const std::string& reason) { log(ort::Severity::warning, reason.c_str()); };
+    if (auto found = plans_->answer(model, refused)) return found;
+  }
   const Matcher match = matcher.load();
-  if (match == nullptr) return nullptr;
+  if (match == nullptr) return std::nullopt;
+  std::vector<const void*> weights;
+  for (const Weight& weight : model.weights) weights.push_back(weight.data);
+  std::optional<Answer> answer;
+  match(model.bytes.data(), model.bytes.size(), weights.data(), weights.size(), &answer, take_answer);
+  if (!answer) throw std::bad_alloc();
+  return answer;
+}
+
+std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph) {
+  if (!plans_ && matcher.load() == nullptr) {
+    log(ort::Severity::info, "nothing is fused: there is no plan, and no matcher in this process");
+    return nullptr;
+  }
   const GraphModel model = model_of(api_, graph);
-  Answer answer;
-  match(model.bytes.data(), model.bytes.size(), &answer, take_answer);
-  if (!answer.message.empty()) log(answer.severity, answer.message.c_str());
-  if (answer.model.empty()) return nullptr;
-  const OutputSizes sizes(answer.sizes, model.inputs.size(), model.outputs.size());
-  FusedSession session(api_, copy_of(api_, options_.get()).get(), answer.model, model.weights);
+  const std::optional<Answer> found = answer(model);
+  if (!found) return nullptr;
+  if (!found->message.empty()) log(found->severity, found->message.c_str());
+  if (found->model.empty()) return nullptr;
+  const OutputSizes sizes(found->sizes, model.inputs.size(), model.outputs.size());
+  FusedSession session(api_, copy_of(api_, options_.get()).get(), found->model, model.weights);
   return std::make_shared<Fused>(Fused{std::move(session), model.inputs, model.outputs, sizes});
 }
 
-// The ports of a node whose values are inputs or outputs of the graph.
-std::vector<Port> ports_of(ort::Api api, const std::vector<const ort::ValueInfo*>& values,
-                           const std::vector<std::string>& names) {
-  std::vector<Port> ports;
-  for (const auto* value : values) {
-    const std::string name = name_of(api, value);
-    const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) {
-      throw Error{ort::ErrorCode::fail, "the fused graph has no input or output '" + name + "'"};
-    }
-    ports.push_back({name, static_cast<size_t>(found - names.begin())});
+// Claims nothing: the provider of sessions that are left alone, and of those for which there is no memory for another one.
+struct Idle : ort::ep::Provider {
+  Idle() {
+    name = [](const ort::ep::Provider*) { return kName; };
+    get_capability = [](ort::ep::Provider*, const ort::Graph*, ort::GraphSupportInfo*) {
+      return static_cast<ort::Status*>(nullptr);
+    };
+    compile = [](ort::ep::Provider*, const ort::Graph**, const ort::Node**, size_t, ort::ep::NodeComputeInfo**,
+                 ort::Node**) { return static_cast<ort::Status*>(nullptr); };
+    release_node_compute_infos = [](ort::ep::Provider*, ort::ep::NodeComputeInfo**, size_t) {};
   }
-  return ports;
-}
-
-std::unique_ptr<ComputeInfo> Provider::compiled(const ort::Node* node) const {
-  const auto inputs = all_of<ort::ValueInfo>(api_, ort::Node_GetNumInputs, ort::Node_GetInputs, node);
-  const auto outputs = all_of<ort::ValueInfo>(api_, ort::Node_GetNumOutputs, ort::Node_GetOutputs, node);
-  return std::make_unique<ComputeInfo>(
-      api_, fused_, Ports{ports_of(api_, inputs, fused_->inputs), ports_of(api_, outputs, fused_->outputs)});
-}
+};
 
 // The factory lives until ONNX Runtime has released it and all its providers. The library may be unregistered while there
 // are sessions, and a session calls the factory when it releases its provider.
 class Factory : public ort::ep::Factory {
  public:
-  Factory(ort::Api api, int minor);
+  // `runtime` is the version of ONNX Runtime, and `minor` its second number.
+  Factory(ort::Api api, const std::string& runtime, int minor);
 
   // Ends one use of the factory: by ONNX Runtime, or by a provider.
   static void release(ort::ep::Factory* self) {
@@ -279,12 +366,22 @@ class Factory : public ort::ep::Factory {
  private:
   static Factory& of(ort::ep::Factory* self) { return *static_cast<Factory*>(self); }
 
+  // The options that a session gets with the device.
+  PairsPtr device_options() const {
+    ort::KeyValuePairs* pairs = nullptr;
+    ort::CreateKeyValuePairs(api_, &pairs);
+    if (!domains_.empty()) ort::AddKeyValuePair(api_, pairs, kBringsOperators, "1");
+    return PairsPtr(pairs, {api_});
+  }
+
   ort::Api api_;
+  Idle idle_;
+  std::string runtime_;
   std::atomic<size_t> users_{1};
   std::vector<ort::CustomOpDomain*> domains_;
 };
 
-Factory::Factory(ort::Api api, int minor) : api_(api) {
+Factory::Factory(ort::Api api, const std::string& runtime, int minor) : api_(api), runtime_(runtime) {
   version = static_cast<uint32_t>(std::min(minor, ort::kFirstEpDomainMinor));
   if (minor >= ort::kFirstEpDomainMinor) domains_ = file_domains(api);
   name = [](const ort::ep::Factory*) { return kName; };
@@ -303,7 +400,8 @@ Factory::Factory(ort::Api api, int minor) : api_(api) {
     *found_count = 0;
     for (size_t i = 0; i < count && *found_count < most && *found_count == 0; ++i) {
       if (ort::HardwareDevice_Type(api, devices[i]) != ort::DeviceKind::cpu) continue;
-      ort::Status* status = ort::ep::CreateEpDevice(ort::GetEpApi(api), self, devices[i], nullptr, nullptr, found);
+      const auto options = of(self).device_options();
+      ort::Status* status = ort::ep::CreateEpDevice(ort::GetEpApi(api), self, devices[i], nullptr, options.get(), found);
       if (status != nullptr) return status;
       *found_count = 1;
     }
@@ -313,13 +411,17 @@ Factory::Factory(ort::Api api, int minor) : api_(api) {
                        size_t, const ort::SessionOptions* options, const ort::Logger* logger,
                        ort::ep::Provider** provider) {
     Factory& factory = of(self);
-    return guarded(factory.api_, [&] {
-      *provider = new Provider(factory.api_, options, logger);
-      factory.users_.fetch_add(1);
+    *provider = &factory.idle_;
+    // An error would end the session.
+    logged(factory.api_, logger, [&] {
+      if (is_left_alone(factory.api_, options)) return;
+      *provider = new Provider(factory.api_, factory.runtime_, options, logger);
     });
+    factory.users_.fetch_add(1);
+    return static_cast<ort::Status*>(nullptr);
   };
   release_provider = [](ort::ep::Factory* self, ort::ep::Provider* provider) {
-    delete static_cast<Provider*>(provider);
+    if (provider != &of(self).idle_) delete static_cast<Provider*>(provider);
     release(self);
   };
   domain_count = [](ort::ep::Factory* self, size_t* count) {
@@ -354,7 +456,7 @@ FA_VISIBLE ort::Status* CreateEpFactories(const char*, const ort::ApiBase* base,
   return fa::guarded(api, [&] {
     if (most == 0) throw fa::Error{ort::ErrorCode::invalid_argument, "no room for a provider factory"};
     fa::note_version(api, version);
-    factories[0] = new fa::provider::Factory(api, minor);
+    factories[0] = new fa::provider::Factory(api, version, minor);
     *count = 1;
   });
 }
@@ -364,5 +466,9 @@ FA_VISIBLE ort::Status* ReleaseEpFactory(ort::ep::Factory* factory) {
   return nullptr;
 }
 
-// Sets the function that fuses graphs, for all sessions that are made from now on. Null: none is fused.
-FA_VISIBLE void FaCompilerSetMatcher(fa::provider::Matcher match) { fa::provider::matcher.store(match); }
+// Sets the function that fuses graphs, and the one that is told of failures, for all sessions that are made from now on.
+// Null: there is none.
+FA_VISIBLE void FaCompilerSetMatcher(fa::provider::Matcher match, fa::provider::Failed tell) {
+  fa::provider::matcher.store(match);
+  fa::provider::failed.store(tell);
+}

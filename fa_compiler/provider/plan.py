@@ -1,0 +1,82 @@
+"""`plan`: writes down what the matcher answers in a session, for programs that have no matcher."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, get_args
+
+import onnxruntime as ort
+
+import fa_compiler
+from fa_compiler import provider
+from fa_compiler.errors import InputError, one_line
+from fa_compiler.lowering.ort import LibraryNotBuilt
+from fa_compiler.lowering.ort.eager import ORT_ERRORS
+from fa_compiler.model_files.reading import load
+from fa_compiler.model_files.writing import check_place, staging, write
+from fa_compiler.passes import Report
+from fa_compiler.provider.plan_file import plan_bytes
+
+Level = Literal["disabled", "basic", "extended", "all"]
+"""How far a session optimises its graph."""
+
+_LEVELS = {
+    "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+_ERRORS_ONLY = 3
+"""A severity of ONNX Runtime's log."""
+
+
+def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: Level = "all") -> Report:
+    """Write what the provider does in a session of `model`, and return the report of the session's graph.
+
+    A session of the same model takes it from the file `output`, in any program that has the library, this release of
+    ONNX Runtime and this level of optimisation. Where nothing is fused, the plan says so.
+
+    Args:
+        model: the path of the model.
+        output: the file to write; it may not be the model.
+        level: the level of optimisation of the sessions: "all", the default of ONNX Runtime, "extended", "basic" or
+            "disabled".
+
+    Raises:
+        InputError: the model, the level or the output is at fault, the library is not installed, or this ONNX Runtime
+            is older than 1.23; nothing was written.
+    """
+    if level not in get_args(Level):
+        raise InputError(f"unknown level {level!r}: use {', '.join(get_args(Level)[:-1])} or {get_args(Level)[-1]}")
+    loaded, place = load(Path(model)), Path(output)
+    check_place(place, loaded, force=False)
+    assert loaded.path is not None
+    with staging() as stage:
+        staged = stage.reserve(place)
+        with provider.overhear() as heard:
+            _make_session(loaded.path, loaded.name, level)
+        if heard.interrupted:
+            raise KeyboardInterrupt
+        if heard.failures:
+            raise InputError(f"no plan for {loaded.name}: {heard.failures[-1]}")
+        content = plan_bytes(heard.entries, fa_compiler.__version__, ort.__version__, level, loaded.path.name)
+        write(staged, [content], place)
+        stage.commit()
+    return heard.reports[-1]
+
+
+def _make_session(path: Path, name: str, level: Level) -> None:
+    """Make a session that asks the matcher, and let it go."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.graph_optimization_level = _LEVELS[level]
+    try:
+        # Without the option, the plans of the environment would answer.
+        options.add_provider_for_devices(provider.register_provider(), {"plan": ""})
+        ort.InferenceSession(path, options)
+    except LibraryNotBuilt as error:
+        raise InputError(one_line(error)) from None
+    except ORT_ERRORS as error:
+        raise InputError(f"{name} cannot be loaded by ONNX Runtime: {one_line(error)}") from None
