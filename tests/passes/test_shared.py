@@ -48,8 +48,8 @@ def test_attention_in_both_directions_under_one_mask() -> None:
 
 @pytest.mark.parametrize("copies", [2, 3])
 def test_one_distribution_over_several_values(copies: int) -> None:
-    """As DiffLlama's halves of the values."""
-    body = PRODUCT_QK + "p = Softmax<axis=-1>(s) c = Cast<to=1>(p) y0 = MatMul(c, v) y1 = MatMul(c, v2) "
+    """Halves of the values. One product reads the distribution through a Cast alone, so the values are not joined."""
+    body = PRODUCT_QK + "p = Softmax<axis=-1>(s) c = Cast<to=1>(p) y0 = MatMul(c, v) y1 = MatMul(p, v2) "
     body += "y = Concat<axis=-1>(y0, y1) " if copies == 2 else "y2 = MatMul(p, k) y = Concat<axis=-1>(y0, y1, y2) "
     proto = parse(body, BOTH, outputs=f"float[B,4,S,{8 * copies}] y")
     result, report = same(proto)
