@@ -114,7 +114,7 @@ def optimize(
     loaded = load(model)
     place = None if output is None else Path(output)
     if place is not None:
-        check_place(place, loaded, force=False)
+        check_place(place, loaded)
     fused, report = run(loaded, options, form=file_form(options, bodies))
     proto = copy_of(loaded) if fused is None else fused
     if place is None:

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure a model and its fused form, and print the table."""
     lengths = _lengths(args.lengths)
     if args.html is not None:
-        check_place(args.html, load(args.model), force=False)
+        check_place(args.html, load(args.model))
     with staging() as stage:
         page_file = None if args.html is None else stage.reserve(args.html)
         with progress_bar(args.quiet or args.json) as progress:

@@ -151,7 +151,7 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
         if path is None:
             continue
         if path is not output:
-            check_place(path, loaded, force=False)
+            check_place(path, loaded)
         other = places.setdefault(path.resolve(), what)
         if other != what:
             raise InputError(f"{path} cannot be both the {other} and the {what}")

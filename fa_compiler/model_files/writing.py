@@ -123,14 +123,15 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], target: Path) -> Non
         raise cannot_write(target, error) from None
 
 
-def check_place(output: Path, loaded: LoadedModel, force: bool) -> None:
-    """Refuse an output that would overwrite the input.
+def check_place(output: Path, loaded: LoadedModel, force: bool | None = None) -> None:
+    """Refuse an output that would overwrite the input. `force` is None for a command that has no such option.
 
     Raises:
         InputError: `output` is the input, without `force`, or it is one of the input's data files.
     """
     if loaded.path is not None and _same(output, loaded.path) and not force:
-        raise InputError(f"{output} is the input itself; choose another name, or --force to replace it")
+        other = "" if force is None else ", or --force to replace it"
+        raise InputError(f"{output} is the input itself; choose another name{other}")
     for place, real in loaded.files.items():
         if _same(output, real):
             raise InputError(f"{output} holds the weights of {loaded.name} ('{place}'); choose another name")

@@ -51,7 +51,7 @@ def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: L
     if level not in get_args(Level):
         raise InputError(f"unknown level {level!r}: use {', '.join(get_args(Level)[:-1])} or {get_args(Level)[-1]}")
     loaded, place = load(Path(model)), Path(output)
-    check_place(place, loaded, force=False)
+    check_place(place, loaded)
     assert loaded.path is not None
     with staging() as stage:
         staged = stage.reserve(place)

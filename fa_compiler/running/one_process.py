@@ -13,7 +13,7 @@ from fa_compiler.running.runtime import Array, Session
 
 def check_outputs(outputs: Path, inputs: Path, loaded: LoadedModel) -> None:
     """Refuse a file of outputs that would overwrite the model, its weights or the inputs. Raises InputError."""
-    check_place(outputs, loaded, force=False)
+    check_place(outputs, loaded)
     if outputs.resolve() == inputs.resolve():
         raise InputError(f"{outputs} holds the inputs; choose another name for the outputs")
 

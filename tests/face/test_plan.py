@@ -351,7 +351,7 @@ def strings() -> onnx.ModelProto:
     ("words", "told"),
     [
         (["missing.onnx", "-o", "x.plan"], "missing.onnx"),
-        (["model.onnx", "-o", "model.onnx"], "model.onnx is the input itself"),
+        (["model.onnx", "-o", "model.onnx"], "model.onnx is the input itself; choose another name\n"),
         (["model.onnx", "-o", "folder"], "folder is a folder"),
         (["model.onnx", "-o", "none/x.plan"], "there is no folder none"),
         (["model.onnx", "-o", "x.plan", "--level", "most"], "unknown level 'most'"),
