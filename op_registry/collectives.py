@@ -34,7 +34,12 @@ or 4, where the last row has the position of the last key. Its band applies as t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+
+import numpy as np
+
+from fa_compiler.op_registry.geometry import UNLIMITED
 
 DOMAIN = "fa_compiler.parallel"
 VERSION = 1
@@ -49,7 +54,8 @@ SELECT_TOKENS = "SelectTokens"
 SEQUENCE_ATTENTION = "SequenceAttention"
 CACHE_ATTENTION = "CacheAttention"
 SEQUENCE_GRADIENT = "SequenceGradient"
-FORWARD_OUTPUTS = ("attention_out", "softmax_max", "softmax_sum")
+STATISTICS = ("softmax_max", "softmax_sum")
+FORWARD_OUTPUTS = ("attention_out", *STATISTICS)
 """The outputs of SequenceAttention. The last two are there if a gradient reads them."""
 GRADIENT_OUTPUTS = ("dq", "dk", "dv")
 """The outputs of SequenceGradient."""
@@ -91,6 +97,30 @@ def chunks(order: str, ranks: int, rank: int, length: int) -> tuple[Chunk, ...]:
     ends = [length * number // count for number in range(count + 1)]
     every = list(pairwise(ends))
     return tuple(every[number] for number in chunk_numbers(order, ranks, rank))
+
+
+def positions(own: Sequence[Chunk]) -> np.ndarray:
+    """The positions of the tokens of some chunks, int64."""
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in own])
+
+
+def owners(of_ranks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """For each position of a sequence the rank that has it, and its place among the tokens of this rank, int64.
+
+    `of_ranks` are the positions of each rank's tokens.
+    """
+    length = sum(map(len, of_ranks))
+    owner, place = np.empty(length, np.int64), np.empty(length, np.int64)
+    for rank, own in enumerate(of_ranks):
+        owner[own], place[own] = rank, np.arange(len(own))
+    return owner, place
+
+
+def keys_in_band(rows: Chunk, keys: Chunk, pre: int, after: int) -> Chunk | None:
+    """The keys of a range that a band with these diagonals leaves some row of another range; None if there are none."""
+    start = keys[0] if pre >= UNLIMITED else max(keys[0], rows[0] - pre)
+    stop = keys[1] if after >= UNLIMITED else min(keys[1], rows[1] + after)
+    return (start, stop) if start < stop else None
 
 
 def shortest(order: str, ranks: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry import TensorInfo
-from fa_compiler.op_registry.collectives import Chunk
+from fa_compiler.op_registry.collectives import Chunk, keys_in_band
 from fa_compiler.op_registry.geometry import UNLIMITED, Geometry, measure
 from fa_compiler.parallel.communicator import Array
 
@@ -79,9 +79,7 @@ class Call:
         """The keys of a range that the rows may depend on; None if there are none."""
         if self.needs_all_keys:
             return keys
-        start = keys[0] if self.pre >= UNLIMITED else max(keys[0], rows[0] - self.pre)
-        stop = keys[1] if self.after >= UNLIMITED else min(keys[1], rows[1] + self.after)
-        return (start, stop) if start < stop else None
+        return keys_in_band(rows, keys, self.pre, self.after)
 
     def of_heads(self, heads: slice, key_heads: slice) -> Call:
         """The same for some of the heads."""

@@ -8,9 +8,9 @@ the same numbers:
     result = sum over r of result_r exp(lse_r) / sum over r of exp(lse_r)                       (AttentionUpdate)
 
 A sink takes part as a result of zeros, whose lse is that of the sink. A part that excludes all keys of a row has no
-weight. Where a result or a statistic is NaN or infinite, or a row has no key at all and its result is not 0, the ranks
-gather the keys and values of this attention, and each computes it as one process does. They all know the statistics of
-all, so that they decide alike.
+weight. A result or a statistic may be NaN or infinite, or a row may have no key at all and a result that is not 0. The
+ranks then gather the keys and values of this attention, and each computes it as one process does. They all know the
+statistics of all, so that they decide alike.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fa_compiler.lowering.ort import eager
+from fa_compiler.op_registry.collectives import FORWARD_OUTPUTS, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED
 from fa_compiler.parallel.attend import LARGEST, sizes_of
 from fa_compiler.parallel.communicator import Array, Communicator, as_bytes
@@ -29,7 +30,6 @@ from fa_compiler.parallel.parts import Parts, gathered
 
 KEYS = ("key", "value", "key_rope")
 QUERIES = ("query", "query_rope")
-RESULTS = ("softmax_max", "softmax_sum", "attention_out")
 
 ROWS = 256
 """The most rows of one call: a mask of rows and keys is made for each call."""
@@ -177,7 +177,7 @@ class _Call:
         """The results of all rows for keys of these positions, which increase."""
         attrs = {name: value for name, value in self.attrs.items() if name != "cpu_nan_rows"}
         found = self._run({**attrs, "cpu_empty_rows": "zero"}, keys, positions, "cpu_mask_value" not in attrs)
-        top, total = (found[name][..., 0].reshape(-1) for name in ("softmax_max", "softmax_sum"))
+        top, total = (found[name][..., 0].reshape(-1) for name in STATISTICS)
         return Partial(found["attention_out"].reshape(-1, self.value_width), top, total)
 
     def whole(self, keys: Mapping[str, Array]) -> Array:
@@ -191,7 +191,7 @@ class _Call:
         """attention_out [B, N, S, Dv], softmax_max and softmax_sum [B, N, S, ..]. With `cut`, keys that the band
         excludes for all rows of a call are left out."""
         found = [self._run_block(attrs, keys, positions, block, cut) for block in self._blocks()]
-        return {name: np.concatenate([each[name] for each in found], axis=2) for name in RESULTS}
+        return {name: np.concatenate([each[name] for each in found], axis=2) for name in FORWARD_OUTPUTS}
 
     def _blocks(self) -> list[slice]:
         """The rows of each call; one call without rows where there are none."""
@@ -233,7 +233,7 @@ class _Call:
         bias = _columns(self.bias, block, positions)
         unlimited = {"sparse_mode": 0, "pre_tockens": UNLIMITED, "next_tockens": UNLIMITED}
         inputs = {**query, **keys, "atten_mask": mask, "real_shift": bias}
-        found = eager.run("FlashAttentionScore", inputs, {**attrs, **unlimited}, RESULTS)
+        found = eager.run("FlashAttentionScore", inputs, {**attrs, **unlimited}, FORWARD_OUTPUTS)
         return {**found, "attention_out": _by_heads(found["attention_out"], self.layout, self.heads)}
 
 

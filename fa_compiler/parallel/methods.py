@@ -20,14 +20,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fa_compiler.lowering.ort import eager
-from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, RING, Chunk
-from fa_compiler.op_registry.geometry import STATISTICS
+from fa_compiler.op_registry import geometry
+from fa_compiler.op_registry.collectives import ALL_TO_ALL, FORWARD_OUTPUTS, GATHER, RING, STATISTICS, Chunk
 from fa_compiler.parallel.attend import LARGEST, Call, from_tokens_first, sizes_of, tokens_first
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.parts import Parts, gathered
 
 Tensors = Sequence[Array]
-Method: TypeAlias = Callable[[Communicator, Parts, Call, Tensors, Tensors], Array]
+Method: TypeAlias = Callable[[Communicator, Parts, Call, Tensors, Tensors, Sequence[str]], list[Array]]
+"""The wanted outputs of a rank's rows: attention_out [S, B, heads * size], and statistics [B, heads, S, 8]."""
 
 
 def sequence_attention(
@@ -35,7 +36,7 @@ def sequence_attention(
     parts: Parts,
     attrs: Mapping[str, Any],
     inputs: Mapping[str, Array],
-    wanted: Sequence[str] = ("attention_out",),
+    wanted: Sequence[str] = FORWARD_OUTPUTS[:1],
 ) -> list[Array]:
     """The wanted outputs for the rank's own rows, attention_out in the layout of query.
 
@@ -45,12 +46,8 @@ def sequence_attention(
     call, layout = _call(attrs, inputs)
     query = [tokens_first(inputs[name], layout) for name in ("query", "query_rope") if name in inputs]
     keys = [tokens_first(inputs[name], layout) for name in ("key", "value", "key_rope") if name in inputs]
-    if len(wanted) > 1:
-        by = _around if attrs["method"] == RING else _gathering
-        out, *statistics = by(communicator, parts, call, query, keys, wanted)
-        return [from_tokens_first(out, layout, call.heads), *statistics]
-    out = METHODS[str(attrs["method"])](communicator, parts, call, query, keys)
-    return [from_tokens_first(out, layout, call.heads)]
+    out, *statistics = METHODS[str(attrs["method"])](communicator, parts, call, query, keys, wanted)
+    return [from_tokens_first(out, layout, call.heads), *statistics]
 
 
 def _call(attrs: Mapping[str, Any], inputs: Mapping[str, Array]) -> tuple[Call, str]:
@@ -79,7 +76,7 @@ def sequence_gradient(
     """
     call, layout = _call(attrs, inputs)
     rows = {name: tokens_first(inputs[name], layout) for name in ("query", "dy", "attention_in")}
-    statistics = {name: inputs[name] for name in ("softmax_max", "softmax_sum")}
+    statistics = {name: inputs[name] for name in STATISTICS}
     keys = {name: tokens_first(inputs[name], layout) for name in ("key", "value")}
     by = _ring_gradient if attrs["method"] == RING else _gathered_gradient
     made = by(communicator, parts, _Gradient(call, rows, statistics), keys)
@@ -162,16 +159,10 @@ def own_chunks(parts: Parts, rank: int) -> list[tuple[Chunk, slice]]:
     return [(chunk, slice(*place)) for chunk, place in zip(every, pairwise(ends), strict=True) if chunk[0] < chunk[1]]
 
 
-def by_gather(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
-    """The method gather."""
-    (out,) = _gathering(communicator, parts, call, query, keys, ("attention_out",))
-    return out
-
-
-def _gathering(
+def by_gather(
     communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
 ) -> list[Array]:
-    """The wanted outputs by the method gather. Statistics have the rows of the rank along axis 2."""
+    """The method gather."""
     whole = [gathered(communicator, parts, each, 0) for each in keys]
     results = []
     for rows, place in own_chunks(parts, communicator.rank):
@@ -187,8 +178,11 @@ def _joined_rows(results: Sequence[Mapping[str, Array]], name: str) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, 0 if name == "attention_out" else 2)
 
 
-def by_all_to_all(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
-    """The method all-to-all. Mask and bias have the rows of the whole sequence."""
+def by_all_to_all(
+    communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
+) -> list[Array]:
+    """The method all-to-all, which gives no statistics. Mask and bias have the rows of the whole sequence."""
+    assert tuple(wanted) == FORWARD_OUTPUTS[:1]  # attention_rule.py
     own = call.heads // communicator.size
     group = call.heads // call.key_heads
     heads = [slice(rank * own, (rank + 1) * own) for rank in range(communicator.size)]
@@ -200,7 +194,7 @@ def by_all_to_all(communicator: Communicator, parts: Parts, call: Call, query: T
     out = mine.run(queries, others, whole, whole)["attention_out"]
     rows = [parts.own(out, 0, rank) for rank in range(communicator.size)]
     shape = (parts.count(communicator.rank), *out.shape[1:])
-    return np.concatenate(communicator.exchange(rows, [shape] * communicator.size), axis=-1)
+    return [np.concatenate(communicator.exchange(rows, [shape] * communicator.size), axis=-1)]
 
 
 def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, wanted: Sequence[slice]) -> Array:
@@ -211,16 +205,10 @@ def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, 
     return parts.joined(received, 0).reshape(parts.length, own.shape[1], -1)
 
 
-def by_ring(communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors) -> Array:
-    """The method ring."""
-    (out,) = _around(communicator, parts, call, query, keys, ("attention_out",))
-    return out
-
-
-def _around(
+def by_ring(
     communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
 ) -> list[Array]:
-    """The wanted outputs by the method ring. Sends the next keys on before it attends to those that it has."""
+    """The method ring. Sends the next keys on before it attends to those that it has."""
     rank, size = communicator.rank, communicator.size
     chunks = own_chunks(parts, rank)
     rings = [_Rows(call, [each[place] for each in query], rows, place.start) for rows, place in chunks]
@@ -241,7 +229,7 @@ def _around(
         if pending is not None:
             held = pending.wait()
     if b"\1" in communicator.share(b"\1" if any(ring.undefined for ring in rings) else b"\0"):
-        return _gathering(communicator, parts, call, query, keys, wanted)
+        return by_gather(communicator, parts, call, query, keys, wanted)
     mean = total / parts.length
     results = [{"attention_out": ring.result(mean), **ring.statistics} for ring in rings]
     return [_joined_rows(results, name) for name in wanted]
@@ -262,18 +250,17 @@ class _Rows:
         """Attend to some keys, and join the result with what was found before."""
         if self._call.keys_of(self._rows, columns) is None:
             return
-        wanted = ("softmax_max", "softmax_sum", "attention_out")
-        found = self._call.run(self._query, keys, self._rows, columns, self._first, wanted)
-        self.undefined |= not all(np.isfinite(found[name]).all() for name in wanted[:2])
+        found = self._call.run(self._query, keys, self._rows, columns, self._first, FORWARD_OUTPUTS)
+        self.undefined |= not all(np.isfinite(found[name]).all() for name in STATISTICS)
         self._found = found if self._found is None else _joined(self._found, found)
 
     @property
     def statistics(self) -> dict[str, Array]:
         """softmax_max and softmax_sum of all keys."""
         if self._found is not None:
-            return {name: self._found[name] for name in ("softmax_max", "softmax_sum")}
+            return {name: self._found[name] for name in STATISTICS}
         tokens, batch = self._query[0].shape[:2]
-        shape = (batch, self._call.heads, tokens, STATISTICS)
+        shape = (batch, self._call.heads, tokens, geometry.STATISTICS)
         return {"softmax_max": np.full(shape, -LARGEST), "softmax_sum": np.full(shape, LARGEST)}
 
     def result(self, mean: Array) -> Array:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fa_compiler.errors import InputError
-from fa_compiler.op_registry.collectives import CYCLIC, Chunk, chunks, shortest
+from fa_compiler.op_registry.collectives import CYCLIC, Chunk, chunks, owners, positions, shortest
 from fa_compiler.parallel.communicator import Array, Communicator, Shape
 
 
@@ -42,16 +42,12 @@ class Parts:
 
     def positions(self, rank: int) -> Array:
         """The positions of a rank's tokens, int64."""
-        return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in self.chunks(rank)])
+        return positions(self.chunks(rank))
 
     @cached_property
     def owners(self) -> tuple[Array, Array]:
         """For each position of the sequence the rank that has it, and its place among the tokens of this rank."""
-        owner, place = np.empty(self.length, np.int64), np.empty(self.length, np.int64)
-        for rank in range(self.ranks):
-            positions = self.positions(rank)
-            owner[positions], place[positions] = rank, np.arange(len(positions))
-        return owner, place
+        return owners([self.positions(rank) for rank in range(self.ranks)])
 
     def own(self, whole: Array, axis: int, rank: int) -> Array:
         """A rank's part of a tensor along an axis."""

@@ -27,17 +27,16 @@ from typing import Any
 import onnx_ir as ir
 
 from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, place_inputs
-from fa_compiler.op_registry.collectives import RING
+from fa_compiler.op_registry.collectives import RING, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.nodes import constant, text_attr
 from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
-from fa_compiler.passes.parallel.methods import AttentionSizes, refused_methods
+from fa_compiler.passes.parallel.methods import AttentionSizes, Choice, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder, local_rule
 from fa_compiler.passes.values.bounds import Bounds
 
-STATISTICS = ("softmax_max", "softmax_sum")
 ROW_AXIS = 2
 """The dimension of the statistics, [B, N, S, 8], that runs over the queries."""
 BIASES = ("real_shift", "pse_shift")
@@ -60,13 +59,9 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
     for name in KEYS:
         if name in inputs and sharder.shape(inputs[name], node)[axis] != sharder.length:
             raise Refusal(f"its {name} is not proven to be as long as the caches", node)
-    pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
-    if not masked:
-        inputs.pop("atten_mask", None)
+    pre, after = _band(sharder, node, inputs, full)
     rows = sharder.shape(inputs["query"], node)[axis].const or 1
-    choice = sharder.choose(replace(_sizes(sharder, node, inputs, full, after), rows=rows, refused={}))
-    if choice.method in choice.refused:
-        raise Refusal(f"{choice.method} is not possible: {choice.refused[choice.method]}", node)
+    choice = _choice(sharder, node, replace(_sizes(sharder, node, inputs, full, after), rows=rows, refused={}))
     forms = {
         name: sharder.local(value, Place(axis), node) if name in KEYS else sharder.whole(value, node)
         for name, value in inputs.items()
@@ -91,22 +86,26 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     spec = get(node.op_type)
     inputs, full = _operands(node)
     _check(sharder, node, inputs, full, TAKEN)
-    pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
-    if not masked:
-        inputs.pop("atten_mask", None)
+    pre, after = _band(sharder, node, inputs, full)
     outputs = dict(zip(spec.output_names, node.outputs, strict=False))
     read = [name for name in STATISTICS if name in outputs and any(outputs[name].uses())]
     sizes = _sizes(sharder, node, inputs, full, after)
     if read:
         sizes = replace(sizes, refused={**_refused_with_gradient(full), **sizes.refused})
-    choice = sharder.choose(sizes)
-    if choice.method in choice.refused:
-        raise Refusal(f"{choice.method} is not possible: {choice.refused[choice.method]}", node)
+    choice = _choice(sharder, node, sizes)
     forms = _forms(sharder, node, inputs, str(full["input_layout"]), choice.method)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
     names = collectives.FORWARD_OUTPUTS if read else collectives.FORWARD_OUTPUTS[:1]
     sharder.choices.append(choice)
     return _made(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
+
+
+def _choice(sharder: Sharder, node: ir.Node, sizes: AttentionSizes) -> Choice:
+    """The method of an attention. Raises Refusal if the user asks for one that it does not allow."""
+    choice = sharder.choose(sizes)
+    if choice.method in choice.refused:
+        raise Refusal(f"{choice.method} is not possible: {choice.refused[choice.method]}", node)
+    return choice
 
 
 def _refused_with_gradient(attrs: Mapping[str, object]) -> dict[str, str]:
@@ -132,9 +131,7 @@ def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
     for name in (*STATISTICS, "attention_in"):
         if name not in inputs:
             raise Refusal(f"its input {name} is absent", node)
-    pre, after, masked = _band(sharder, node, inputs.get("atten_mask"), full)
-    if not masked:
-        inputs.pop("atten_mask", None)
+    pre, after = _band(sharder, node, inputs, full)
     forms = _forms(sharder, node, inputs, str(full["input_layout"]), collectives.GATHER)
     maker = inputs["softmax_max"].producer()  # its local form was made for the statistics
     forward = None if maker is None else sharder.attentions.get(maker)
@@ -242,8 +239,18 @@ def _check_kind(
         raise Refusal("its bias is made of slopes", node)
 
 
-def _band(sharder: Sharder, node: ir.Node, mask: ir.Value | None, attrs: Mapping[str, object]) -> tuple[int, int, bool]:
-    """The two diagonals of the table above, and whether the mask stays."""
+def _band(sharder: Sharder, node: ir.Node, inputs: dict[str, ir.Value], attrs: Mapping[str, object]) -> tuple[int, int]:
+    """The two diagonals of the table above. A mask that is not needed beside them leaves the inputs."""
+    pre, after, masked = _band_and_mask(sharder, node, inputs.get("atten_mask"), attrs)
+    if not masked:
+        inputs.pop("atten_mask", None)
+    return pre, after
+
+
+def _band_and_mask(
+    sharder: Sharder, node: ir.Node, mask: ir.Value | None, attrs: Mapping[str, object]
+) -> tuple[int, int, bool]:
+    """The two diagonals, and whether the mask stays."""
     if mask is None:
         return UNLIMITED, UNLIMITED, False
     mode = attrs["sparse_mode"]

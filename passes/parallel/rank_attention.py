@@ -36,15 +36,15 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, bind_inputs, get, place_inputs
-from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, Chunk
+from fa_compiler.op_registry.collectives import ALL_TO_ALL, FORWARD_OUTPUTS, GATHER, Chunk, keys_in_band
 from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.op_registry.geometry import UNLIMITED
+from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_emitter import RankEmitter
 
-LARGEST = np.float32(np.finfo(np.float32).max)
 JOIN = "RingAttentionUpdate"
-OUT, MAXIMUM, SUM = "attention_out", "softmax_max", "softmax_sum"
+OUT, MAXIMUM, SUM = FORWARD_OUTPUTS
 LIMITS = ("pre_tockens", "next_tockens")
 
 
@@ -116,9 +116,7 @@ class _Attention:
 
     def keys_of(self, rows: Chunk, keys: Chunk) -> Chunk | None:
         """The keys of a range that the band leaves these rows; None if there are none."""
-        start = keys[0] if self.pre >= UNLIMITED else max(keys[0], rows[0] - self.pre)
-        stop = keys[1] if self.after >= UNLIMITED else min(keys[1], rows[1] + self.after)
-        return (start, stop) if start < stop else None
+        return keys_in_band(rows, keys, self.pre, self.after)
 
     def call(
         self, tensors: Sequence[ir.Value], rows: Chunk, keys: Chunk, first: int, wanted: Sequence[str] = (OUT,)
@@ -263,4 +261,4 @@ def _joined(emit: RankEmitter, one: Mapping[str, ir.Value], other: Mapping[str, 
     attrs = {"input_layout": "SBH", "input_softmax_layout": ""}
     made = emit.node(JOIN, inputs, attrs, DOMAIN, len(get(JOIN).outputs))
     out, maximum, total = made.outputs
-    return {OUT: out, MAXIMUM: maximum, SUM: emit.op("Min", [total, emit.constant(np.array(LARGEST))])}
+    return {OUT: out, MAXIMUM: maximum, SUM: emit.op("Min", [total, emit.constant(np.array(FLOAT32_MAX, np.float32))])}

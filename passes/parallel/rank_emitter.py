@@ -47,7 +47,7 @@ class Rank:
 
     def positions(self, number: int) -> np.ndarray:
         """The positions of a rank's tokens, int64."""
-        return np.concatenate([np.arange(*chunk, dtype=np.int64) for chunk in self.chunks_of(number)])
+        return collectives.positions(self.chunks_of(number))
 
     @property
     def chunks_by_rank(self) -> list[int]:

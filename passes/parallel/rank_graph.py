@@ -113,10 +113,7 @@ def _selected(emit: RankEmitter, part: ir.Value, indices: ir.Value, axis: int) -
 def _owners(emit: RankEmitter, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
     """For each index of a token the rank that has it, and its place among the tokens of this rank, int64."""
     rank = emit.rank
-    owner, place = np.empty(rank.length, np.int64), np.empty(rank.length, np.int64)
-    for number in range(rank.ranks):
-        owner[rank.positions(number)] = number
-        place[rank.positions(number)] = np.arange(rank.count)
+    owner, place = collectives.owners([rank.positions(number) for number in range(rank.ranks)])
     known = constant(indices)
     if known is not None:
         if known.size and not (-rank.length <= known.min() and known.max() < rank.length):

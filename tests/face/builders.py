@@ -31,6 +31,20 @@ def attention(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=ir_version)
 
 
+def in_a_function() -> onnx.ModelProto:
+    """The attention in a function of the model."""
+    model = attention()
+    names = [value.name for value in model.graph.input]
+    body = helper.make_function(
+        "local", "Attend", [*names, "scale"], ["out"], list(model.graph.node), list(model.opset_import)
+    )
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("Attend", [*names, "scale"], ["out"], "attend", domain="local"))
+    model.functions.append(body)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    return model
+
+
 def plain() -> onnx.ModelProto:
     """A model without attention."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])

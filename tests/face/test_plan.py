@@ -27,7 +27,7 @@ from fa_compiler.provider.matching import Replacement
 from fa_compiler.provider.plan_file import MAGIC, plan_bytes, signed
 from tests.built_library import choose_library
 
-from .builders import HEADS, SIZE, attention, feeds, plain, saved
+from .builders import HEADS, SIZE, attention, feeds, in_a_function, plain, saved
 from .test_provider import RELEASE, TOLERANCE, WARNINGS
 
 pytestmark = pytest.mark.skipif(
@@ -282,15 +282,7 @@ def test_the_weights_of_a_plan(
 
 def test_functions_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime shows the graph before it writes them out, and afterwards: the plan has both."""
-    model = attention()
-    names = [value.name for value in model.graph.input]
-    body = helper.make_function(
-        "local", "Attend", [*names, "scale"], ["out"], list(model.graph.node), list(model.opset_import)
-    )
-    del model.graph.node[:]
-    model.graph.node.append(helper.make_node("Attend", [*names, "scale"], ["out"], "attend", domain="local"))
-    model.functions.append(body)
-    model.opset_import.append(helper.make_opsetid("local", 1))
+    model = in_a_function()
     plan = tmp_path / "model.plan"
     assert fa_compiler.plan(saved(model, tmp_path / "model.onnx"), plan).count("fused") == 1
     assert not run_with(model, plan, monkeypatch)[1]

@@ -22,7 +22,7 @@ from fa_compiler.provider.__main__ import main
 from fa_compiler.provider.matching import Replacement, replacement
 from tests.built_library import choose_library
 
-from .builders import HEADS, SIZE, attention, feeds, plain, saved
+from .builders import HEADS, SIZE, attention, feeds, in_a_function, plain, saved
 
 RELEASE = tuple(int(part) for part in ort.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(
@@ -209,15 +209,7 @@ def test_attention_in_a_branch(seen: provider.Activity) -> None:
 
 def test_functions_of_the_model(seen: provider.Activity) -> None:
     """ONNX Runtime writes them out, and asks again."""
-    model = attention()
-    names = [value.name for value in model.graph.input]
-    body = helper.make_function(
-        "local", "Attend", [*names, "scale"], ["out"], list(model.graph.node), list(model.opset_import)
-    )
-    del model.graph.node[:]
-    model.graph.node.append(helper.make_node("Attend", [*names, "scale"], ["out"], "attend", domain="local"))
-    model.functions.append(body)
-    model.opset_import.append(helper.make_opsetid("local", 1))
+    model = in_a_function()
     session = session_of(model)
     assert fused(seen)[-1:] == [1]
     agree(session, model)

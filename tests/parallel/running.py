@@ -13,6 +13,7 @@ import onnx
 import onnxruntime as ort
 
 import fa_compiler
+from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.session import ShardedSession
 from fa_compiler.parallel.sharding import Sharded
@@ -82,6 +83,20 @@ def text(name: str, length: int, padded: str = "right", batch: int = 2, seed: in
     }
     names = [each.name for each in onnx.load_model_from_string(content(name)).graph.input]
     return {name: every[name] for name in names if name in every}
+
+
+BANDS = {"none": (UNLIMITED, UNLIMITED), "causal": (UNLIMITED, 0), "window": (3, 0), "both sides": (2, 4)}
+"""The two diagonals of a band, before the row's own key and behind it."""
+
+
+def shape_in(layout: str, batch: int, heads: int, tokens: int, size: int) -> tuple[int, ...]:
+    """The shape of a query, key or value."""
+    return {
+        "BNSD": (batch, heads, tokens, size),
+        "BSND": (batch, tokens, heads, size),
+        "BSH": (batch, tokens, heads * size),
+        "SBH": (tokens, batch, heads * size),
+    }[layout]
 
 
 def check(expected: Mapping[str, Array], found: Mapping[str, Array], tolerance: float = TOLERANCE) -> None:

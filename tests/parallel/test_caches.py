@@ -18,8 +18,9 @@ from fa_compiler.parallel.threads import run_threads
 from fa_compiler.passes.parallel.methods import AttentionSizes, bytes_held, bytes_sent
 from tests.pairs import pairwise
 
+from .running import BANDS, shape_in
+
 BATCH, HEADS, KEY_HEADS, LENGTH, SIZE = 2, 6, 3, 19, 8
-BANDS = {"none": (UNLIMITED, UNLIMITED), "causal": (UNLIMITED, 0), "window": (3, 0), "both sides": (2, 4)}
 EXTRAS: dict[str, dict[str, Any]] = {
     "plain": {},
     "mean": {"cpu_empty_rows": "mean"},
@@ -35,9 +36,7 @@ def drawn(layout: str, rows: int, length: int = LENGTH, dtype: Any = np.float32)
     rng = np.random.default_rng(rows)
     made = {}
     for name, heads, tokens in (("query", HEADS, rows), ("key", KEY_HEADS, length), ("value", KEY_HEADS, length)):
-        shape = {"BNSD": (BATCH, heads, tokens, SIZE), "BSND": (BATCH, tokens, heads, SIZE)}.get(layout)
-        shape = shape or ((BATCH, tokens, heads * SIZE) if layout == "BSH" else (tokens, BATCH, heads * SIZE))
-        made[name] = rng.standard_normal(shape).astype(dtype)
+        made[name] = rng.standard_normal(shape_in(layout, BATCH, heads, tokens, SIZE)).astype(dtype)
     return made
 
 

@@ -12,7 +12,7 @@ import pytest
 import fa_compiler
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import eager
-from fa_compiler.op_registry.collectives import FORWARD_OUTPUTS, GATHER, GRADIENT_OUTPUTS, ORDERS, RING
+from fa_compiler.op_registry.collectives import FORWARD_OUTPUTS, GATHER, GRADIENT_OUTPUTS, ORDERS, RING, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
@@ -21,8 +21,8 @@ from fa_compiler.parallel.threads import run_threads
 from tests.graphs import harness
 from tests.pairs import pairwise
 
-from .running import by_one, by_ranks, check
-from .test_methods import BANDS, HEADS, LENGTH, attrs_of, drawn, mask_of
+from .running import BANDS, by_one, by_ranks, check
+from .test_methods import HEADS, LENGTH, attrs_of, drawn, mask_of
 
 EXTRAS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -42,7 +42,7 @@ def by_kernel(attrs: Mapping[str, Any], inputs: Mapping[str, Array], dy: Array) 
 def of_gradient(inputs: Mapping[str, Array], forward: Mapping[str, Array], dy: Array) -> dict[str, Array]:
     """The inputs of the gradient."""
     made = {name.replace("real_shift", "pse_shift"): array for name, array in inputs.items()}
-    statistics = {name: forward[name] for name in FORWARD_OUTPUTS[1:]}
+    statistics = {name: forward[name] for name in STATISTICS}
     return {**made, **statistics, "attention_in": forward["attention_out"], "dy": dy}
 
 

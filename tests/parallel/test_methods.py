@@ -10,7 +10,7 @@ import pytest
 
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry.collectives import CONTIGUOUS, METHODS, ORDERS, ZIGZAG
-from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED
+from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.methods import sequence_attention
 from fa_compiler.parallel.parts import Parts
@@ -18,8 +18,9 @@ from fa_compiler.parallel.threads import run_threads
 from fa_compiler.passes.parallel.methods import AttentionSizes, bytes_sent, refused_methods
 from tests.pairs import pairwise
 
+from .running import BANDS, shape_in
+
 BATCH, HEADS, KEY_HEADS, LENGTH, SIZE, VALUE = 2, 6, 3, 17, 8, 8
-BANDS = {"none": (UNLIMITED, UNLIMITED), "causal": (UNLIMITED, 0), "window": (3, 0), "both sides": (2, 4)}
 EXTRAS: dict[str, dict[str, Any]] = {
     "plain": {},
     "mean": {"cpu_empty_rows": "mean"},
@@ -34,9 +35,7 @@ def drawn(layout: str, dtype: Any = np.float32, seed: int = 0) -> dict[str, Arra
     rng = np.random.default_rng(seed)
     made = {}
     for name, heads, size in (("query", HEADS, SIZE), ("key", KEY_HEADS, SIZE), ("value", KEY_HEADS, VALUE)):
-        shape = {"BNSD": (BATCH, heads, LENGTH, size), "BSND": (BATCH, LENGTH, heads, size)}.get(layout)
-        shape = shape or ((BATCH, LENGTH, heads * size) if layout == "BSH" else (LENGTH, BATCH, heads * size))
-        made[name] = rng.standard_normal(shape).astype(dtype)
+        made[name] = rng.standard_normal(shape_in(layout, BATCH, heads, LENGTH, size)).astype(dtype)
     return made
 
 

@@ -30,7 +30,8 @@ from fa_compiler.passes.parallel.shard import ShardReport
 from tests.pairs import pairwise
 
 from .air_ranks import run_ranks
-from .test_methods import BANDS, BATCH, HEADS, KEY_HEADS, SIZE, attrs_of, by_kernel
+from .running import BANDS, shape_in
+from .test_methods import BATCH, HEADS, KEY_HEADS, SIZE, attrs_of, by_kernel
 
 LENGTH = 24
 Axes = Mapping[str, int | None]
@@ -148,9 +149,7 @@ def attention_inputs(layout: str, mask: str, bias: str) -> dict[str, Array]:
     rng = np.random.default_rng(5)
     made = {}
     for name, heads in (("query", HEADS), ("key", KEY_HEADS), ("value", KEY_HEADS)):
-        shape = {"BNSD": (BATCH, heads, LENGTH, SIZE), "BSND": (BATCH, LENGTH, heads, SIZE)}.get(layout)
-        folded = (BATCH, LENGTH, heads * SIZE) if layout == "BSH" else (LENGTH, BATCH, heads * SIZE)
-        made[name] = rng.standard_normal(shape or folded).astype(np.float32)
+        made[name] = rng.standard_normal(shape_in(layout, BATCH, heads, LENGTH, SIZE)).astype(np.float32)
     if bias:
         made["real_shift"] = rng.standard_normal((1, HEADS, 1 if bias == "keys" else LENGTH, LENGTH)).astype(np.float32)
     if mask:

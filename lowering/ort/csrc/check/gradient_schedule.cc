@@ -7,11 +7,11 @@
 // there were, and which share of the workers' time was lost, in percent: they were idle, or did what one worker alone would
 // not have to do.
 #include <algorithm>
-#include <cstdio>
 #include <queue>
 #include <vector>
 
 #include "../kernel/gradient/schedule.hpp"
+#include "schedule_cases.hpp"
 
 namespace fa::FA_ISA::grad {
 
@@ -125,21 +125,15 @@ static Result simulate(const Sequence* sequences, int64_t count, int64_t key_hea
 }  // namespace fa::FA_ISA::grad
 
 int main() {
-  using namespace fa;
   using namespace fa::FA_ISA;
-  long long batch, heads, key_heads, rows, keys, band, workers;
-  while (std::scanf("%lld %lld %lld %lld %lld %lld %lld", &batch, &heads, &key_heads, &rows, &keys, &band, &workers) == 7) {
-    Sequence sequence{};
-    sequence.query_length = rows;
-    sequence.key_length = keys;
-    sequence.band_first = band > 0 ? keys - rows - band + 1 : -kNoLimit;
-    sequence.band_last = band != 0 ? keys - rows : kNoLimit;
-    const std::vector<Sequence> sequences(static_cast<size_t>(batch), sequence);
+  fa::check::ScheduleCase given;
+  while (fa::check::read_case(given)) {
+    const std::vector<fa::Sequence> sequences(static_cast<size_t>(given.batch), given.sequence);
     const auto simulated = [&](int64_t count) {
-      return grad::simulate(sequences.data(), batch, key_heads, heads / key_heads, count);
+      return grad::simulate(sequences.data(), given.batch, given.key_heads, given.group(), count);
     };
-    const grad::Result result = simulated(workers);
-    std::printf("%lld %.2f\n", static_cast<long long>(result.tasks), 100 * result.lost(simulated(1).end, workers));
+    const grad::Result result = simulated(given.workers);
+    fa::check::print_idle(result.tasks, result.lost(simulated(1).end, given.workers));
   }
   return 0;
 }

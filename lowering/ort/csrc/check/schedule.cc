@@ -6,12 +6,12 @@
 // A line of CASES is "batch heads key_heads rows keys band workers". `band` is the number of keys that a row sees, its own
 // included: 0 for all keys, -1 for all keys up to the row's own. It prints for each line how many tasks there were, and
 // which share of the workers' time was idle, in percent.
-#include <cstdio>
 #include <memory>
 #include <queue>
 #include <vector>
 
 #include "../kernel/schedule.hpp"
+#include "schedule_cases.hpp"
 
 namespace fa::FA_ISA {
 
@@ -67,22 +67,15 @@ static Result simulate(std::vector<HeadPlan>& plans, int64_t group, int64_t work
 }  // namespace fa::FA_ISA
 
 int main() {
-  using namespace fa;
   using namespace fa::FA_ISA;
-  long long batch, heads, key_heads, rows, keys, band, workers;
-  while (std::scanf("%lld %lld %lld %lld %lld %lld %lld", &batch, &heads, &key_heads, &rows, &keys, &band, &workers) == 7) {
-    Sequence sequence{};
-    sequence.query_length = rows;
-    sequence.key_length = keys;
-    sequence.band_first = band > 0 ? keys - rows - band + 1 : -kNoLimit;
-    sequence.band_last = band != 0 ? keys - rows : kNoLimit;
-    const int64_t group = heads / key_heads;
+  fa::check::ScheduleCase given;
+  while (fa::check::read_case(given)) {
     std::vector<HeadPlan> plans;
-    for (int64_t n = 0; n < batch * key_heads; ++n) {
-      plans.emplace_back(sequence, n % key_heads, group, batch * key_heads, true);
+    for (int64_t n = 0; n < given.batch * given.key_heads; ++n) {
+      plans.emplace_back(given.sequence, n % given.key_heads, given.group(), given.batch * given.key_heads, true);
     }
-    const Result result = simulate(plans, group, workers);
-    std::printf("%lld %.2f\n", static_cast<long long>(result.tasks), 100 * result.idle);
+    const Result result = simulate(plans, given.group(), given.workers);
+    fa::check::print_idle(result.tasks, result.idle);
   }
   return 0;
 }
