@@ -1,7 +1,7 @@
 """Chooses how the ranks compute one attention, by a model of its cost.
 
-For R ranks, a sequence of S tokens, L = S / R tokens of a rank, a batch of B, N1 and N2 heads of query and key, head
-sizes D of query and key and Dv of value, and W bytes a number, a rank sends for one attention
+There are R ranks, a sequence of S tokens, L = S / R tokens of a rank, and a batch of B. Query and key have N1 and N2
+heads, of sizes D, and those of value have Dv. A number has W bytes. For one attention a rank sends
 
     gather        (R - 1) L B N2 (D + Dv) W                     its keys and values to every other rank
     ring          (R - 1) L B N2 (D + Dv) W                     as much, to its neighbour, in R - 1 steps
@@ -38,9 +38,9 @@ MOST_GATHERED = 256 << 20
 class Machine:
     """What a rank and the network do. The defaults are for processes of one machine or a fast network.
 
-    `latency` are the seconds that a message takes however short it is, `bandwidth` the bytes per second from one rank
-    to another, `arithmetic` the multiplications and additions per second of one rank in an attention, and `memory` the
-    bytes per second that a rank reads and writes.
+    `latency` are the seconds that a message takes however short it is, and `bandwidth` the bytes per second from one
+    rank to another. `arithmetic` are the multiplications and additions per second of one rank in an attention, and
+    `memory` the bytes per second that it reads and writes.
     """
 
     latency: float = 20e-6
