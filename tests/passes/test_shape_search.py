@@ -140,6 +140,18 @@ def reshape(d: Draft) -> None:
     d.node("Reshape", [x, target], allowzero=d.rng.choice([None, None, 0, 1]))
 
 
+def chunk(d: Draft) -> None:
+    """Rows of a tensor as CANINE cuts them. A Reshape states their number, which may be -1, but is never 0 in RUNS."""
+    d.empty = False
+    length, start = d.rng.choice([("a", 3), ("b", 5)])
+    x = d.input(["c", length, 4])
+    stop = d.node("Min", [d.size_of(x, 1), d.constant([d.rng.randint(start + 1, 7)])])
+    rows = d.node("Slice", [x, d.constant([start]), stop, d.constant([1])])
+    stated = d.node("Sub", [stop, d.constant([d.rng.choice([start, start, 0])])])
+    rest = d.rng.choice([[2, 2], [4], [1, 2]])
+    d.node("Reshape", [rows, d.joined([d.size_of(x, 0), stated, d.constant(rest)])], allowzero=d.rng.choice([0, 1]))
+
+
 def tile(d: Draft) -> None:
     rank = d.rng.randint(1, 3)
     x = d.input(d.sizes(rank))
@@ -150,7 +162,8 @@ def tile(d: Draft) -> None:
 def expand(d: Draft) -> None:
     rank = d.rng.randint(1, 3)
     x = d.input(d.sizes(rank))
-    sizes = [d.rng.choice([d.constant([d.rng.choice([1, 1, 2, 3, 0])]), d.size_of(x, 0)]) for _ in range(3)]
+    numbers = [d.constant([d.rng.choice([1, 1, 2, 3, 0])]) for _ in range(3)]
+    sizes = [d.rng.choice([number, d.size_of(x, 0), d.size_of(x, 0, d.rng.choice([-1, -2]))]) for number in numbers]
     d.node("Expand", [x, d.joined(sizes[: d.rng.randint(1, 3)])])
 
 
@@ -336,7 +349,8 @@ def sizes_computed(d: Draft) -> None:
 
 
 KINDS: list[Callable[[Draft], None]] = [
-    *(sliced, window, split, split_to_sequence, reshape, tile, expand, pad, gather, gather_points, count, count_floats),
+    *(sliced, window, split, split_to_sequence, reshape, chunk, tile, expand, pad),
+    *(gather, gather_points, count, count_floats),
     *(one_hot, top_k, non_zero, einsum, resize, reduction, squeeze, flatten, concat, matmul, elementwise, blocks),
     *(sizes_computed, sliced, window, sizes_computed, split_to_sequence),
 ]

@@ -419,6 +419,12 @@ ENDS = "<int64[1] f = {0}, int64[1] e = {9223372036854775807}, int64[1] a = {1},
 REPEATS = "int64 n = {2}, int64[2] v = {1, 3}, int64[1] m = {-1}"
 REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
 """One dimension is repeated: TorchScript writes repeat_interleave so, with a OneHot of the dimension."""
+CHUNK_NUMBERS = "<int64[1] o = {1}, int64[1] two = {2}, int64[1] four = {4}, int64[2] pair = {2, 2}>"
+CHUNK = (
+    "b = Shape<end = 1>(x) s = Shape<start = 1, end = 2>(x) stop = Min(s, four) rows = Slice(x, two, stop, o) "
+    "n = Sub(stop, two) to = Concat<axis = 0>(b, n, pair) y = Reshape(rows, to)"
+)
+"""The rows 2 and 3, as far as there are some. Their number is -1 where there is one row: the Reshape then finds 0."""
 
 
 @pytest.mark.parametrize(
@@ -441,6 +447,14 @@ REPEATED = "row = OneHot(i, n, v) t = Reshape(row, m) y = Tile(x, t)"
         (20, "float[B,S,H,D] x", "y = Flatten<axis = 2>(x)", "", (B * S, H * D)),
         (20, "float[B,S,8] x", "y = Reshape(x, to)", "<int64[4] to = {0, -1, 2, 4}>", (B, S, 2, 4)),
         (14, "float[B,0,4] x", "y = Reshape<allowzero = 1>(x, to)", "<int64[2] to = {0, 7}>", (0, 7)),
+        (20, "float[B,S,4] x", CHUNK, CHUNK_NUMBERS, (B, Dim.min(S, 4) - Dim.min(S, 2), 2, 2)),
+        (
+            20,
+            "float[B,1] x, float[B,S] r",
+            "s = Shape<start = 1>(r) n = Sub(s, o) y = Expand(x, n)",
+            "<int64[1] o = {1}>",
+            (B, S - 1),
+        ),
         (20, "float[B,S] x", "y = Tile(x, n)", "<int64[2] n = {3, 2}>", (3 * B, 2 * S)),
         (20, "float[B,S] x", "y = Pad(x, p)", "<int64[4] p = {0, 1, 2, 3}>", (B + 2, S + 4)),
         (20, "float[B,S] x", "y = Pad(x, p, , a)", "<int64[2] p = {1, 2}, int64[1] a = {-1}>", (B, S + 3)),

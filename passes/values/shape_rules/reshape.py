@@ -20,7 +20,7 @@ from fa_compiler.passes.values.shape_rules.context import (
     fresh,
     rule,
 )
-from fa_compiler.passes.values.symbolic import Dim, product
+from fa_compiler.passes.values.symbolic import Dim, product, simplify_given
 
 ONE = Dim(1)
 
@@ -53,8 +53,9 @@ def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
     """The shape of the result of a Reshape.
 
     A 0 copies the input's dim unless `allow_zero`. A -1 is solved by division, which is sound because ONNX Runtime
-    refuses a -1 beside a product of 0. A symbolic entry is the dim if it cannot be negative; if it can, it may be the
-    -1 of some run, so the dim is unknown.
+    refuses a -1 beside a product of 0. A symbolic entry is the dim if it cannot be negative. If it can, it may be the
+    -1 of some run. The dim is then the quotient if the entry is proven to be the quotient in all other runs, and else
+    unknown.
 
     A symbolic entry that is 0 at run time copies the input's dim. The element counts then differ and the original
     fails, unless the tensor is empty or the target was computed from a size that has nothing to do with the input. Such
@@ -69,13 +70,23 @@ def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
             dim = shape[index] if shape is not None and index < len(shape) else Dim.fresh()
         elif not dim.is_at_least(0):
             copied = shape is not None and index < len(shape) and shape[index] == dim
-            dim = dim if copied else Dim.fresh()
+            dim = dim if copied else _entry_or_quotient(shape, target, index)
         result.append(dim)
     if open_axis is not None:
         result[open_axis] = Dim.fresh()
         if shape is not None:
             result[open_axis] = _solve(shape, result, open_axis)
     return tuple(result)
+
+
+def _entry_or_quotient(shape: Shape | None, target: list[Dim], index: int) -> Dim:
+    """The dim for an entry that is -1 in some runs and a size in the others: the quotient, if a size is equal to it."""
+    others = [dim for place, dim in enumerate(target) if place != index]
+    known = shape is not None and all(dim.is_at_least(0) and dim != 0 for dim in others)
+    quotient = product(shape).exact_div(product(others)) if shape is not None and known else None
+    entry = target[index]
+    is_size = quotient is not None and quotient.is_at_least(0) and simplify_given(quotient, (entry,)) == entry
+    return quotient if quotient is not None and is_size else Dim.fresh()
 
 
 def _solve(shape: Shape, result: list[Dim], open_axis: int) -> Dim:

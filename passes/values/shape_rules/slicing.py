@@ -239,7 +239,8 @@ def _expand(ctx: Context) -> Fact:
     target = ctx.vector(1)
     if target is None:
         return Fact(None, dtype)
-    shape = broadcast(ctx.shape(0), tuple(as_axis_size(dim) for dim in target))
+    # ONNX Runtime refuses a negative entry, so each entry is a size.
+    shape = broadcast(ctx.shape(0), tuple(target))
     if shape is None:
         # The input may have a higher rank than the target asks for.
         return Fact(None, dtype)
