@@ -4,15 +4,16 @@ Older exporters expand a padding mask over the query rows before they cast, inve
 works on S x S elements. A simplifier leaves such a mask of constant lengths as a constant of S x S elements. Grammar of
 what is proven constant along dimension d, from a value upwards:
 
-    constant := Expand(x)                       x has size 1 in d
+    constant := Expand(x)                       x has size 1 in d, or no dimension there
               | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
                                                 few numbers, and d is the last but one of its dimensions that are not 1
               | op(operands)                    element by element, every operand constant along d or of size 1 there
-              | Slice(constant)                 along other dimensions than d
+              | Slice(constant)                 along d alone, or along other dimensions
+              | Unsqueeze(constant)
 
 A narrowed Expand(x) is x, if x has the result's sizes elsewhere, and else an Expand of x to these sizes with 1 in d. A
-narrowed constant is its first row. Any other narrowed tensor comes from the same
-operators on narrowed operands, so its elements are the same by construction.
+narrowed constant is its first row. A narrowed Slice along d is what it cuts, narrowed. Any other narrowed tensor comes
+from the same operators on narrowed operands, so its elements are the same by construction.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder
-from fa_compiler.passes.nodes import constant, is_op
+from fa_compiler.passes.nodes import constant, is_op, places_of
 from fa_compiler.passes.values.constant_patterns import bits
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -77,14 +78,20 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         return None
     if is_op(node, "Expand"):
         own = None if node.inputs[0] is None else info.shape(node.inputs[0])
-        if own is None or len(own) != len(shape) or own[axis].const != 1:
+        place = None if own is None else axis - (len(shape) - len(own))
+        if own is None or place is None or (place >= 0 and own[place].const != 1):
             return None
         target = None if node.inputs[1] is None else info.shape(node.inputs[1])
         return [] if _has_sizes(own, shape, axis) or target == (Dim(len(shape)),) else None
     if is_op(node, "Slice"):
         cut, source = slice_bounds(node, info, len(shape)), node.inputs[0]
-        uncut = cut is not None and all(other != axis for other, _, _ in cut)
+        places = {other for other, _, _ in cut or ()}
+        uncut = cut is not None and (axis not in places or places == {axis})
         return [(source, axis)] if uncut and source is not None else None
+    if is_op(node, "Unsqueeze"):
+        added, source = places_of(node, len(shape)), node.inputs[0]
+        kept = [place for place in range(len(shape)) if place not in (added or ())]
+        return [(source, kept.index(axis))] if added is not None and axis in kept and source is not None else None
     if not is_op(node, *ELEMENTWISE):
         return None
     operands: list[tuple[ir.Value, int]] = []
@@ -100,7 +107,7 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
 
 def _has_sizes(own: Shape, shape: Shape, axis: int) -> bool:
     """Is a tensor as large as another one, except along one dimension?"""
-    return all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True)))
+    return len(own) == len(shape) and all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True)))
 
 
 def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
@@ -130,6 +137,9 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
         assert node is not None and wide is not None
         if is_op(node, "Expand"):
             done[key] = _expanded_elsewhere(node, axis, builder)
+        elif is_op(node, "Slice") and _cuts(node, axis, builder.info):
+            ((source, _),) = wide
+            done[key] = _narrowed(source, axis, builder, done)
         else:
             places = dict(wide)
             operands = [
@@ -141,6 +151,12 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
             attrs = {name: attr.value for name, attr in node.attributes.items()}
             done[key] = builder.op(node.op_type, operands, builder.info.dtype(value), attrs)
     return done[key]
+
+
+def _cuts(node: ir.Node, axis: int, info: ShapeInfo) -> bool:
+    """Does a Slice cut a dimension?"""
+    shape = info.shape(node.outputs[0])
+    return any(place == axis for place, _, _ in slice_bounds(node, info, len(shape or ())) or ())
 
 
 def _expanded_elsewhere(expand: ir.Node, axis: int, builder: Builder) -> ir.Value:

@@ -304,11 +304,12 @@ def test_masks_of_heads_that_are_folded_into_the_batch(body: str, old: str, new:
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
-def _shape_of_mask(result: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[int, ...]:
-    """The shape of the fused node's atten_mask in a run."""
+def _shape_of_mask(result: onnx.ModelProto, feeds: dict[str, np.ndarray], place: int = 6) -> tuple[int, ...]:
+    """The shape of the fused node's atten_mask in a run, or of its real_shift at place 3."""
     (node,) = (node for node in result.graph.node if node.op_type == "FlashAttentionScore")
     seen = onnx.ModelProto.FromString(result.SerializeToString())
-    seen.graph.output.append(onnx.helper.make_tensor_value_info(node.input[6], onnx.TensorProto.BOOL, None))
+    dtype = onnx.TensorProto.BOOL if place == 6 else onnx.TensorProto.FLOAT
+    seen.graph.output.append(onnx.helper.make_tensor_value_info(node.input[place], dtype, None))
     return run(seen, feeds)[-1].shape
 
 
@@ -680,6 +681,27 @@ def test_padding_of_another_size_that_is_expanded_over_heads_and_rows(more: str)
     for batch, rows, masks, columns in ((2, 5, 2, 5), (2, 5, 1, 1), (1, 1, 1, 1), (3, 70, 3, 70)):
         feeds = feeds_of(proto, {"B": batch, "S": rows, "C": masks, "U": columns})
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+CHUNKED = (
+    "three_ = Constant<value=int64[1] {3}>() axis1 = Constant<value=int64[1] {1}>() "
+    "axis2 = Constant<value=int64[1] {2}>() unit = Constant<value=float {1.0}>() "
+    "b_ = Shape<start=0, end=1>(q) all_ = Add(rows_, three_) full = Concat<axis=0>(b_, all_, axis1) "
+    "ones = Expand(unit, full) numbers = Cast<to=1>(pad) wide = Mul(ones, numbers) "
+    "some = Slice(wide, three_, all_, axis1) part = Slice(some, three_, all_, axis2) four = Unsqueeze(part, axis1) "
+    "inverted = Sub(unit, four) f = Mul(inverted, low) x = Add(s, f) "
+)
+"""The mask of a chunk of CANINE: a number for each key, repeated for the rows by a product with ones, and cut twice."""
+
+
+def test_a_mask_that_is_repeated_by_ones_and_cut_has_one_row() -> None:
+    proto = model("", CHUNKED, more='int64[B,1,"S + 3"] pad')
+    result, report = fused(proto)
+    assert [(block.mask, block.missed) for block in report.blocks] == [("real_shift", ())]
+    for batch, rows in ((2, 5), (1, 1), (3, 70), (2, 0), (0, 3)):
+        feeds = feeds_of(proto, {"B": batch, "S": rows, "S + 3": rows + 3})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+        assert _shape_of_mask(result, feeds, place=3) == (batch, 1, 1, rows)
 
 
 BESIDE_BIAS = {
