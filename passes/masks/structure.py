@@ -18,9 +18,9 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
-longer scores. A bias beside the mask may help to prove it (`_sizes_beside`). Padding may have one column for a known
-number of keys (`_may_have_one_column`). It may have batch and head sizes that are not proven, because the operator
-compares them with its own.
+longer scores. A bias beside the mask may help to prove it (`_sizes_beside`). Padding alone may have
+batch, head and column sizes that are not proven, because the operator compares them with its own. The number of its
+rows need not be proven either, if it never makes several rows of a single one (`_checked_padding`).
 """
 
 from __future__ import annotations
@@ -229,9 +229,11 @@ class _TermReader:
         """The parts of the term's mask, if it is proven to have as many rows and columns as the scores. Raises
         _Unstructured."""
         other_sizes = self._other_sizes(term)
-        if other_sizes is not None and not self._may_have_one_column(term):
+        if other_sizes is None:
+            return self.read(term)
+        if (padding := self._checked_padding(term)) is None:
             raise other_sizes
-        return self.read(term)
+        return padding
 
     def read_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, which the user says to be as large as the scores. Raises _Unstructured."""
@@ -356,19 +358,21 @@ class _TermReader:
             return _Unstructured(reason, ONE_NAME)
         return None
 
-    def _may_have_one_column(self, term: MaskTerm) -> bool:
-        """Is the term nothing but padding, of which only the number of columns is not that of the keys?
+    def _checked_padding(self, term: MaskTerm) -> list[Band | Padding | Packing] | None:
+        """The parts of a term that is nothing but padding, whose sizes either are those of the scores or make the
+        operator fail; None for other terms.
 
-        The scores have a known number of keys, not 1. In every run that succeeds the padding has so many columns, or
-        one for all keys, and the operator repeats that one, too. Raises _Unstructured.
+        The operator takes a mask of one column, which it repeats as the model does, or of as many columns as keys. It
+        gets no rows, so these must not add any to the scores. Raises _Unstructured.
         """
-        place, (rows, columns) = self._placed(term), self.grid.sizes
-        if columns.const in (None, 1) or (place.row is not None and place.shape[place.row] != rows):
-            return False
+        place, (rows, _) = self._placed(term), self.grid.sizes
+        if place.row is not None and not _adds_no_rows(place.shape[place.row], rows):
+            return None
         try:
-            return all(isinstance(part, Padding) for part in self.read(term))
+            parts = self.read(term)
         except _Unstructured:
-            return False
+            return None
+        return parts if all(isinstance(part, Padding) for part in parts) else None
 
     def _part(self, part: Formula, place: _Placed, term: MaskTerm) -> list[Band | Padding | Packing] | None:
         row, column = place.row, place.column
@@ -463,6 +467,19 @@ class _TermReader:
         is_pair = query[along[0]] == Affine.index(row, positions.rank)
         places = [dict(positions.origins(part.value, each)).get(numbers) for each in (part.one, part.other)]
         return is_pair and places == [key, query]
+
+
+def _adds_no_rows(own: Dim, rows: Dim) -> bool:
+    """Do scores of so many rows have as many after a mask with its own number of rows is added, in every run that
+    succeeds?
+
+    Several rows stay as many, because the mask has as many or one. One row does if the mask has one row then, too. If
+    the mask then had a negative number of rows, there is no such run.
+    """
+    if own == rows or rows.const not in (None, 1):
+        return True
+    beside_one_row = None if (atom := rows.single_atom) is None else own.evaluate({atom.name: 1})
+    return beside_one_row is not None and (beside_one_row == 1 or beside_one_row < 0)
 
 
 def _unknown_part(part: Formula, name: str) -> _Unstructured:

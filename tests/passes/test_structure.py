@@ -704,6 +704,39 @@ def test_a_mask_that_is_repeated_by_ones_and_cut_has_one_row() -> None:
         assert _shape_of_mask(result, feeds, place=3) == (batch, 1, 1, rows)
 
 
+OWN_ROWS = (
+    "four_ = Constant<value=int64[1] {4}>() eight_ = Constant<value=int64[1] {8}>() m1 = Min(rows_, four_) "
+    "m2 = Sub(m1, four_) m3 = Min(rows_, eight_) chunks = Add(m2, m3) "
+    "own = ROWS count = Squeeze(own) r1 = Range(zero, count, one) r = Unsqueeze(r1, last) "
+    "always = GreaterOrEqual(r, zero) both = And(always, kept) axis1 = Constant<value=int64[1] {1}>() "
+    "b_ = Shape<start=0, end=1>(q) t_ = Shape<start=3, end=4>(kept) full = Concat<axis=0>(b_, axis1, own, t_) "
+    "m = Expand(both, full) "
+)
+"""Padding of T keys with rows that are counted apart. `chunks` is the number of rows if there are 4 to 8, and negative
+if there is one: CANINE counts the rows of two chunks so."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "alike"), [("Identity(chunks)", True), ("Add(rows_, rows_)", False), ("Shape(other)", False)]
+)
+def test_padding_whose_sizes_are_not_proven(rows: str, alike: bool) -> None:
+    """The operator compares the columns with its keys, but it gets no rows. So they must not make one row several."""
+    proto = model(OWN_ROWS.replace("ROWS", rows), more="bool[B,1,1,T] kept, float[U] other")
+    proto.graph.output[0].type.tensor_type.shape.dim[2].dim_param = "rows of the result"
+    result, report = fused(proto)
+    (block,) = report.blocks
+    assert (block.mask, bool(block.missed)) == ("atten_mask", not alike)
+    for size, columns in ((4, 4), (7, 7), (8, 1)) if alike else ():
+        feeds = feeds_of(proto, {"B": 2, "S": size, "T": columns, "U": 1})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+        assert _shape_of_mask(result, feeds) == (2, 1, 1, columns)
+    if not alike:
+        enlarging = feeds_of(proto, {"B": 2, "S": 1, "T": 1, "U": 2})
+        assert run(proto, enlarging)[0].shape[2] == 2
+        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+            run(result, enlarging)
+
+
 BESIDE_BIAS = {
     "bias, then mask": "t = Add(s, bias) f = Where(m, nothing, low) x = Add(t, f) ",
     "mask, then bias": "f = Where(m, nothing, low) t = Add(s, f) x = Add(t, bias) ",
