@@ -284,6 +284,13 @@ class LayoutEmitter:
             return value
         return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
 
+    def cut(self, value: ir.Value, dims: Arrangement, dimension: int) -> ir.Value:
+        """The first elements of a value in a dimension, as many as its axis has."""
+        builder, size = self.builder, self._full_target(dims[dimension : dimension + 1])
+        return builder.op(
+            "Slice", [value, builder.ints([0]), size, builder.ints([dimension])], builder.info.dtype(value)
+        )
+
     def shape_vector(self, dims: Arrangement, reader: ir.Node, terms: Sequence[ir.Value]) -> ir.Value:
         """The result of the Shape node `reader`, for a value of this arrangement.
 

@@ -105,10 +105,15 @@ BiasOp = ScoreOp[BiasOperand]
 
 @dataclass(frozen=True)
 class ExcludedPositions:
-    """Excluded positions: those where `view`, as a truth value, equals `when`. A float is true when it is not 0."""
+    """Excluded positions: those where `view`, as a truth value, equals `when`. A float is true when it is not 0.
+
+    The base of the view may be longer than the scores in its dimension `cut`, where there is one: its first elements
+    count.
+    """
 
     view: View
     when: bool = True
+    cut: int | None = None
 
     @staticmethod
     def by(select: Select[BiasOperand]) -> ExcludedPositions:
@@ -116,5 +121,6 @@ class ExcludedPositions:
         return ExcludedPositions(select.operand.view, not select.keep)
 
     def filled(self, node: ir.Node, fill: float) -> Select[BiasOperand]:
-        """The selection that puts a number at these positions."""
+        """The selection that puts a number at these positions. The base of the view is not cut."""
+        assert self.cut is None
         return Select(node, BiasOperand(self.view), not self.when, fill)

@@ -94,7 +94,7 @@ from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_like import is_score_like
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, is_op
+from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, is_op, opset
 from fa_compiler.passes.options import (
     FINITE_SCORES,
     MASKS_DOMINATE,
@@ -128,6 +128,8 @@ COARSE = (
 LARGEST_ADDED = 1e11
 """The size up to which an added number may be written as a selection in the bias. IncreFlashAttention takes a selection
 of -1e12 for its own mask, which replaces scores."""
+SLICE_SINCE = 10
+"""The opset since which a Slice takes numbers that are computed."""
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that test the computed scores or probabilities, or nothing: they do not depend on how the mask is planned."""
 
@@ -403,6 +405,8 @@ class MaskPlanner:
             return steps
         found = self.structure((first,))
         if not isinstance(found, Structure) or found.mode is not None or found.packing is not None or not found.padding:
+            return steps
+        if any(each.given.cut is not None for each in found.padding):
             return steps
         excluded_keys = [padded(each, self.viewer, first.node) for each in found.padding]
         return (*(each.filled(first.node, number * first.sign) for each in excluded_keys), *steps[1:])
@@ -757,7 +761,8 @@ class MaskPlanner:
             masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
             vouched = SAME_SIZES in self.options.assume
             biases = [term for term in terms if isinstance(term, Add) and term not in masks]
-            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, vouched, biases)
+            cuts = self.options.target == "ort" and all(opset(term.node) >= SLICE_SINCE for term in masks)
+            self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, vouched, biases, cuts)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:

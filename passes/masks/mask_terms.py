@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.axes import Axes
+from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.structure import Padding
 from fa_compiler.passes.movers import MOVES
@@ -163,11 +163,23 @@ def _repeats(view: View, viewer: Viewer) -> bool:
 
 
 def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> ExcludedPositions:
-    """The positions that padding excludes beside a structural mask."""
-    return ExcludedPositions(
-        aligned(AlignedTensor(padding.given.value, padding.dims, padding.never_enlarges), viewer, node),
-        padding.given.when,
-    )
+    """The positions that padding excludes beside a structural mask. Raises Decline where its shape is not proven to
+    fit."""
+    given = padding.given
+    if given.cut is None:
+        view = aligned(AlignedTensor(given.value, padding.dims, padding.never_enlarges), viewer, node)
+    else:
+        view = _aligned_but(given.cut, given.value, padding.dims, viewer, node)
+    return ExcludedPositions(view, given.when, given.cut)
+
+
+def _aligned_but(cut: int, value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node) -> View:
+    """The view of a tensor along its score axes, without a statement about its size in the dimension `cut`. Raises
+    Decline where another dimension is not proven to fit."""
+    for place, (own, wanted) in enumerate(zip(viewer.base_dims(value), dims, strict=True)):
+        if place != cut and own and wanted and not viewer.space.unify(own, wanted):
+            raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
+    return View(value, dims, dims, equivalent_values=((value, dims),))
 
 
 def _composed(outer: View, inner: View) -> View:

@@ -7,7 +7,8 @@
                 1 comparisons that bound j - i, the distance from row to key, from above also as one of two
                   alternatives, of which the other one is that the key is among the first ones (a prefix)
                 2 boolean tensors that do not run along the rows, or an addend of any spelling that is proven to be the
-                  same for all rows (padding)
+                  same for all rows (padding); with `cuts` also the first columns of a longer tensor, such as an
+                  attention mask for more tokens than there are, of which a Slice takes as many as there are keys
                 3 equal labels of packed sequences (packing.py)
     emitted     the Band (band.py), the boolean tensors and the labels. Labels are emitted only with a band in which
                 every token attends to itself. j - i is the same within a sequence as in the whole, so the band holds
@@ -18,9 +19,10 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
-longer scores. A bias beside the mask may help to prove it (`_sizes_beside`). Padding alone may have
-batch, head and column sizes that are not proven, because the operator compares them with its own. The number of its
-rows need not be proven either, if it never makes several rows of a single one (`_checked_padding`).
+longer scores. A bias beside the mask may help to prove it (`_sizes_beside`), and so may a Reshape behind the mask
+(reshapes.py). Padding alone may have batch, head and column sizes that are not proven, because the operator compares
+them with its own. The number of its rows need not be proven either, if it never makes several rows of a single one
+(`_checked_padding`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
+from fa_compiler.passes.masks.reshapes import sizes_of_reshapes
 from fa_compiler.passes.options import SAME_SIZES
 from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.score_ops import Add, AlignedTensor, MaskTerm
@@ -132,15 +135,18 @@ def structure(
     contiguity: ContiguousLabels | None = None,
     same_sizes: bool = False,
     beside: Sequence[Add[AlignedTensor]] = (),
+    cuts: bool = False,
 ) -> Structure | NoStructure:
     """The structure of the mask that these terms make together, or why the operator cannot express it.
 
     Without `contiguity`, packed sequences are not looked for. With `same_sizes` the user vouches for it that masks are
-    as large as the scores. The operator gets the addends `beside` the mask as its bias.
+    as large as the scores. The operator gets the addends `beside` the mask as its bias. With `cuts`, padding may be the
+    first elements of a longer tensor.
     """
     if not terms:
         return NoStructure("nothing is masked")
-    reader = _TermReader(viewer, grid, contiguity, _sizes_beside(beside, grid, viewer))
+    known = {**sizes_of_reshapes([term.node for term in terms], viewer.info), **_sizes_beside(beside, grid, viewer)}
+    reader = _TermReader(viewer, grid, contiguity, known, cuts)
     parts: list[Band | Padding | Packing] = []
     assumed: tuple[str, ...] = ()
     for term in terms:
@@ -218,6 +224,7 @@ class _TermReader:
     contiguity: ContiguousLabels | None
     known: Mapping[Atom, Dim]
     """What sizes are in the runs that matter."""
+    cuts: bool
 
     @property
     def sizes(self) -> tuple[Dim, Dim]:
@@ -248,16 +255,19 @@ class _TermReader:
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, which has as many rows and columns as the scores. Raises _Unstructured."""
         place = self._placed(term)
-        try:
-            return self._read(term, place)
-        except _Unstructured:
-            if (apart := self._taken_apart(place)) is None:
-                raise
-        return self._read(term, apart)
+        apart = self._taken_apart(place)
+        attempts = [(place, False), *([(apart, False)] if apart is not None else ()), *([(place, True)] * self.cuts)]
+        failures: list[_Unstructured] = []
+        for each, cuts in attempts:
+            try:
+                return self._read(term, each, cuts)
+            except _Unstructured as failure:
+                failures.append(failure)
+        raise failures[-2 if self.cuts else -1]  # why it has no structure without a cut
 
-    def _read(self, term: MaskTerm, place: _Placed) -> list[Band | Padding | Packing]:
+    def _read(self, term: MaskTerm, place: _Placed, cuts: bool) -> list[Band | Padding | Packing]:
         name = f"{term.operand.value.name!r}"
-        positions = self._positions(place.shape)
+        positions = self._positions(place.shape, cuts)
         formula = kept(term, positions, place.index) or self._same_for_all_rows(term, positions, place)
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
@@ -282,7 +292,7 @@ class _TermReader:
         given = positions.whole(term.operand.value, place.index) if isinstance(term, Add) else None
         if given is None or (place.row is not None and not self._is_alike(given, place.row)):
             return None
-        return BooleanTensor(given.value, given.axes, when=False)
+        return replace(given, when=False)
 
     def _is_alike(self, given: BooleanTensor, row: int) -> bool:
         """Is a tensor that runs along the rows the same for all of them?"""
@@ -304,10 +314,10 @@ class _TermReader:
         shape = tuple(size.substitute(self.known) for size in shape)
         return self._in(shape, self._positions(shape).identity_index, term.operand.dims)
 
-    def _positions(self, shape: Shape) -> Positions:
+    def _positions(self, shape: Shape, cuts: bool = False) -> Positions:
         """The reader of masks of this shape."""
         facts = self.viewer.facts
-        return Positions(facts.info, shape, self.known) if self.known else facts.positions(shape)
+        return Positions(facts.info, shape, self.known, cuts) if self.known or cuts else facts.positions(shape)
 
     def _in(self, shape: Shape, index: Index, dims: Arrangement) -> _Placed:
         resolve = self.viewer.space.resolve
@@ -363,13 +373,14 @@ class _TermReader:
         operator fail; None for other terms.
 
         The operator takes a mask of one column, which it repeats as the model does, or of as many columns as keys. It
-        gets no rows, so these must not add any to the scores. Raises _Unstructured.
+        gets no rows, so these must not add any to the scores. The padding is not cut: it might be one column that is
+        repeated. Raises _Unstructured.
         """
         place, (rows, _) = self._placed(term), self.grid.sizes
         if place.row is not None and not _adds_no_rows(place.shape[place.row], rows):
             return None
         try:
-            parts = self.read(term)
+            parts = replace(self, cuts=False).read(term)
         except _Unstructured:
             return None
         return parts if all(isinstance(part, Padding) for part in parts) else None
@@ -402,8 +413,10 @@ class _TermReader:
         # A tensor that is the same for all rows may run along them: the rewriter reads one row of it.
         if row is not None and row in given.axes and not self._is_alike(given, row):
             return None
+        if given.cut is not None and given.axes[given.cut] != column:
+            return None
         aligned = tuple(() if axis is None else place.dims[axis] for axis in given.axes)
-        return [Padding(BooleanTensor(given.value, given.axes, not given.when), aligned, term.operand.never_enlarges)]
+        return [Padding(replace(given, when=not given.when), aligned, term.operand.never_enlarges)]
 
     def _with_prefix(self, part: Some, place: _Placed, term: MaskTerm) -> Band | None:
         """The band with a prefix that two alternatives make: an upper bound on j - i, and one on j alone."""

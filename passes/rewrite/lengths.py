@@ -115,7 +115,7 @@ def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info
     found: list[Length] = []
     rest: list[ExcludedPositions] = []
     for mask in masks:
-        taken = _read(mask, match, info, starts)
+        taken = _read(mask, match, info, starts) if mask.cut is None else None
         if taken is None:
             rest.append(mask)
         else:

@@ -300,7 +300,10 @@ class MaskBuilder:
 
     def _excluded(self, part: ExcludedPositions, full: frozenset[int], batch: Axes) -> ir.Value:
         builder, view = self.builder, self._unshortened(part.view)
-        value = builder.cast(view.base, ir.DataType.BOOL)
+        value = view.base
+        if part.cut is not None:
+            value = self.emitter.cut(value, view.base_dims, part.cut)
+        value = builder.cast(value, ir.DataType.BOOL)
         if not part.when:
             value = builder.op("Not", [value], ir.DataType.BOOL)
         return self._arranged(value, view, full, batch)

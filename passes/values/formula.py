@@ -100,11 +100,13 @@ class AtLeastZero:
 @dataclass(frozen=True)
 class BooleanTensor:
     """The element of `value`, as a truth value, equals `when`. Dimension d of `value` runs along x_k for k = axes[d],
-    or has the size 1 where axes[d] is None."""
+    or has the size 1 where axes[d] is None. It may be longer than the mask in the dimension `cut`, where there is one:
+    the mask then has its first elements."""
 
     value: ir.Value
     axes: tuple[int | None, ...]
     when: bool = True
+    cut: int | None = None
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,8 @@ def negation(formula: Formula) -> Formula:
             return BooleanLiteral(not value)
         case AtLeastZero(affine):
             return AtLeastZero(affine.times(-1) + -1)
-        case BooleanTensor(value, axes, when):
-            return BooleanTensor(value, axes, not when)
+        case BooleanTensor():
+            return replace(formula, when=not formula.when)
         case ElementComparison() | IndexLessThanElement():
             return replace(formula, when=not formula.when, origin=_negated(formula.origin))
         case All(parts, origin):

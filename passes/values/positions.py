@@ -17,7 +17,7 @@ dimension of a value an Affine over the indices of the mask.
               linear in the index and such an element (IndexLessThanElement)
             | Trilu(truth) | number != 0 | a constant of bands, also in blocks on the diagonal: two elements of the
               blocks' numbers are then equal (ElementComparison)
-            | any other boolean tensor, as it is (BooleanTensor)
+            | any other boolean tensor, as it is, or its first elements (BooleanTensor)
             | number + element == 0, where the number is 0 or beyond all integers: the element of an integer tensor,
               of which nothing is known, is 0 (transformers merges padding into a causal mask so)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten, Transpose, Expand, Tile of a
@@ -92,6 +92,8 @@ class Positions:
     info: ShapeInfo
     sizes: Shape
     known: Mapping[Atom, Dim] = field(default_factory=dict)
+    cuts: bool = False
+    """May a boolean tensor be longer than the mask in one dimension?"""
     _truths: dict[tuple[ir.Value, Index], Formula | None] = field(default_factory=dict)
     _numbers: dict[tuple[ir.Value, Index], Number | None] = field(default_factory=dict)
     _depth: int = 0
@@ -312,7 +314,9 @@ class Positions:
             value, index = moved or (None, None)
 
     def _given(self, value: ir.Value, index: Index) -> BooleanTensor | None:
-        """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None."""
+        """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None.
+
+        With `cuts`, one dimension may be longer than that of the mask."""
         return self.whole(value, index) if self.info.dtype(value) == ir.DataType.BOOL else None
 
     def whole(self, value: ir.Value, index: Index) -> BooleanTensor | None:
@@ -321,15 +325,24 @@ class Positions:
         if shape is None or len(shape) != len(index):
             return None
         axes: list[int | None] = []
-        for place, size in zip(index, shape, strict=True):
+        cut: int | None = None
+        for dimension, (place, size) in enumerate(zip(index, shape, strict=True)):
             if place == self._zero and size.const == 1:
                 axes.append(None)
                 continue
-            whole_of = [k for k in range(self.rank) if place == Affine.index(k, self.rank) and size == self.sizes[k]]
-            if not whole_of or whole_of[0] in axes:
+            along = next((k for k in range(self.rank) if place == Affine.index(k, self.rank)), None)
+            if along is None or along in axes:
                 return None
-            axes.append(whole_of[0])
-        return BooleanTensor(value, tuple(axes))
+            if size != self.sizes[along]:
+                if not self.cuts or cut is not None or not self._is_longer(size, self.sizes[along]):
+                    return None
+                cut = dimension
+            axes.append(along)
+        return BooleanTensor(value, tuple(axes), cut=cut)
+
+    def _is_longer(self, size: Dim, other: Dim) -> bool:
+        """Is a size proven to be at least another one?"""
+        return Dim.min(size, other).substitute(self.known) == other
 
     # -- numbers --------------------------------------------------------------------------------
 

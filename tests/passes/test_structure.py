@@ -787,6 +787,49 @@ def test_a_bias_or_a_low_number_that_is_repeated_for_several_heads(bias: str, la
     assert_same(run(fused(proto)[0], feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
+MORE_TOKENS = (
+    "t_ = Shape<start=3, end=4>(pad) count = Squeeze(t_) j2 = Range(zero, count, one) jt = Unsqueeze(j2, first) "
+    "c = LessOrEqual(jt, i) kept = And(c, pad) z = Where(kept, nothing, low) axis3 = Constant<value=int64[1] {3}>() "
+    "cut = Slice(z, first, columns_, axis3) e_ = Equal(cut, nothing) n = Not(e_) e = Exp(b) t = Where(n, low, e) "
+    "h = Constant<value=int64[5] {1,1,2,1,1}>() t5 = Constant<value=int64[1] {2}>() u = Unsqueeze(t, t5) "
+    "w = Expand(u, h) four = Constant<value=int64[1] {4}>() b_ = Shape<start=0, end=1>(q) least = Min(t_, columns_) "
+)
+"""The mask of Doge for T tokens, of which the keys are the first ones: it stands in place of a bias."""
+
+
+@pytest.mark.parametrize(("stated", "label"), [("least", "causal+atten_mask"), ("columns_", "atten_mask")])
+def test_a_mask_for_more_tokens_than_there_are(stated: str, label: str) -> None:
+    """A mask of one column becomes one of all keys by the bias, and is no band then. A Reshape to the size of the cut
+    mask fails in such a run, and one to the number of keys does not."""
+    use = f"full = Concat<axis=0>(b_, four, rows_, {stated}) r = Reshape(w, full) x = Add(s, r) "
+    proto = model(MORE_TOKENS, use, more="float[B,2,1,S] b, bool[B,1,1,T] pad")
+    result, report = fused(proto)
+    assert [block.mask for block in report.blocks] == [f"{label}+real_shift"]
+    for batch, rows, tokens in ((2, 5, 5), (2, 5, 9), (1, 1, 3), (3, 70, 71), (0, 3, 4)):
+        feeds = feeds_of(proto, {"B": batch, "S": rows, "T": tokens})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+    one_column = feeds_of(proto, {"B": 2, "S": 5, "T": 1})
+    if stated == "columns_":
+        assert_same(run(result, one_column)[0], run(proto, one_column)[0], 1e-5)
+    else:
+        with pytest.raises(ort_errors.Fail, match="reshaped"):
+            run(proto, one_column)
+
+
+@pytest.mark.parametrize("end", ["columns_", "rows_"])
+def test_padding_for_more_tokens_is_cut_to_the_keys_only_where_the_model_does_so(end: str) -> None:
+    """Cut to a single row's number, it is one column for all keys."""
+    mask = "always = GreaterOrEqual(i, zero) m = And(always, pad) axis3 = Constant<value=int64[1] {3}>() "
+    use = f"f = Where(m, nothing, minus) t = Slice(f, first, {end}, axis3) x = Add(s, t) "
+    proto = model(mask, use, CROSS, "bool[B,1,1,U] pad")
+    result, report = fused(proto)
+    assert [block.mask for block in report.blocks] == ["atten_mask"]
+    for rows, keys, tokens in ((5, 5, 5), (5, 5, 8), (1, 5, 8), (1, 5, 5), (5, 5, 1)):
+        feeds = feeds_of(proto, {"B": 2, "S": rows, "T": keys, "U": tokens})
+        if end == "columns_" or rows in (1, keys):
+            assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
 SUM_SIZES = "n_ = Shape(t) m0 = ConstantOfShape<value=bool[1] {1}>(n_) m = Trilu<upper=0>(m0) x = Where(m, t, minus) "
 
 

@@ -1,0 +1,61 @@
+"""Sizes that are equal in every run in which a Reshape succeeds.
+
+    operand := Reshape(x, sizes) | a move, Cast or Slice of an operand
+
+A Reshape keeps the number of elements. So where its input has the sizes a, b, c and its result a, b, d, then c is d if
+there are elements at all. Doge repeats a mask for several heads and states the number of its columns once more: a mask
+of one column, which the bias beside it makes one of all keys, does not fit there.
+
+Only an operand of an element-wise operator is looked at. If the result has elements, then each operand has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from fa_compiler.passes.movers import MOVES
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.values.shape_rules.context import Shape
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Atom, Dim, product
+
+ELEMENTWISE = ("Add", "Sub", "Where")
+"""The operators by which masks and biases join the scores."""
+
+
+def sizes_of_reshapes(nodes: Sequence[ir.Node], info: ShapeInfo) -> Mapping[Atom, Dim]:
+    """What sizes are in the runs in which the results of these nodes have elements, by the Reshapes that make their
+    operands."""
+    found: dict[Atom, Dim] = {}
+    for reshape in (each for node in nodes if is_op(node, *ELEMENTWISE) for each in _reshapes(node)):
+        source = reshape.inputs[0]
+        own, shape = None if source is None else info.shape(source), info.shape(reshape.outputs[0])
+        if own is not None and shape is not None:
+            found.update(_equal_sizes(own, shape))
+    return found
+
+
+def _reshapes(node: ir.Node) -> Iterator[ir.Node]:
+    """The Reshapes among the operators that only move the operands of a node."""
+    for operand in node.inputs:
+        maker = None if operand is None else operand.producer()
+        while maker is not None and is_op(maker, *MOVES, "Cast"):
+            if is_op(maker, "Reshape"):
+                yield maker
+            source = maker.inputs[0]
+            maker = None if source is None else source.producer()
+
+
+def _equal_sizes(own: Shape, shape: Shape) -> dict[Atom, Dim]:
+    """The size that equal numbers of elements prove, if all other sizes of both shapes are equal and none is 0."""
+    left, right = list(own), list(shape)
+    for size in own:
+        if size in right:
+            left.remove(size)
+            right.remove(size)
+    terms = (product(left) - product(right)).terms
+    if len(terms) == 1 and len(terms[0][0]) == 1 and terms[0][0][0].op == "min0":
+        return {terms[0][0][0]: Dim(0)}  # a multiple of the minimum is 0
+    return {}
