@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from .remembering import remembered
-from .variants import AVAILABLE
+from .variants import WHOLE
 
 
-@pytest.fixture(params=AVAILABLE)
+@pytest.fixture(params=WHOLE)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name = str(request.param)
     monkeypatch.setenv("FA_COMPILER_ISA", name)

@@ -23,9 +23,16 @@ from tests.examples import examples
 
 from .decoding import DTYPES, OP, Form, Inputs, check
 from .refusals import refused
+from .variants import AVAILABLE
 
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 250, 257, 515]))
 SIZES = st.one_of(st.integers(1, 20), st.sampled_from([31, 32, 33, 64, 80, 128]))
+
+
+@pytest.fixture(params=AVAILABLE)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the variants that have a kernel of their own for decoding alone."""
+    monkeypatch.setenv("FA_COMPILER_ISA", request.param)
 
 
 @dataclass(repr=False)

@@ -28,7 +28,14 @@ from .variants import AVAILABLE, VARIANTS
 ROOT = Path(__file__).resolve().parents[2]
 _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-NEEDED = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512 | {"avx512_bf16", "avx512_vnni"}}
+_AVX512BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
+NEEDED = {
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512vnni": _AVX512 | {"avx512_vnni"},
+    "avx512bf16": _AVX512BF16,
+    "amx": _AVX512BF16 | {"amx_tile", "amx_bf16"},
+}
 """What each variant for x86-64 needs of the processor, in the words of Linux."""
 SYMBOLS = ["CreateEpFactories", "FaCompilerSetMatcher", "RegisterCustomOps", "ReleaseEpFactory"]
 

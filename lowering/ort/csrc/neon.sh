@@ -14,7 +14,9 @@ CXX="$CXX_AARCH64" cmake -G Ninja -S "$source" -B "$build" -DFA_CHECK=ON \
   -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_EXE_LINKER_FLAGS=-static
 cmake --build "$build"
 if [ -n "${QEMU_AARCH64:-}" ]; then
-  "$QEMU_AARCH64" "$build/check_kernels" "${CHECK_ROUNDS:-20}" "${CHECK_SEED:-0}"
+  for check in check_kernels check_tiles; do
+    "$QEMU_AARCH64" "$build/$check" "${CHECK_ROUNDS:-20}" "${CHECK_SEED:-0}"
+  done
 else
   echo "built $build/check_kernels; set QEMU_AARCH64 to run it"
 fi

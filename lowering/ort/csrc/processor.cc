@@ -2,6 +2,11 @@
 
 #include <cpuid.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace fa::processor {
 
 namespace {
@@ -15,6 +20,17 @@ uint32_t saved_state() {
   return eax;
 }
 
+// Asks Linux for the tile registers, for all threads of the process (arch_prctl, ARCH_REQ_XCOMP_PERM). It refuses where a
+// thread's stack for signals is too small for them.
+bool tiles_are_granted() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 bool has(const Feature& feature) {
@@ -23,7 +39,14 @@ bool has(const Feature& feature) {
   // False where the processor has no such leaf. For a subleaf that it does not have, it answers with zeros.
   if (!__get_cpuid_count(feature.leaf, feature.subleaf, &eax, &ebx, &ecx, &edx)) return false;
   const uint32_t bits = registers[static_cast<int>(feature.where)];
-  return (bits >> feature.bit & 1u) && (saved_state() & feature.state) == feature.state;
+  if (!(bits >> feature.bit & 1u) || (saved_state() & feature.state) != feature.state) return false;
+  return feature.state != kTileState || tiles_are_granted();
+}
+
+bool is_intel() {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == signature_INTEL_ebx && ecx == signature_INTEL_ecx &&
+         edx == signature_INTEL_edx;
 }
 
 }  // namespace fa::processor

@@ -18,7 +18,9 @@ struct Feature {
 inline constexpr uint32_t kAvxState = 0x6;      // XMM and YMM
 inline constexpr uint32_t kAvx512State = 0xe6;  // also the mask registers and both parts of ZMM
 
-// The names are those that GCC's option -m takes.
+inline constexpr uint32_t kTileState = 0x60000;  // the tile registers and their configuration
+
+// The names are those that GCC's option -m takes, with _ for -.
 inline constexpr Feature fma{1, 0, Register::ecx, 12, kAvxState};
 inline constexpr Feature f16c{1, 0, Register::ecx, 29, kAvxState};
 inline constexpr Feature avx2{7, 0, Register::ebx, 5, kAvxState};
@@ -28,8 +30,13 @@ inline constexpr Feature avx512bw{7, 0, Register::ebx, 30, kAvx512State};
 inline constexpr Feature avx512vl{7, 0, Register::ebx, 31, kAvx512State};
 inline constexpr Feature avx512vnni{7, 0, Register::ecx, 11, kAvx512State};
 inline constexpr Feature avx512bf16{7, 1, Register::eax, 5, kAvx512State};
+inline constexpr Feature amx_tile{7, 0, Register::edx, 24, kTileState};
+inline constexpr Feature amx_bf16{7, 0, Register::edx, 22, kTileState};
 
-// Whether the processor has the feature and the operating system saves its registers. Only for x86-64.
+// Whether the processor has the feature and the operating system saves its registers. Linux saves tile registers only for a
+// process that asks for them, which this function does. Only for x86-64.
 bool has(const Feature& feature);
+
+bool is_intel();
 
 }  // namespace fa::processor

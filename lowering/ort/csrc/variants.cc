@@ -8,21 +8,23 @@
 
 namespace fa {
 
-#define FA_VARIANT(isa, supported) FA_DECLARE_KERNELS(isa)
+#define FA_VARIANT(isa, attention, gradient, sparse, decode, supported, preferred) FA_DECLARE_KERNELS(isa)
 #include "variants.inc"
 #undef FA_VARIANT
 FA_DECLARE_KERNELS(reference)
 
 namespace {
 
-// CMakeLists.txt writes variants.inc: FA_VARIANT(name, condition) for each instruction set, the best one first. The
-// condition checks that the processor has the instructions and that the operating system saves their registers. The
-// reference is used only if FA_COMPILER_ISA names it.
-#define FA_VARIANT(isa, supported) \
-  {#isa, [] { return bool(supported); }, isa::attention, isa::gradient, &isa::sparse_kernels, isa::decode},
+// CMakeLists.txt writes variants.inc: FA_VARIANT for each instruction set, the best one first. attention_of to decode_of are the
+// instruction sets that each kernel is compiled for. `supported` checks that the processor has the instructions and that the
+// operating system saves their registers. Where `preferred` does not hold, a worse variant is faster. The reference is used only
+// if FA_COMPILER_ISA names it.
+#define FA_VARIANT(isa, attention_of, gradient_of, sparse_of, decode_of, supported, preferred)                             \
+  {#isa, [] { return bool(supported); }, [] { return bool(preferred); }, attention_of::attention, gradient_of::gradient,  \
+   &sparse_of::sparse_kernels, decode_of::decode},
 constexpr Variant kVariants[] = {
 #include "variants.inc"
-    FA_VARIANT(reference, true)
+    FA_VARIANT(reference, reference, reference, reference, reference, true, false)
 };
 #undef FA_VARIANT
 
@@ -30,7 +32,7 @@ const Variant& choose() {
   const char* forced = std::getenv("FA_COMPILER_ISA");
   if (forced == nullptr || *forced == '\0') {
     for (const Variant& variant : kVariants) {
-      if (variant.supported()) return variant;
+      if (variant.preferred() && variant.supported()) return variant;
     }
   }
   std::string known;

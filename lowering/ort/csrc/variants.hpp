@@ -10,6 +10,7 @@ namespace fa {
 struct Variant {
   const char* name;
   bool (*supported)();
+  bool (*preferred)();  // whether it is chosen where it is supported
   Attention attention;
   Gradient gradient;
   const sparse::Kernels* sparse;

@@ -1,4 +1,4 @@
-// A program that compares the kernels of one instruction set, compiled as `baseline`, with the reference. It is for
+// A program that compares the kernels of one instruction set, FA_CHECKED or `baseline`, with the reference. It is for
 // machines, or emulators, on which the tests in Python do not run. Every operand is random, and every result begins as a
 // number that no kernel writes. The program prints the largest difference of each problem.
 #pragma once
@@ -13,7 +13,12 @@
 #include "../variants.hpp"
 
 namespace fa {
+#if defined(FA_CHECKED)
+FA_DECLARE_KERNELS(FA_CHECKED)
+#else
 FA_DECLARE_KERNELS(baseline)
+#define FA_CHECKED baseline
+#endif
 FA_DECLARE_KERNELS(reference)
 }  // namespace fa
 

@@ -33,7 +33,7 @@ void check_forward(Report& report, Random* random) {
     for (const Form& form : forms) {
       ++report.problems;
       AttentionProblem problem(form, type);
-      const Forward found(problem, baseline::attention), expected(problem, reference::attention);
+      const Forward found(problem, FA_CHECKED::attention), expected(problem, reference::attention);
       const std::string what = std::string("forward ") + text_of(type) + ", " + text_of(form);
       report.see(what, difference(found.out, expected.out), allowed(type));
       const double statistics = std::max(difference(found.max, expected.max), difference(found.sum, expected.sum));

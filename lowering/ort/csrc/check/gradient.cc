@@ -54,8 +54,8 @@ void check_gradient(Report& report, Random* random) {
       AttentionProblem problem(form, type);
       Forward forward(problem, reference::attention);  // the gradient reads its results
       const Numbers dy(type, forward.out.size(), problem.random);
-      const std::vector<Numbers> found = gradients_of(problem, dy, baseline::gradient, runtime());
-      const std::vector<Numbers> alone = gradients_of(problem, dy, baseline::gradient, runtime(1));
+      const std::vector<Numbers> found = gradients_of(problem, dy, FA_CHECKED::gradient, runtime());
+      const std::vector<Numbers> alone = gradients_of(problem, dy, FA_CHECKED::gradient, runtime(1));
       const std::vector<Numbers> expected = gradients_of(problem, dy, reference::gradient, runtime());
       const std::string what = std::string("gradient ") + text_of(type) + ", " + text_of(form);
       if (found.empty() || alone.empty()) report.see(what, INFINITY, 0);

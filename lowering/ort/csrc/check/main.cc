@@ -65,7 +65,8 @@ void Report::see(const std::string& problem, double difference, double most) {
 
 }  // namespace fa::check
 
-// check_kernels [COUNT [SEED]]: checks the listed problems, then COUNT rounds of one random problem of each kind.
+// check_kernels [COUNT [SEED]]: checks the listed problems, then COUNT rounds of one random problem of each kind. check_tiles does
+// so for the kernels that have variants with tile registers.
 int main(int argc, char** argv) {
   namespace check = fa::check;
   const int64_t rounds = argc > 1 ? std::atoll(argv[1]) : 0;
@@ -74,8 +75,12 @@ int main(int argc, char** argv) {
   for (int64_t n = 0; n <= rounds; ++n) {
     check::Random* drawn = n == 0 ? nullptr : &random;
     report.only_faults = n != 0;
-    for (auto each : {check::check_forward, check::check_gradient, check::check_decode, check::check_sparse})
-      each(report, drawn);
+    check::check_forward(report, drawn);
+    check::check_gradient(report, drawn);
+#if !defined(FA_CHECKED)
+    check::check_decode(report, drawn);
+    check::check_sparse(report, drawn);
+#endif
     if (n % 1000 == 999) std::fprintf(stderr, "%lld problems\n", static_cast<long long>(report.problems));
   }
   std::printf("%lld problems\n", static_cast<long long>(report.problems));

@@ -3,9 +3,9 @@
 
 #include "skinny_tile.hpp"
 #include "merge.hpp"
-#include "microkernel.hpp"
 #include "results.hpp"
 #include "softmax_panel.hpp"
+#include "tile_product.hpp"
 
 namespace fa::FA_ISA {
 
@@ -196,11 +196,12 @@ static void plan_prefetches(const QueryTile& tile, int64_t block, int64_t end) {
       prefetches.cached_head = next;
     }
   }
+  const int64_t rows_at_once = tile.shape.pairs() ? kProductRows<true> : kProductRows<false>;
   int64_t steps = 0;
   for (int64_t panel = 0; panel * kPanel < tile.rows(); ++panel) {
     const int64_t keys = larger(0, tile.s.windows[panel].end - tile.s.windows[panel].begin);
-    steps += ceil_div(keys, kMicroRows) * ceil_div(tile.shape.depth, kPrefetchDepth);
-    steps += ceil_div(problem.value_size, kMicroRows) * ceil_div(ceil_div(keys, tile.shape.packing), kPrefetchDepth);
+    steps += ceil_div(keys, rows_at_once) * ceil_div(tile.shape.depth, kPrefetchDepth);
+    steps += ceil_div(problem.value_size, rows_at_once) * ceil_div(ceil_div(keys, tile.shape.packing), kPrefetchDepth);
   }
   prefetches.pace(steps);
 }
@@ -229,7 +230,7 @@ struct PanelBlock {
 
 // Computes scores [keys][kPanel] from K Q^T. Without cap and bias these are products that are not scaled yet. With a soft
 // cap they are capped scores. With a bias they are final scores. softmax_panel applies what is left of the scale.
-// Micro-tiles take kMicroRows keys. `cold`: nobody has prefetched the block.
+// Micro-tiles take kProductRows keys. `cold`: nobody has prefetched the block.
 template <int kVectors, bool kPairs, bool kCapped = false>
 FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   const QueryTile& tile = b.tile;
@@ -240,19 +241,20 @@ FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   for (int64_t v = 0; v < kPanel; v += kLanes) store(s.panel_max + v, splat(-kInfinity));
   const bool biased = has_bias(tile.problem);
   const BiasRows bias = biased ? bias_rows(tile, b.view, b.first) : BiasRows{};
+  constexpr int64_t kRows = kProductRows<kPairs>;
   int64_t scored = window.begin;  // the bias is added up to here
   float* column_max = all_visible(b.view) && !biased && !kCapped ? s.panel_max : nullptr;
-  for (int64_t c = window.begin; c < window.end; c += kMicroRows) {
-    if (cold) prefetch_panel(tile, b.data, b.first + c, smaller(kMicroRows, window.end - c));
+  for (int64_t c = window.begin; c < window.end; c += kRows) {
+    if (cold) prefetch_panel(tile, b.data, b.first + c, smaller(kRows, window.end - c));
     tile.prefetches.refill();
     const RowMajor keys{b.data.keys + (c - b.data_begin) * b.data.key_stride, b.data.key_stride};
-    multiply<kVectors, Beta::zero, kPairs>(smaller(kMicroRows, window.end - c), keys, PanelB{queries}, depth,
-                                           Output{s.scores + c * kPanel, kPanel, nullptr, column_max}, tile.prefetches);
+    multiply_operands<kVectors, Beta::zero, kPairs>(smaller(kRows, window.end - c), keys, PanelB{queries}, depth,
+                                                    Output{s.scores + c * kPanel, kPanel, nullptr, column_max}, tile.prefetches);
     if constexpr (kCapped) {
-      cap_products<Width<kVectors>::kParts>(tile, {c, smaller(c + kMicroRows, window.end)}, biased);
+      cap_products<Width<kVectors>::kParts>(tile, {c, smaller(c + kRows, window.end)}, biased);
     }
     if (biased) {
-      const int64_t end = c + kMicroRows;
+      const int64_t end = c + kRows;
       const Window next{scored, end < window.end ? end - (end - window.begin) % kLanes : window.end};
       add_bias<Width<kVectors>::kParts>(tile, b.view, bias, next);
       scored = next.end;
@@ -266,26 +268,37 @@ template <int kVectors, bool kPairs>
   multiply_keys<kVectors, kPairs, true>(b, cold);
 }
 
-// acc_panels [value column][kPanel] = acc_panels diag(rescale) + V^T P. Micro-tiles take kMicroRows columns of V. The
+// The values as an operand A whose rows are columns of V, from key `first` of the block (or pair of keys) and column `d` on.
+template <bool kPairs>
+FA_INLINE auto columns_of(const KvBlock& data, int64_t first, int64_t d) {
+  if constexpr (kPairs && Isa::kHasTiles) {
+    return RowMajor{data.values + d * data.value_stride + first, data.value_stride};
+  } else {
+    return ColumnMajor{data.values + first * data.value_stride + d, data.value_stride};
+  }
+}
+
+// acc_panels [value column][kPanel] = acc_panels diag(rescale) + V^T P. Micro-tiles take kProductRows columns of V. The
 // accumulators are not read unless they are `initialised`.
 template <int kVectors, bool kPairs>
 FA_INLINE void multiply_values(const PanelBlock& b, float* acc_panels, const float* rescale, bool initialised) {
   constexpr int64_t kUnit = kPairs ? 2 : 1;
+  constexpr int64_t kRows = kProductRows<kPairs>;
   const QueryTile& tile = b.tile;
   const Window window = b.view.window;
   const int64_t value_size = tile.problem.value_size;
-  const float* values = b.data.values + (window.begin - b.data_begin) / kUnit * b.data.value_stride;
+  const int64_t first = (window.begin - b.data_begin) / kUnit;
   const PanelB weights{tile.s.scores + window.begin / kUnit * kPanel};
   const int64_t count = ceil_div(window.end - window.begin, kUnit);
-  for (int64_t d = 0; d < value_size; d += kMicroRows) {
+  for (int64_t d = 0; d < value_size; d += kRows) {
     tile.prefetches.refill();
-    const int64_t columns = smaller(kMicroRows, value_size - d);
-    const ColumnMajor some{values + d, b.data.value_stride};
+    const int64_t columns = smaller(kRows, value_size - d);
+    const auto some = columns_of<kPairs>(b.data, first, d);
     const Output sums{acc_panels + d * kPanel, kPanel, rescale};
     if (initialised) {
-      multiply<kVectors, Beta::diagonal, kPairs>(columns, some, weights, count, sums, tile.prefetches);
+      multiply_operands<kVectors, Beta::diagonal, kPairs>(columns, some, weights, count, sums, tile.prefetches);
     } else {
-      multiply<kVectors, Beta::zero, kPairs>(columns, some, weights, count, sums, tile.prefetches);
+      multiply_operands<kVectors, Beta::zero, kPairs>(columns, some, weights, count, sums, tile.prefetches);
     }
   }
 }
@@ -374,7 +387,7 @@ static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end
     plan_prefetches(tile, block, end);
     if (tile.shape.pairs()) {
       if constexpr (kHasPairs) attend_panels<true>(tile, first, keys, guarded, cold);
-    } else {
+    } else if constexpr (!Isa::kHasTiles) {
       attend_panels<false>(tile, first, keys, guarded, cold);
     }
     cold = false;

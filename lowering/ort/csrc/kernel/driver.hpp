@@ -94,6 +94,7 @@ class Driver {
       return;
     }
     const Scratch scratch(memory, shape);
+    const TilesOfThread tiles;
     PrefetchQueue prefetches;
     while (task != Schedule::kNone) {
       driver.run_task(schedule, task, schedule.reserve(worker), scratch, prefetches);

@@ -9,6 +9,7 @@
 #include "prefetch.hpp"
 #include "rows.hpp"
 #include "stored.hpp"
+#include "transpose.hpp"
 
 namespace fa::FA_ISA {
 
@@ -51,7 +52,7 @@ struct Shape {
 struct KvBlock {
   const float* keys;
   int64_t key_stride;
-  const float* values;  // a row for each key, or with pairs for two keys
+  const float* values;  // a row for each key, or with pairs for two keys; in products of tiles a row for each column
   int64_t value_stride;
   bool keys_in_place;
   bool values_in_place;
@@ -183,6 +184,51 @@ static void round_value_pairs(const Problem& problem, const Shape& shape, const 
   }
 }
 
+// Floats from one column of values to the next where tile registers multiply: an odd number of cache lines.
+inline constexpr int64_t kColumnStride = kBlockKeys / 2 + 16;
+
+// Copies values as [column][pair of keys], which is how tile_product.hpp reads them. An odd last key is paired with zeros.
+static void copy_value_columns(const Problem& problem, const Sequence& sequence, int64_t key_head, int64_t first, int64_t keys,
+                               float* out) {
+  const int64_t size = problem.value_size;
+  const int64_t start = value_start(problem, sequence, key_head);
+  // Columns [d, d + kLanes) of keys j and j + 1, as pairs.
+  const auto pairs = [&](int64_t j, int64_t d) {
+    if (j >= keys) return Vec{};
+    const bool both = j + 1 < keys;
+    const int64_t count = smaller(kLanes, size - d);
+    const int64_t even = start + (first + j) * problem.value.row + d;
+    const int64_t odd = even + problem.value.row;
+    if (problem.type == Type::float32) {
+      const auto* values = static_cast<const float*>(problem.value.data);
+      return pair_of(Isa::load_first(values + even, count), both ? Isa::load_first(values + odd, count) : Vec{});
+    }
+    const auto* values = static_cast<const uint16_t*>(problem.value.data);
+    HalfVec lower{}, upper{};
+    if (count == kLanes) {
+      lower = load_as<HalfVec>(values + even);
+      if (both) upper = load_as<HalfVec>(values + odd);
+    } else {
+      __builtin_memcpy(&lower, values + even, static_cast<size_t>(count) * sizeof(uint16_t));
+      if (both) __builtin_memcpy(&upper, values + odd, static_cast<size_t>(count) * sizeof(uint16_t));
+    }
+    return (Vec)(__builtin_convertvector(lower, BitVec) | __builtin_convertvector(upper, BitVec) << 16);
+  };
+  for (int64_t j = 0; j < keys; j += 2 * kLanes) {
+    for (int64_t next = j; next < smaller(keys, j + 2 * kLanes); ++next) {
+      prefetch_row(problem.value, problem.type, start, first + next + 2 * kLanes, size);
+    }
+    for (int64_t d = 0; d < size; d += kLanes) {
+      Vec rows[kLanes];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kLanes; ++i) rows[i] = pairs(j + 2 * i, d);
+      transpose_step<kLanes / 2>(rows);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kLanes; ++i) store(out + (d + i) * kColumnStride + j / 2, rows[i]);
+    }
+  }
+}
+
 // Keys [first, first + keys) of a key head and their values. `block` has room for a copy of both, `buffer` for one key.
 inline KvBlock load_kv_block(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
                              int64_t first, int64_t keys, float* block, float* buffer) {
@@ -205,6 +251,9 @@ inline KvBlock load_kv_block(const Problem& problem, const Shape& shape, const S
     const int64_t at = value_start(problem, sequence, key_head) + first * problem.value.row;
     data.values = static_cast<const float*>(problem.value.data) + at;
     data.value_stride = problem.value.row;
+  } else if (Isa::kHasTiles) {
+    copy_value_columns(problem, sequence, key_head, first, keys, copies);
+    data.value_stride = kColumnStride;
   } else if (shape.pairs() && rounds_to_bfloat16(problem)) {
     round_value_pairs(problem, shape, sequence, key_head, first, keys, copies);
   } else if (shape.pairs()) {

@@ -235,33 +235,38 @@ FA_INLINE bool all_fusable(const PanelVector<kVectors>& maxima) {
 template <int kVectors, bool kPairs, bool kDrop, bool kFused>
 static PanelVector<kVectors> panel_exponentials(const QueryTile& tile, const PanelView& view, float scale,
                                                 const PanelVector<kVectors>& origins) {
-  const Scratch& s = tile.s;
+  float* const scores = tile.s.scores;
+  const float* const keep = tile.s.keep;
+  const Window window = view.window;
   const float factor = scale * kLog2E;
   PanelVector<kVectors> shifts;
   for (int v = 0; v < kVectors; ++v) shifts.of[v] = origins.of[v] * kLog2E;
   PanelVector<kVectors> sums{};
   const auto probability = [&](int64_t c, int v) {
     const int64_t at = c * kPanel + v * kLanes;
-    const Vec score = load(s.scores + at);
+    const Vec score = load(scores + at);
     const Vec p = exp2_nonpositive(kFused ? score * factor - shifts.of[v] : (score - origins.of[v]) * kLog2E);
     sums.of[v] += p;
-    if constexpr (kDrop) return clear_where(load(s.keep + at) == 0.0f, p);
+    if constexpr (kDrop) return clear_where(load(keep + at) == 0.0f, p);
     return p;
   };
+  int64_t c = window.begin;
   if constexpr (kPairs) {
-    for (int64_t c = view.window.begin; c < view.window.end; c += 2) {
+    for (; c + 1 < window.end; c += 2) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         const Vec even = probability(c, v);
-        const Vec odd = c + 1 < view.window.end ? probability(c + 1, v) : Vec{};
-        store(s.scores + c / 2 * kPanel + v * kLanes, pair_of(even, odd));
+        store(scores + c / 2 * kPanel + v * kLanes, pair_of(even, probability(c + 1, v)));
       }
+    }
+    for (int v = 0; c < window.end && v < kVectors; ++v) {
+      store(scores + c / 2 * kPanel + v * kLanes, pair_of(probability(c, v), Vec{}));
     }
     return sums;
   }
-  for (int64_t c = view.window.begin; c < view.window.end; ++c) {
+  for (; c < window.end; ++c) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) store(s.scores + c * kPanel + v * kLanes, probability(c, v));
+    for (int v = 0; v < kVectors; ++v) store(scores + c * kPanel + v * kLanes, probability(c, v));
   }
   return sums;
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../skinny_product.hpp"
-#include "../microkernel.hpp"
+#include "../tile_product.hpp"
 #include "pack.hpp"
 #include "softmax_gradient.hpp"
 
@@ -81,9 +81,9 @@ FA_INLINE void multiply_panels(const BlockPair& blocks, int64_t count, RowMajor 
     const Output target{out + c + half, kScoreStride};
     blocks.prefetches.refill();
     if (half != 0 || window.end <= c + kLanes) {
-      multiply<1, Beta::zero, kPairs>(count, a, lines, depth, target, blocks.prefetches);
+      multiply_operands<1, Beta::zero, kPairs>(count, a, lines, depth, target, blocks.prefetches);
     } else {
-      multiply<2, Beta::zero, kPairs>(count, a, lines, depth, target, blocks.prefetches);
+      multiply_operands<2, Beta::zero, kPairs>(count, a, lines, depth, target, blocks.prefetches);
     }
   }
 }
@@ -221,21 +221,45 @@ FA_INLINE void each_panel(int64_t qk_size, Body body) {
   }
 }
 
+// An operand A whose rows are keys from `j` on, and whose depth are pairs of query rows from row `rows.begin` on. Tile registers
+// read it by rows: it is then transposed into `copy`, which has room for kProductRows<kPairs> rows of kQueryPairs.
+inline constexpr int64_t kQueryPairs = kBlockRows / 2 + 16;
+
+template <bool kPairs>
+FA_INLINE auto keys_of(const float* weights, Window rows, int64_t j, int64_t count, float* copy) {
+  constexpr int64_t kUnit = kPairs ? 2 : 1;
+  const ColumnMajor columns{weights + rows.begin * kScoreStride + j, kUnit * kScoreStride};
+  if constexpr (!kPairs || !Isa::kHasTiles) {
+    return columns;
+  } else {
+    for (int64_t key = 0; key < count; key += kLanes) {
+      for (int64_t pair = 0; 2 * pair < rows.end - rows.begin; pair += kLanes) {
+        const float* from[kLanes];
+        for (int64_t n = 0; n < kLanes; ++n) from[n] = columns.data + (pair + n) * columns.stride;
+        transpose_square(from, key, copy + key * kQueryPairs + pair, kQueryPairs);
+      }
+    }
+    return RowMajor{copy, kQueryPairs};
+  }
+}
+
 // sums += weights^T rows: dV += (P F)^T dO, or dK += dS^T Q.
 template <bool kPairs>
 static void add_products_to_keys(const BlockPair& blocks, Window all, const float* weights, const float* lines, int64_t line,
                                  int64_t qk_size, float* sums, int64_t columns) {
   constexpr int64_t kUnit = kPairs ? 2 : 1;
-  for (int64_t j = all.begin; j < all.end; j += kMicroRows) {
-    const int64_t count = smaller(kMicroRows, all.end - j);
+  constexpr int64_t kKeys = kProductRows<kPairs>;
+  alignas(64) float copy[kPairs && Isa::kHasTiles ? kKeys * kQueryPairs : 1];
+  for (int64_t j = all.begin; j < all.end; j += kKeys) {
+    const int64_t count = smaller(kKeys, all.end - j);
     const Window rows = rows_that_meet(blocks, j, j + count);
     if (rows.empty()) continue;
-    const ColumnMajor a{weights + rows.begin * kScoreStride + j, kUnit * kScoreStride};
+    const auto a = keys_of<kPairs>(weights, rows, j, count, copy);
     each_panel(qk_size, [&](auto width, int64_t c) {
       blocks.prefetches.refill();
-      multiply<width.kCount, Beta::one, kPairs>(count, a, PanelB{lines + rows.begin / kUnit * line + c, line},
-                                                ceil_div(rows.end - rows.begin, kUnit),
-                                                Output{sums + j * columns + c, columns}, blocks.prefetches);
+      multiply_operands<width.kCount, Beta::one, kPairs>(count, a, PanelB{lines + rows.begin / kUnit * line + c, line},
+                                                         ceil_div(rows.end - rows.begin, kUnit),
+                                                         Output{sums + j * columns + c, columns}, blocks.prefetches);
     });
   }
 }
@@ -254,10 +278,12 @@ static void add_products_to_queries(const BlockPair& blocks) {
       if (window.empty()) continue;
       const int64_t first = window.begin / kUnit;
       blocks.prefetches.refill();
-      multiply<width.kCount, Beta::added, kPairs>(smaller(kMicroRows, blocks.rows - r), RowMajor{ds + r * row + first, row},
-                                                  PanelB{blocks.s.key_lines + first * line + c, line},
-                                                  ceil_div(window.end - window.begin, kUnit),
-                                                  Output{blocks.dq_sums() + r * columns + c, columns}, blocks.prefetches);
+      const RowMajor a{ds + r * row + first, row};
+      multiply_operands<width.kCount, Beta::added, kPairs>(smaller(kMicroRows, blocks.rows - r), a,
+                                                           PanelB{blocks.s.key_lines + first * line + c, line},
+                                                           ceil_div(window.end - window.begin, kUnit),
+                                                           Output{blocks.dq_sums() + r * columns + c, columns},
+                                                           blocks.prefetches);
     }
   });
 }

@@ -115,6 +115,7 @@ class Driver {
       return;
     }
     const Scratch scratch(memory, driver.shape_, driver.own_keys_);
+    const TilesOfThread tiles;
     while (index < job.count) {
       (driver.*job.task)(index, scratch);
       index = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
@@ -125,11 +126,13 @@ class Driver {
   // Calls body with the ChunkGradient of a chunk.
   template <class Body>
   void with_chunk(const KeyHeadPlan& plan, const QueryChunk& chunk, const Scratch& scratch, Body body) {
-    if (!shape_.pairs) {
+    if (shape_.pairs) {
+      if constexpr (kHasPairs) {
+        ChunkGradient<true> part(gradients_, shape_, plan, chunk, scratch);
+        body(part);
+      }
+    } else if constexpr (!Isa::kHasTiles) {
       ChunkGradient<false> part(gradients_, shape_, plan, chunk, scratch);
-      body(part);
-    } else if constexpr (kHasPairs) {
-      ChunkGradient<true> part(gradients_, shape_, plan, chunk, scratch);
       body(part);
     }
   }

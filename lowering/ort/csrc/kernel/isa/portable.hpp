@@ -13,6 +13,9 @@
 
 namespace fa::FA_ISA {
 
+// Rows of a tile, and the pairs in a row of a tile of A.
+inline constexpr int kTileSide = 16;
+
 struct Portable {
   // Whether there is an instruction that multiplies a vector by one lane of another one, as NEON has. Products then read their
   // left operand in vectors, not number by number.
@@ -107,6 +110,62 @@ struct Portable {
   FA_INLINE Vec narrow_operands(Vec first, Vec second) {
     const HalfVec both[] = {narrow_bfloat16s(first), narrow_bfloat16s(second)};
     return load_as<Vec>(both);
+  }
+
+  // Whether there are tile registers for products of pairs. The kernels use the functions up to add_tile_products() only where
+  // there are. Such a variant is used for products of pairs alone, and another one for everything else.
+  //
+  // There are 8 tiles of kTileSide rows. Tiles 4 and 5 are operands A, with kTileSide pairs in a row. All others have one
+  // vector in a row. Rows are `stride` floats apart in memory.
+  static constexpr bool kHasTiles = false;
+
+  struct Tile {
+    float numbers[kTileSide][kTileSide];
+  };
+  static inline thread_local Tile tiles[8];
+  template <int kTile>
+  static constexpr int kTileColumns = kTile == 4 || kTile == 5 ? kTileSide : kLanes;
+
+  // Each thread calls the first one before it uses tiles, and the second one afterwards.
+  FA_INLINE void enable_tiles() {}
+  FA_INLINE void disable_tiles() {}
+
+  template <int kTile>
+  FA_INLINE void clear_tile() {
+    tiles[kTile] = {};
+  }
+  template <int kTile>
+  FA_INLINE void load_tile(const float* from, int64_t stride) {
+    for (int r = 0; r < kTileSide; ++r) {
+      __builtin_memcpy(tiles[kTile].numbers[r], from + r * stride, kTileColumns<kTile> * sizeof(float));
+    }
+  }
+  template <int kTile>
+  FA_INLINE void store_tile(float* to, int64_t stride) {
+    for (int r = 0; r < kTileSide; ++r) {
+      __builtin_memcpy(to + r * stride, tiles[kTile].numbers[r], kTileColumns<kTile> * sizeof(float));
+    }
+  }
+  // Tile C += tile A . tile B.
+  template <int kC, int kA, int kB>
+  FA_INLINE void add_tile_products() {
+    const auto lower = [](float pair) { return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, pair) << 16); };
+    const auto upper = [](float pair) { return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, pair) & 0xffff0000u); };
+    for (int r = 0; r < kTileSide; ++r) {
+      for (int k = 0; k < kTileSide; ++k) {
+        for (int c = 0; c < kLanes; ++c) {
+          const float a = tiles[kA].numbers[r][k], b = tiles[kB].numbers[k][c];
+          tiles[kC].numbers[r][c] += lower(a) * lower(b) + upper(a) * upper(b);
+        }
+      }
+    }
+  }
+
+  // The first `count` floats of a vector; the other lanes become 0. Reads no memory beyond them.
+  FA_INLINE Vec load_first(const float* p, int64_t count) {
+    Vec v{};
+    __builtin_memcpy(&v, p, static_cast<size_t>(count) * sizeof(float));
+    return v;
   }
 
   // Whether products of bytes four at a time are faster than products of floats. The kernels use the next function only where
