@@ -57,8 +57,6 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Floor, Scale, Select
 
-LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
-
 
 @dataclass(frozen=True)
 class Matcher:
@@ -88,7 +86,7 @@ class Matcher:
 
 def _finished(paths: AttentionPaths) -> AttentionMatch:
     anchor, after, scores, space = paths.anchor, paths.after, paths.scores, paths.viewer.space
-    _check_rows(paths)
+    BoundedScores(paths.viewer.facts).check_rows(anchor, paths.finite)
     key = KeySide.of(paths)
     rope = None if scores.added_product is None else scores.added_product.rope(key.kv_seq, paths.viewer)
     _check_shifts(paths, key.kv_seq)
@@ -133,19 +131,6 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
     )
     roles.check_heads(match.views, paths)
     return match.within(space.branch()).with_larger_product_first()
-
-
-def _check_rows(paths: AttentionPaths) -> None:
-    """Decline terms with which a softmax that is spelt out may differ from the operator's in a row masked by a finite
-    number."""
-    anchor, finite = paths.anchor, paths.finite
-    BoundedScores(paths.viewer.facts).check_rows(anchor, finite)
-    if anchor.rounds and finite is not None:
-        reason = (
-            "the softmax is spelt exp(scores - log(sum(exp(scores)))), and the logarithm is rounded away in a row "
-            "whose scores are all as large as the numbers of a mask, which this term may bring about"
-        )
-        raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
 
 
 def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
