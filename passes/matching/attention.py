@@ -29,6 +29,7 @@ float32, float16 or bfloat16.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -37,7 +38,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
-from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.activation_rounding import with_lost_scores
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
@@ -54,6 +55,8 @@ from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import FoundSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Floor, Scale, Select
 
@@ -259,10 +262,21 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
 
 def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
+    viewer = Viewer(paths.viewer.facts, paths.viewer.space.branch())
     found = []
     for node, value in paths.shape_readers:
-        if value not in probabilities.seen:
+        dims = _seen(value, probabilities.seen, viewer)
+        if dims is None or not viewer.space.knows_no_more(paths.viewer.space):
             reason = f"the shape of {value.name!r} is needed elsewhere"
             raise Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
-        found.append((node, paths.viewer.space.resolve_all(probabilities.seen[value])))
+        found.append((node, viewer.space.resolve_all(dims)))
     return tuple(found)
+
+
+def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
+    """The arrangement of a value that was seen, or that is moved from one that was seen; None where it is unknown."""
+    node = value.producer()
+    if value in seen or node is None or not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
+        return seen.get(value)
+    dims = _seen(node.inputs[0], seen, viewer)
+    return None if dims is None else viewer.rearranged(node, dims)
