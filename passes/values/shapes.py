@@ -45,7 +45,8 @@ __all__ = ["Fact", "ShapeInfo", "analyse"]
 
 _LOOPS, _ROUNDS = 2, 8
 """No sizes are known of the states of a loop that lies inside `_LOOPS` others, or whose sizes have not settled after
-`_ROUNDS` walks of its body. Without these limits a file with nested loops would be walked for years."""
+`_ROUNDS` walks of its body. Without these limits a file with nested loops would be walked for years. The whole model is
+walked at most so often, too, after the first time."""
 
 _OVERRIDABLE = 4
 """The IR version from which an initializer that is also a graph input can be replaced by the caller."""
@@ -54,8 +55,8 @@ _Functions = Mapping[ir.OperatorIdentifier, ir.Function]
 
 
 def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
-    """Walk the main graph, its subgraphs and the function bodies once, and a second time where the convolutions may
-    tell how a division of sizes is rounded.
+    """Walk the main graph, its subgraphs and the function bodies once, and again where the convolutions tell more of
+    how divisions of sizes are rounded.
 
     Function bodies are walked with unknown inputs and attributes; a call's outputs come from walking the
     body with what the caller gives. Time is linear in the number of nodes and calls.
@@ -76,9 +77,13 @@ def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
             info.walk(body)
         return info
 
-    info = walked({})
-    least = least_sizes(main, info.shape) if info.has_open_roundings() else {}
-    return walked(least) if least else info
+    info, known = walked({}), dict[str, int]()
+    for _ in range(_ROUNDS):
+        least = least_sizes(main, info.shape) if info.has_open_roundings() else known
+        if least == known:
+            break
+        info, known = walked(least), least
+    return info
 
 
 class ShapeInfo:

@@ -55,3 +55,15 @@ def test_the_length_behind_two_convolutions_is_one_quotient() -> None:
     found = Checked(parse("float[B,2,S] x", body, more=MORE), [{"B": 2, "S": size} for size in (1, 13, 16, 28, 29)])
     shape = found.shape()
     assert shape is not None and found.content("length") == (shape[2],) and found.runs == 4
+
+
+def test_each_convolution_tells_of_the_divisions_behind_the_next_one() -> None:
+    """SegFormer has a Reshape to computed sizes before each of its convolutions."""
+    body = """
+        c = Conv<strides = [4]>(x, w) batch = Shape<start = 0, end = 1>(x) eight = Shape<start = 1, end = 2>(c)
+        shape = Concat<axis = 0>(batch, eight, length) r = Reshape(c, shape) y = Conv<strides = [4]>(r, v)
+        again = Sub(length, Four) quotient = Div(again, Four) behind = Add(quotient, One)
+    """
+    found = Checked(parse("float[B,2,S] x", LENGTH + body, more=MORE), [{"B": 2, "S": size} for size in (20, 21, 40)])
+    shape = found.shape()
+    assert shape is not None and found.content("behind") == (shape[2],) and found.runs == 2
