@@ -202,6 +202,14 @@ class Move:
         return Move._taken(replaced, tuple(superfluous(makers)), ())
 
     @staticmethod
+    def of_nodes(nodes: Sequence[ir.Node], *replaced: tuple[ir.Value, ir.Value]) -> Move:
+        """Put values in the places of the results of nodes, and take away the inputs of these nodes."""
+        move = Move._taken(replaced, tuple(nodes), ())
+        for old, new in replaced:
+            replace_value(old, new, rename=False)
+        return move
+
+    @staticmethod
     def _taken(
         replaced: tuple[tuple[ir.Value, ir.Value], ...], nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]
     ) -> Move:

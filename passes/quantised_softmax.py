@@ -15,12 +15,13 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder
+from fa_compiler.passes.build import AttrValue, Builder
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.differences import Move, is_match
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.integer_steps import Integers, Step, integer_steps, is_contrib
 from fa_compiler.passes.matching.softmax import anchors
+from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.surgery import ORDER
@@ -47,11 +48,11 @@ def take_apart(graph: ir.Graph, matcher: Matcher, new_builder: Callable[[], Buil
 def _moved(graph: ir.Graph, steps: list[Step], matcher: Matcher, builder: Builder) -> tuple[ir.Node, Move | None]:
     taken = set(builder.names.taken)
     (old_softmax,) = (step.node for step in steps if step.op_type == "Softmax")
-    name, result = label(old_softmax), steps[-1].result.value
-    new = _emitted(steps, builder)
+    name, made = label(old_softmax), _emitted(steps, builder)
     (new_softmax,) = (node for node in builder.nodes if is_op(node, "Softmax"))
-    move = replace(Move.replacing((result, new)), assumed=(DROP_ROUNDINGS,))
-    graph.meta.pop(ORDER, None)
+    replaced = ((step.result.value, made[step.result.value]) for step in steps)
+    move = replace(Move.of_nodes([step.node for step in steps], *replaced), assumed=(DROP_ROUNDINGS,))
+    graph.meta[ORDER] = {}  # the graph is not sorted now
     anchor = next((each for each in anchors(graph, matcher.facts.info) if each.node is new_softmax), None)
     kept = move.settle(graph, anchor is not None and is_match(anchor, matcher), builder, taken)
     if kept is not None:
@@ -59,18 +60,22 @@ def _moved(graph: ir.Graph, steps: list[Step], matcher: Matcher, builder: Builde
     return new_softmax, kept
 
 
-def _emitted(steps: list[Step], builder: Builder) -> ir.Value:
-    """The value that takes the place of the last result."""
+def _emitted(steps: list[Step], builder: Builder) -> dict[ir.Value, ir.Value]:
+    """The values that take the places of the results."""
     made: dict[ir.Value, ir.Value] = {}
     for step in steps:
         operands = [_dequantised(each, made.get(each.value, each.value), builder) for each in step.operands]
-        attributes = {"axis": -1} if step.op_type == "Softmax" else {}
-        computed = builder.op(step.op_type, operands, ir.DataType.FLOAT, attributes)
+        attributes: dict[str, AttrValue] = {"axis": -1} if step.op_type == "Softmax" else {}
+        others: list[ir.Value | None] = []
+        if is_op(step.node, *LAYOUT_OPS):
+            others = list(step.node.inputs[1:])
+            attributes = {each.name: each.value for each in step.node.attributes.values()}
+        computed = builder.op(step.op_type, [*operands, *others], ir.DataType.FLOAT, attributes)
         form = step.result
         made[form.value] = builder.op(
             "QuantizeLinear", [computed, form.scale, form.point], builder.info.dtype(form.point)
         )
-    return made[steps[-1].result.value]
+    return made
 
 
 def _dequantised(integers: Integers, value: ir.Value, builder: Builder) -> ir.Value:

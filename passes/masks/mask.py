@@ -239,7 +239,7 @@ class MaskPlanner:
             return terms, ()
         rest = tuple(term for term in terms if term not in floors)
         masks = [term for term in rest if not isinstance(term, Scale)]
-        needed = [MASKS_DOMINATE, *([] if len(masks) == 1 and self._never_empty(rest) else [NO_EMPTY_ROWS])]
+        needed = [MASKS_DOMINATE, *([] if len(masks) == 1 and self.never_empty(rest) else [NO_EMPTY_ROWS])]
         if not set(needed) <= set(self.options.assume):
             reason = "a floor of -65504 shows in rows that are masked everywhere, and beside scores near it"
             hint = f"{DOMINATE_HINT}, and {NO_EMPTY_ROWS_HINT}" if NO_EMPTY_ROWS in needed else DOMINATE_HINT
@@ -647,7 +647,7 @@ class MaskPlanner:
             for index in found
         )
         value = max(found.values(), default=0.0)
-        filled = NO_EMPTY_ROWS in self.options.assume or self._never_empty(live)
+        filled = NO_EMPTY_ROWS in self.options.assume or self.never_empty(live)
         if not found or not (len(found) == 1 or filled or (infinite and value == -math.inf)):
             return None
         fill = max(value, -FLOAT32_MAX)
@@ -678,7 +678,7 @@ class MaskPlanner:
             # On Ascend the compressed mask takes the place of the mask, so further excluded keys get a bias.
             bias = (*bias, *(each.filled(live[-1].node, -FLOAT32_MAX) for each in masked))
             masked = ()
-        never_empty = self._never_empty(live)
+        never_empty = self.never_empty(live)
         if guard is RowGuard.SELECTION:
             empty = "zero"
         elif self.values.sink_lower_bound is not None:
@@ -774,7 +774,7 @@ class MaskPlanner:
         adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, Add)]
         return [term for index, term in adds if len(adds) == 1 or self.values.mask_value(terms, index) is not None]
 
-    def _never_empty(self, terms: tuple[Term, ...]) -> bool:
+    def never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key, by its structure or as a single constant?"""
         masks = self._masks(terms)
         found = self.structure(terms)
@@ -806,7 +806,7 @@ class MaskPlanner:
         guard = guard.beside(value)
         if self.as_bias:
             return False
-        if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:
+        if NO_EMPTY_ROWS in self.options.assume or self.never_empty(live) or guard is RowGuard.SELECTION:
             return True
         if self.values.sink_lower_bound is not None:
             # A fully masked row then attends to the sink alone, unless the sink is as low as the mask.

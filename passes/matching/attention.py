@@ -29,6 +29,7 @@ float32, float16 or bfloat16.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -37,7 +38,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
-from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.activation_rounding import with_lost_scores
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
@@ -54,10 +55,10 @@ from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import FoundSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Floor, Scale, Select
-
-LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Matcher:
 
 def _finished(paths: AttentionPaths) -> AttentionMatch:
     anchor, after, scores, space = paths.anchor, paths.after, paths.scores, paths.viewer.space
-    _check_rows(paths)
+    BoundedScores(paths.viewer.facts).check_rows(anchor, paths.finite)
     key = KeySide.of(paths)
     rope = None if scores.added_product is None else scores.added_product.rope(key.kv_seq, paths.viewer)
     _check_shifts(paths, key.kv_seq)
@@ -133,19 +134,6 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
     )
     roles.check_heads(match.views, paths)
     return match.within(space.branch()).with_larger_product_first()
-
-
-def _check_rows(paths: AttentionPaths) -> None:
-    """Decline terms with which a softmax that is spelt out may differ from the operator's in a row masked by a finite
-    number."""
-    anchor, finite = paths.anchor, paths.finite
-    BoundedScores(paths.viewer.facts).check_rows(anchor, finite)
-    if anchor.rounds and finite is not None:
-        reason = (
-            "the softmax is spelt exp(scores - log(sum(exp(scores)))), and the logarithm is rounded away in a row "
-            "whose scores are all as large as the numbers of a mask, which this term may bring about"
-        )
-        raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
 
 
 def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
@@ -274,10 +262,21 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
 
 def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
+    viewer = Viewer(paths.viewer.facts, paths.viewer.space.branch())
     found = []
     for node, value in paths.shape_readers:
-        if value not in probabilities.seen:
+        dims = _seen(value, probabilities.seen, viewer)
+        if dims is None or not viewer.space.knows_no_more(paths.viewer.space):
             reason = f"the shape of {value.name!r} is needed elsewhere"
             raise Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
-        found.append((node, paths.viewer.space.resolve_all(probabilities.seen[value])))
+        found.append((node, viewer.space.resolve_all(dims)))
     return tuple(found)
+
+
+def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
+    """The arrangement of a value that was seen, or that is moved from one that was seen; None where it is unknown."""
+    node = value.producer()
+    if value in seen or node is None or not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
+        return seen.get(value)
+    dims = _seen(node.inputs[0], seen, viewer)
+    return None if dims is None else viewer.rearranged(node, dims)

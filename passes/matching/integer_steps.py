@@ -8,8 +8,13 @@ of integers that stand for (integer - zero point) * scale, and rounds the result
     scores, upwards from the softmax :=
       2     QLinearMatMul(query, key)                      where the search ends
       3   | QLinearAdd(scores, x) | QLinearMul(scores, x)  of com.microsoft, operands in either order
-    product, the only reader of the softmax :=
-      4     QLinearMatMul(probabilities, values)
+      4   | layout(scores)                                 of the integers, which are the same ones after it
+      5   | QuantizeLinear(between(DequantizeLinear(scores)))    `between` are operators in float32, which stay
+    probabilities, downwards from the softmax :=
+      6     softmax | layout(probabilities)
+      7   | QuantizeLinear(between(DequantizeLinear(probabilities)))    as dynamo's guard against NaN
+    product, the only reader of the probabilities :=
+      8     QLinearMatMul(probabilities, values)
 
 All scales and zero points are one number. quantised_softmax.py puts operators in float32 in their place.
 """
@@ -20,11 +25,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant, distinct_consumers, input_of, int_attr, is_op
+from fa_compiler.passes.movers import LAYOUT_OPS
+from fa_compiler.passes.nodes import constant, data_readers, input_of, int_attr, is_op, producer, reached
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTRIB = "com.microsoft"
 SUMS = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
+BETWEEN = (*LAYOUT_OPS, "Cast", "Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Clip", "IsNaN", "Expand")
+"""5 and 7: operators in float32. The attention matcher, which follows, says what they may be."""
 LONGEST = 16
 """More operators than this are not taken for one attention."""
 
@@ -40,7 +48,8 @@ class Integers:
 
 @dataclass(frozen=True)
 class Step:
-    """An operator on integers: what it computes, its operands, and its result."""
+    """An operator on integers: what it computes, its operands that are integers of numbers, and its result. A layout
+    operator has the other inputs of its node."""
 
     node: ir.Node
     op_type: str
@@ -55,30 +64,75 @@ def is_contrib(node: ir.Node | None, *op_types: str) -> bool:
 
 def integer_steps(softmax: ir.Node, info: ShapeInfo) -> list[Step] | None:
     """The operators of the grammar around a QLinearSoftmax, in the order of computation; None where it does not fit."""
-    last = _step(softmax, info)
-    readers = distinct_consumers(softmax.outputs[0])
-    product = _step(readers[0], info) if len(readers) == 1 and not softmax.outputs[0].is_graph_output() else None
-    shape = info.shape(softmax.outputs[0])
-    if last is None or product is None or product.op_type != "MatMul" or shape is None:
+    last, shape = _step(softmax, info), info.shape(softmax.outputs[0])
+    if last is None or shape is None or int_attr(softmax, "axis", -1) not in (-1, len(shape) - 1):
         return None
-    if int_attr(softmax, "axis", -1) not in (-1, len(shape) - 1) or product.operands[0].value is not softmax.outputs[0]:
-        return None
-    above = _scores(last.operands[0].value, info, LONGEST)
-    return None if above is None else [*above, last, product]
+    above = _scores(last.operands[0].value, info, LONGEST, set())
+    below = None if above is None else _to_product(last.result, info, LONGEST)
+    return None if above is None or below is None else [*above, last, *below]
 
 
-def _scores(value: ir.Value, info: ShapeInfo, left: int) -> list[Step] | None:
-    """The operators that make scores (2 and 3)."""
+def _scores(value: ir.Value, info: ShapeInfo, left: int, seen: set[ir.Value]) -> list[Step] | None:
+    """The operators that make scores (2 to 5). The last one makes these integers, or what they are rounded from. What
+    is in `seen` was searched in vain."""
     node = value.producer()
-    step = None if node is None or left == 0 or value.is_graph_output() else _step(node, info)
+    if node is None or left == 0 or value.is_graph_output() or value in seen:
+        return None
+    seen.add(value)
+    if is_op(node, "QuantizeLinear"):  # 5
+        starts = map(producer, reached(node.inputs[:1], _operands_between, LONGEST))
+        sources = [each.inputs[0] for each in starts if each is not None and is_op(each, "DequantizeLinear")]
+        found = (_scores(each, info, left - 1, seen) for each in sources if each is not None)
+        return next((steps for steps in found if steps is not None), None)
+    if is_op(node, *LAYOUT_OPS) and node.inputs[0] is not None:  # 4
+        above = _scores(node.inputs[0], info, left - 1, seen)
+        return None if above is None else [*above, _moving(node, above[-1].result)]
+    step = _step(node, info)
     if step is None or step.op_type == "Softmax":
         return None
     if step.op_type == "MatMul":  # 2
         return [step]
     for operand in step.operands:  # 3
-        if (above := _scores(operand.value, info, left - 1)) is not None:
+        if (above := _scores(operand.value, info, left - 1, seen)) is not None:
             return [*above, step]
     return None
+
+
+def _to_product(probabilities: Integers, info: ShapeInfo, left: int) -> list[Step] | None:
+    """The operators that follow the softmax, up to the product with the values (6 to 8)."""
+    value = probabilities.value
+    readers = data_readers(value)
+    if len(readers) != 1 or left == 0 or value.is_graph_output():
+        return None
+    (node,) = readers
+    if is_op(node, "DequantizeLinear"):  # 7
+        behind = reached(node.outputs, _results_between, LONGEST)
+        ends = dict.fromkeys(each for value in behind for each in data_readers(value) if is_op(each, "QuantizeLinear"))
+        forms = [_integers(end.outputs[0], end, 1, info) for end in ends]
+        return _to_product(forms[0], info, left - 1) if len(forms) == 1 and forms[0] is not None else None
+    if is_op(node, *LAYOUT_OPS):  # 6
+        step = _moving(node, probabilities)
+        below = _to_product(step.result, info, left - 1)
+        return None if below is None else [step, *below]
+    product = _step(node, info)  # 8
+    found = product is not None and product.op_type == "MatMul" and product.operands[0].value is value
+    return [product] if product is not None and found else None
+
+
+def _operands_between(value: ir.Value | None) -> list[ir.Value | None]:
+    node = producer(value)
+    return list(node.inputs) if node is not None and is_op(node, *BETWEEN) else []
+
+
+def _results_between(value: ir.Value) -> list[ir.Value]:
+    return [output for node in data_readers(value) if is_op(node, *BETWEEN) for output in node.outputs]
+
+
+def _moving(node: ir.Node, form: Integers) -> Step:
+    """A layout operator on integers of this form."""
+    assert node.inputs[0] is not None
+    operand = Integers(node.inputs[0], form.scale, form.point)
+    return Step(node, node.op_type, (operand,), Integers(node.outputs[0], form.scale, form.point))
 
 
 def _step(node: ir.Node, info: ShapeInfo) -> Step | None:

@@ -30,7 +30,8 @@ def check_private(
     """Decline if anything but the match reads what its nodes make.
 
     Returns the readers of a mere shape or type, each with what it reads, except those that only serve the softmax and
-    are removed with it. `accounted_for` says whether another fusion replaces a reader.
+    are removed with it. They may read it behind operators that only move elements. `accounted_for` says whether another
+    fusion replaces a reader.
     """
     softmax = {id(node) for node in anchor.nodes}
     scoring = (*before.nodes, *anchor.nodes)
@@ -50,12 +51,14 @@ def check_private(
                 for reader in distinct_consumers(output)
                 if id(reader) not in matched and not accounted_for(output, reader)
             ]
-            strangers = [each for each in readers if not reads_shape(each)]
-            strangers.extend(each for each in readers if each.graph is not anchor.node.graph)
-            shape_readers = [
-                each for each in readers if each not in strangers and not _serves_only(each, softmax, matched)
-            ]
-            harmless.extend((each, output) for each in shape_readers)
+            shape_readers: list[tuple[ir.Node, ir.Value]] = []
+            strangers: list[ir.Node] = []
+            for reader in readers:
+                if (found := _shape_readers(reader, output, anchor.node.graph)) is None:
+                    strangers.append(reader)
+                else:
+                    shape_readers.extend(found)
+            harmless.extend(each for each in shape_readers if not _serves_only(each[0], softmax, matched))
             if not strangers and not output.is_graph_output():
                 continue
             after_softmax = output is anchor.output or any(node is other for other in after.nodes)
@@ -64,6 +67,22 @@ def check_private(
             who = f"{label(strangers[0])} reads them" if strangers else "they are a model output"
             raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
     return harmless
+
+
+def _shape_readers(
+    reader: ir.Node, value: ir.Value, graph: object, depth: int = 8
+) -> list[tuple[ir.Node, ir.Value]] | None:
+    """The readers of a mere shape that a reader of a value is or leads to through at most `depth` operators that only
+    move elements, each with what it reads; None where the reader is or leads to something else."""
+    if reader.graph is not graph:
+        return None
+    if reads_shape(reader):
+        return [(reader, value)]
+    if depth == 0 or not is_op(reader, *LAYOUT_OPS) or reader.outputs[0].is_graph_output():
+        return None
+    moved = reader.outputs[0]
+    found = [_shape_readers(each, moved, graph, depth - 1) for each in distinct_consumers(moved)]
+    return None if not found or None in found else [pair for pairs in found if pairs is not None for pair in pairs]
 
 
 def feeds_backward(anchor: SoftmaxAnchor) -> bool:

@@ -10,6 +10,14 @@ Refused with a sink:
     a guard by the mask, unless the sink is proven to be less than +inf
     a gate, or a sink in the total alone: terms that may make a whole row -inf, unless a guard makes that row 0
     a gate with a guard against NaN: terms that may make a score +inf
+
+Refused beside a softmax that is spelt exp(x - log(sum(exp(x)))), where finite numbers may be all that a row holds:
+    numbers that are not proven to be 0 or less
+    other numbers, unless the only mask is proven to leave each row a key, or the user vouches for no-empty-rows
+
+Beside a number such as -1e9 the logarithm is rounded away, and each key of the row gets the weight 1, not its share.
+The largest x of any other row is between two scores of the product, or a score and 0, if no term gives a score more
+than 0. The logarithm is then rounded as it is without a mask.
 """
 
 from __future__ import annotations
@@ -35,9 +43,11 @@ from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import FoundSink, sink_lower_bound
 from fa_compiler.passes.nodes import producer
-from fa_compiler.passes.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS
+from fa_compiler.passes.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, Term
+from fa_compiler.passes.score_ops import Add, Floor, Scale, Term
+
+LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,8 @@ class Masking:
             plan = plan.assuming(BOUNDED_SCORES)
         if anchor.overflows and paths.finite is not None:
             plan = plan.assuming(NO_EMPTY_ROWS)
+        if anchor.rounds and paths.finite is not None:
+            plan = plan.assuming(*_assumed_for_logarithm(planner, terms, paths.finite))
         if any(rounding_starts(node) for node in (*paths.before.nodes, *after.nodes)):
             plan = plan.assuming(DROP_ROUNDINGS)
         return Masking(plan, planner, row, tested, factors, terms, guard)
@@ -102,6 +114,31 @@ def _stays_bias(factor: Factor) -> Missed:
     reason = "scores times a factor of unknown size may outweigh the number of the mask"
     hint = "make the factor a constant, or mask with -inf"
     return Missed(MissedCode.DENSE_MASK, reason, label(factor.node), hint)
+
+
+def _assumed_for_logarithm(planner: MaskPlanner, terms: tuple[Term, ...], finite: Term) -> tuple[str, ...]:
+    """What the user vouches for beside a softmax that subtracts the logarithm of its sum. Raises Decline."""
+    masks = [term for term in terms if not isinstance(term, Scale)]
+    lowering = all(_only_lowers(planner.values, terms, index) for index in range(len(terms)))
+    if lowering and len(masks) == 1 and planner.never_empty(terms):
+        return ()
+    if lowering and NO_EMPTY_ROWS in planner.options.assume:
+        return (NO_EMPTY_ROWS,)
+    reason = (
+        "the softmax is spelt exp(scores - log(sum(exp(scores)))), and the logarithm is rounded away in a row "
+        "whose scores are all as large as the numbers of a mask, which this term may bring about"
+    )
+    advice = f"{NO_EMPTY_ROWS_HINT}; or {LOGARITHM_ADVICE}" if lowering else LOGARITHM_ADVICE
+    raise Decline(Code.SCORE_TERM, reason, finite.node, advice)
+
+
+def _only_lowers(values: TermValues, terms: tuple[Term, ...], index: int) -> bool:
+    """Does a term leave each score, or give it or add to it a number that is 0 or less, whatever factors follow?"""
+    term = terms[index]
+    if isinstance(term, Scale):
+        return term.factor > 0.0
+    numbers = values.numbers_before_softmax(terms, index)
+    return isinstance(term, Floor) or (numbers is not None and all(number <= 0.0 for number in numbers))
 
 
 def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:

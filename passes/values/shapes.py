@@ -11,7 +11,8 @@ What is trusted, so that the equality of two `Dim`s may be relied upon:
   later can be replaced by the caller, so only its declaration counts.
 - The operators, as the rules in `shape_rules` state them, for runs that succeed: sizes that must agree
   for the operator to work are taken to agree in its result. No such agreement is carried to other
-  values, so a branch that is not taken proves nothing.
+  values, so a branch that is not taken proves nothing. The convolutions of the main graph are the exception,
+  see `conv_lengths`.
 - Exporter value_info of intermediate values is not trusted: TorchScript writes the sizes it traced
   beside operators it does not know. For an operator without a rule only the declared rank and dtype are
   kept, with fresh dims; a rank does not depend on the run that was traced.
@@ -25,12 +26,14 @@ an empty tensor of other sizes. In the other, a Reshape target that is computed 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import all_nodes, int_attr, opset, remember_imports
+from fa_compiler.passes.values.conv_lengths import least_sizes
 from fa_compiler.passes.values.large_constants import LargeConstants
 from fa_compiler.passes.values.position_contents import BlockLabels
 from fa_compiler.passes.values.shape_rules import RULES, Context, Fact, UnresolvedError
@@ -42,7 +45,8 @@ __all__ = ["Fact", "ShapeInfo", "analyse"]
 
 _LOOPS, _ROUNDS = 2, 8
 """No sizes are known of the states of a loop that lies inside `_LOOPS` others, or whose sizes have not settled after
-`_ROUNDS` walks of its body. Without these limits a file with nested loops would be walked for years."""
+`_ROUNDS` walks of its body. Without these limits a file with nested loops would be walked for years. The whole model is
+walked at most so often, too, after the first time."""
 
 _OVERRIDABLE = 4
 """The IR version from which an initializer that is also a graph input can be replaced by the caller."""
@@ -51,31 +55,47 @@ _Functions = Mapping[ir.OperatorIdentifier, ir.Function]
 
 
 def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
-    """Walk the main graph, its subgraphs and the function bodies once.
+    """Walk the main graph, its subgraphs and the function bodies once, and again where the convolutions tell more of
+    how divisions of sizes are rounded.
 
     Function bodies are walked with unknown inputs and attributes; a call's outputs come from walking the
     body with what the caller gives. Time is linear in the number of nodes and calls.
     """
-    if isinstance(model, ir.Graph):
-        remember_imports(model)
-        info = ShapeInfo({}, model, overridable=True)
-        info.walk(model)
-        return info
-    overridable = model.ir_version is None or model.ir_version >= _OVERRIDABLE
-    info = ShapeInfo(model.functions, model.graph, overridable=overridable)
-    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    overridable, functions = True, dict[ir.OperatorIdentifier, ir.Function]()
+    if isinstance(model, ir.Model):
+        overridable = model.ir_version is None or model.ir_version >= _OVERRIDABLE
+        functions, main = dict(model.functions), model.graph
+    else:
+        main = model
+    bodies: list[ir.Graph | ir.Function] = [main, *functions.values()]
     for body in bodies:
         remember_imports(body)
-        info.walk(body)
+
+    def walked(least: Mapping[str, int]) -> ShapeInfo:
+        info = ShapeInfo(functions, main, overridable=overridable, least=least)
+        for body in bodies:
+            info.walk(body)
+        return info
+
+    info, known = walked({}), dict[str, int]()
+    for _ in range(_ROUNDS):
+        least = least_sizes(main, info.shape) if info.has_open_roundings() else known
+        if least == known:
+            break
+        info, known = walked(least), least
     return info
 
 
 class ShapeInfo:
     """What is known of each value. For values that are made later it is inferred on demand."""
 
-    def __init__(self, functions: _Functions, main: ir.Graph | None, *, overridable: bool) -> None:
+    def __init__(
+        self, functions: _Functions, main: ir.Graph | None, *, overridable: bool, least: Mapping[str, int] | None = None
+    ) -> None:
+        """`least` holds lower bounds of named sizes of the inputs."""
         self._functions = functions
         self._main = main
+        self._least = least or {}
         self._overridable = overridable
         self._facts: dict[ir.Value, Fact] = {}
         self._bound: Mapping[str, ir.Attr] = {}
@@ -141,6 +161,12 @@ class ShapeInfo:
                 self._ensure(producer)
                 found = self._facts.get(value, Fact())
         return found
+
+    def has_open_roundings(self) -> bool:
+        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then?"""
+        contents = (fact.content for fact in self._facts.values())
+        known = (content.flat for content in contents if content is not None and content.dtype == object)
+        return any(atom.op == "trunc" for dim in itertools.chain.from_iterable(known) for atom in dim.atoms)
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -213,7 +239,7 @@ class ShapeInfo:
         if tensor is not None and not (is_input and self._overridable):
             return tensor_fact(tensor)
         if is_input and value.graph is self._main and value.shape is not None:
-            return Fact(tuple(_declared(dim) for dim in value.shape), value.dtype)
+            return Fact(tuple(_declared(dim, self._least) for dim in value.shape), value.dtype)
         return Fact(None, value.dtype)
 
     def _infer(self, node: ir.Node, facts: list[Fact | None]) -> Sequence[Fact]:
@@ -349,11 +375,12 @@ def _left(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Di
     return tuple(own if own == other else None for own, other in zip(sizes, shape, strict=True))
 
 
-def _declared(dim: int | ir.SymbolicDim) -> Dim:
+def _declared(dim: int | ir.SymbolicDim, least: Mapping[str, int]) -> Dim:
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
-    return named(name) if name and any(map(str.isalpha, name)) else Dim.fresh()
+    size = named(name) if name and any(map(str.isalpha, name)) else Dim.fresh()
+    return size.substitute({atom: Dim.symbol(atom.name, least[atom.name]) for atom in size.atoms if atom.name in least})
 
 
 def _possible(fact: Fact) -> Fact:

@@ -103,10 +103,10 @@ class Dim:
         return Dim._of({(atom,): 1})
 
     @staticmethod
-    def symbol(name: str) -> Dim:
-        """The size called `name`: one symbol everywhere, never negative."""
+    def symbol(name: str, lower: int = 0) -> Dim:
+        """The size called `name`: one symbol everywhere, for each lower bound. It is never negative."""
         shown = f"'{name}'" if name.startswith("?") else name
-        return Dim._from_atom(_intern("symbol", name, lambda: Atom("symbol", shown, (), 0)))
+        return Dim._from_atom(_intern("symbol", (name, lower), lambda: Atom("symbol", shown, (), lower)))
 
     @staticmethod
     def fresh(lower: int | None = 0) -> Dim:
@@ -327,8 +327,12 @@ class Dim:
             value = left.const
             if value is not None:
                 return whole + value // by
+            inner = (left - left.addend).single_atom
+            if inner is not None and inner.op == "floor" and (factor := inner.args[1].const or 0) > 0:
+                # floor((floor(x / m) + c) / n) = floor((x + c*m) / (m*n)) for all x and c, and m and n above 0.
+                return whole + Dim.floordiv(inner.args[0] + left.addend * factor, by * factor)
         left, right = _reduced(left, right)
-        return whole + _opaque("floor", left, right, 0 if _sign(left) and _sign(right) else None)
+        return whole + _opaque("floor", left, right, _least_quotient(left, right))
 
     @staticmethod
     def ceildiv(a: Dim | int, b: Dim | int) -> Dim:
@@ -537,6 +541,14 @@ def _divide_monomial(top: Monomial, by: Monomial) -> Monomial | None:
             return None
         rest.remove(atom)
     return tuple(rest)
+
+
+def _least_quotient(a: Dim, b: Dim) -> int | None:
+    """A lower bound of floor(a / b), None when none is proven."""
+    least, by = a.lower, b.const
+    if least is not None and by is not None and by > 0:
+        return least // by
+    return 0 if _sign(a) and _sign(b) else None
 
 
 def _reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:

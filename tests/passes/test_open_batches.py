@@ -118,14 +118,18 @@ def test_an_empty_batch(sizes: tuple[int, int]) -> None:
 
 
 SHAPES = """
-    kt = Transpose<perm=[0, 2, 1]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) y = MatMul(p, k) n = Shape(p)
+    kt = Transpose<perm=[0, 2, 1]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) y = MatMul(p, k)
 """
+MOVED = "t = Transpose<perm=[2, 0, 1]>(s) one = Constant<value_ints=[1]>() w = Unsqueeze(t, one) "
 
 
+@pytest.mark.parametrize("reader", ["n = Shape(p)", MOVED + "n = Shape(w)"], ids=["itself", "moved"])
 @pytest.mark.parametrize("batches", [(1, 2), (2, 1), (2, 2), (1, 1), (0, 1), (1, 0)])
-def test_the_shape_of_probabilities_of_two_batches(batches: tuple[int, int]) -> None:
-    """Each may be 1; the probabilities have the other one."""
-    proto = parse(SHAPES, inputs="float[Q,S,8] q, float[K,T,8] k", outputs="float[N,S,8] y, int64[3] n")
+def test_the_shape_of_probabilities_of_two_batches(batches: tuple[int, int], reader: str) -> None:
+    """Each may be 1; the probabilities have the other one. So have the scores, also where they are only moved."""
+    rank = 4 if "w" in reader else 3
+    inputs, outputs = "float[Q,S,8] q, float[K,T,8] k", f"float[N,S,8] y, int64[{rank}] n"
+    proto = parse(SHAPES + reader, inputs=inputs, outputs=outputs)
     result, report = fused(proto)
     assert [block.status for block in report.blocks] == ["fused"]
     rng = np.random.default_rng(0)
@@ -134,6 +138,13 @@ def test_the_shape_of_probabilities_of_two_batches(batches: tuple[int, int]) -> 
     }
     for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
         assert_same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("reader", ["z = Identity(w)", "n = Shape(w) z = Neg(w)"])
+def test_moved_scores_that_are_read_are_not_fused(reader: str) -> None:
+    inputs, outputs = "float[Q,S,8] q, float[K,T,8] k", "float[N,S,8] y, float[T,1,N,S] z"
+    proto = parse(SHAPES + MOVED + reader, inputs=inputs, outputs=outputs)
+    assert [block.code for block in fused(proto)[1].blocks] == ["scores_are_output"]
 
 
 RESHAPED_TO_ITS_OWN_SIZES = """

@@ -169,6 +169,26 @@ ON_INTEGERS = {
 }
 
 
+IN_FLOAT32 = f"fi = DequantizeLinear(si, {STEPS}) gi = Div(fi, two) xi = QuantizeLinear(gi, {STEPS}) "
+MOVED = "wi = Unsqueeze(si, four) xi = Squeeze(wi, four) "
+GUARD = (
+    "pf = DequantizeLinear(pi, fine, zero) nan = IsNaN(pf) pz = Where(nan, nothing, pf) "
+    "pq = QuantizeLinear(pz, fine, zero) "
+)
+APART = {
+    "in float32": (INTEGER_PRODUCT + IN_FLOAT32, INTEGER_RESULT),
+    "moved": (INTEGER_PRODUCT + MOVED, INTEGER_RESULT),
+    "guarded": (INTEGER_PRODUCT.replace("si = ", "xi = "), GUARD + INTEGER_RESULT.replace("pi,", "pq,")),
+    "guarded and moved": (
+        INTEGER_PRODUCT + MOVED,
+        GUARD + "pw = Unsqueeze(pq, four) ps = Squeeze(pw, four) " + INTEGER_RESULT.replace("pi,", "ps,"),
+    ),
+}
+APART_CONSTANTS = (
+    "two = Constant<value=float {2.0}>() nothing = Constant<value=float {0.0}>() four = Constant<value_ints=[4]>() "
+)
+
+
 def on_integers(body: str) -> onnx.ModelProto:
     """Attention on integers, as quantize_static writes it with QuantFormat.QOperator."""
     return parse(CONSTANTS + "kt = Transpose<perm=[0,1,3,2]>(k) " + INTEGERS + body, "float[1,1,S,T] b")
@@ -186,6 +206,31 @@ def test_operators_on_integers(scores: str) -> None:
     assert not any(node.op_type.startswith("QLinear") for node in result.graph.node)
     feeds = {name: array * np.float32(0.5) for name, array in random_feeds(model).items()}
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 0.1)
+
+
+@pytest.mark.parametrize("parts", APART.values(), ids=APART)
+def test_operators_on_integers_with_others_between_them(parts: tuple[str, str]) -> None:
+    scores, result_of = parts
+    model = on_integers(APART_CONSTANTS + scores + INTEGER_SOFTMAX + result_of)
+    assert block_of(model).hint == ROUNDING_ADVICE
+    result, report = fused(model, assume=[DROP_ROUNDINGS])
+    assert [block.status for block in report.blocks] == ["fused"]
+    assert not any(node.op_type.startswith("QLinear") for node in result.graph.node)
+    feeds = {name: array * np.float32(0.5) for name, array in random_feeds(model).items()}
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 0.1)
+
+
+@pytest.mark.parametrize("read", ["gi", "pz"])
+def test_a_model_on_integers_that_does_not_match_stays_as_it_is(read: str) -> None:
+    """The change is made first, and undone, because what is computed in float32 between the integers is an output."""
+    body = INTEGER_PRODUCT + IN_FLOAT32 + INTEGER_SOFTMAX + GUARD + INTEGER_RESULT.replace("pi,", "pq,")
+    body = body.replace("y = ", "o = ") + f"r = ReduceMax({read}) y = Add(o, r) "
+    model = on_integers(APART_CONSTANTS + body)
+    result, report = fused(model, assume=[DROP_ROUNDINGS])
+    assert [block.code for block in report.blocks] == ["dtype"]
+    assert [(node.op_type, *node.input) for node in result.graph.node] == [
+        (node.op_type, *node.input) for node in model.graph.node
+    ]
 
 
 ALONE = ON_INTEGERS["alone"]

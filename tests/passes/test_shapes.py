@@ -1083,6 +1083,15 @@ def test_a_pool_whose_window_is_longer_than_its_axis(op: str) -> None:
     assert shape is not None and [shape[2].evaluate({"S": n}) for n in range(1, 6)] == [0, 1, 1, 1, 2]
 
 
+@pytest.mark.parametrize(("kernel", "known"), [(1, False), (2, False), (3, True)])
+def test_a_pool_that_rounds_up_has_a_known_length_if_no_window_begins_behind_the_axis(kernel: int, known: bool) -> None:
+    body = f"y = AveragePool<kernel_shape=[{kernel}], strides=[2], pads=[0, {kernel // 2}], ceil_mode=1>(x)"
+    checked = Checked(parse("float[1,2,S] x", body), [{"S": n} for n in range(9)])
+    shape = checked.shape()
+    assert checked.runs >= 7 and shape is not None
+    assert (shape[2] == Dim.ceildiv(S, 2)) == known == shape[2].is_known
+
+
 @pytest.mark.parametrize("name", ["-1", "?", "*", "5", "-"])
 def test_a_name_without_a_letter_is_none(name: str) -> None:
     proto = parse("float[B,S] x", "y = Identity(x)")

@@ -126,6 +126,36 @@ def test_the_logarithm_of_the_sum_subtracted(terms: str, spelling: str) -> None:
         assert (block.code, block.culprit) == ("score_term", "x")
 
 
+KEPT_KEY = "c = Constant<value=bool[5,6] {1,1,1,1,0,1, 0,0,1,1,0,0, 1,0,0,0,0,0, 0,0,0,0,0,1, 1,1,1,1,1,1}>() "
+LOW = "low = Constant<value=float {-1e9}>() "
+LOWERED = {
+    "some mask": (TERMS["finite"], ["no-empty-rows"], "fused"),
+    "added": ("low = Constant<value=float {-3e38}>() n0 = Not(m) f = Cast<to=1>(n0) a = Mul(f, low) x = Add(s, a) ",)
+    + (["no-empty-rows"], "fused"),
+    "a mask that keeps a key of each row": (KEPT_KEY + LOW + "x = Where(c, s, low) ", [], "fused"),
+    "another mask beside it": (
+        KEPT_KEY + LOW + "inf = Constant<value=float {-inf}>() w = Where(c, s, low) x = Where(m, w, inf) ",
+        [],
+        "declined",
+    ),
+    "turned round": (LOW + "w = Where(m, s, low) x = Neg(w) ", ["no-empty-rows"], "declined"),
+    "raised": ("high = Constant<value=float {1e9}>() x = Where(m, s, high) ", ["no-empty-rows"], "declined"),
+    "a bias": (TERMS["bias"], ["no-empty-rows"], "declined"),
+}
+
+
+@pytest.mark.parametrize("case", LOWERED)
+def test_the_logarithm_of_the_sum_where_each_row_keeps_a_score(case: str) -> None:
+    terms, assume, status = LOWERED[case]
+    proto = model(LOGARITHM_OF_THE_SUM, terms)
+    result, report = fused(proto, assume=assume)
+    (block,) = report.blocks
+    assert block.status == status and list(block.assumed) == (assume if status == "fused" else [])
+    feeds = random_feeds(proto, m=PADDING | np.eye(1, 6, dtype=np.bool_))
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 2e-5)
+
+
 @pytest.mark.parametrize("spelling", NO_MAXIMUM.values(), ids=NO_MAXIMUM)
 def test_the_logarithm_of_another_sum(spelling: str) -> None:
     _, report = fused(model(spelling))

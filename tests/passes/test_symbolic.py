@@ -122,6 +122,16 @@ def test_equal_quotients_are_equal_atoms() -> None:
     assert Dim.floordiv(S + 5, 3) == Dim.floordiv(S + 2, 3) + 1
     assert Dim.floordiv(S, 2).is_at_least(0)
     assert Dim.floordiv(64 * B * S, 64 * B * H) == Dim.floordiv(S, H)
+    assert Dim.floordiv(Dim.floordiv(S, 4) - 5, 3) == Dim.floordiv(S - 20, 12)
+    assert Dim.floordiv(2 * Dim.floordiv(S, 4), 3) != Dim.floordiv(2 * S, 12)
+
+
+def test_a_size_with_a_lower_bound_is_a_symbol_of_its_own() -> None:
+    long = Dim.symbol("S", 36)
+    assert long != S and str(long) == str(S) and long == Dim.symbol("S", 36)
+    assert Dim.floordiv(long, 4).is_at_least(9) and not Dim.floordiv(long, 4).is_at_least(10)
+    assert Dim.truncdiv(Dim.floordiv(long, 4) - 9, 4) == Dim.floordiv(Dim.floordiv(long, 4) - 9, 4)
+    assert Dim.truncdiv(Dim.floordiv(long, 4) - 10, 4) != Dim.floordiv(Dim.floordiv(long, 4) - 10, 4)
 
 
 def test_names_and_proofs_stay_short_however_deep_the_quotients() -> None:

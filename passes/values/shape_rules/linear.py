@@ -115,16 +115,23 @@ def window_shape(ctx: Context, weights_index: int | None) -> Shape | None:
     fitting = len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial
     # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX defines.
     padded_short = mode in ("SAME_UPPER", "SAME_LOWER") and set(dilations) != {1}
-    if ctx.int_attr("ceil_mode", 0) or padded_short or not fitting:
+    ceil_mode = ctx.int_attr("ceil_mode", 0) != 0
+    if (ceil_mode and mode not in ("NOTSET", "VALID")) or padded_short or not fitting:
         return (shape[0], channels, *fresh(spatial))
     result = []
     for index, length in enumerate(shape[2:]):
         if mode in ("SAME_UPPER", "SAME_LOWER"):
             result.append(Dim.ceildiv(length, strides[index]))
             continue
-        padding = pads[index] + pads[index + spatial] if mode == "NOTSET" else 0
-        reach = length + padding - (kernel[index] - 1) * dilations[index] - 1
-        if weights_index is not None or reach.is_at_least(0):
+        before, after = (pads[index], pads[index + spatial]) if mode == "NOTSET" else (0, 0)
+        window = (kernel[index] - 1) * dilations[index] + 1
+        reach = length + before + after - window
+        if ceil_mode:
+            # A last window that begins behind the axis counts in some versions only. A window of this length never
+            # begins there. ONNX Runtime refuses negative results.
+            whole = (window - strides[index] - after).is_at_least(0)
+            result.append(Dim.ceildiv(reach, strides[index]) + 1 if whole else Dim.fresh())
+        elif weights_index is not None or reach.is_at_least(0):
             result.append(Dim.floordiv(reach, strides[index]) + 1)
         else:
             # A window may be longer than its axis in a pool. ONNX Runtime rounds the negative rest toward zero.
