@@ -294,7 +294,7 @@ MANY_KEYS = {
     "ranges": (9, 4, 5000, 300),
     "ranges_and_chunks": (140, 40, 4500, 100),
     "few_in_a_range": (5, 4, 9000, 8),
-    "few_in_a_range_and_chunks": (330, 60, 9000, 8),
+    "few_in_a_range_and_chunks": (350, 60, 9000, 8),
 }
 """Keys of several ranges, in one chunk of rows and in several. Rows that list few keys of a range have no ranges."""
 

@@ -165,7 +165,7 @@ class PackedRows {
 
 // The size of a tensor that caches do not hold until it is read again. It is written past them: a store through the caches
 // would first read the line. Measured: half the time.
-inline constexpr int64_t kStreamedFloats = 1 << 20;
+inline constexpr int64_t kStreamedFloats = 1 << 22;
 
 // The sums for one tensor, which has a plain and a rope part; either is null if nobody reads it. Between chunks the sums are
 // panels of columns, each [key heads][key tokens][kPanel], so that a task reads and writes memory in its order.
@@ -338,9 +338,9 @@ inline constexpr int64_t kRangeFloats = 1 << 17;
 inline constexpr int64_t kLeastRangeKeys = 64;
 inline constexpr int64_t kMostRangeKeys = 2048;
 
-// If rows have fewer tokens in a range on average, there are no ranges. Measured: with 4 tokens ranges take two thirds of the
-// time, with 1 twice the time.
-inline constexpr int64_t kLeastRangeTokens = 3;
+// If rows have fewer tokens in a range on average, there are no ranges. Measured at 65536 keys, with many rows: with 8 tokens
+// both ways take the same time, with 4 ranges take a twentieth more, and with 1 almost twice as much.
+inline constexpr int64_t kLeastRangeTokens = 8;
 
 // How many floats a chunk keeps of each kind for a block of kGatherKeys keys, and for each row; and those of all sums.
 struct ChunkSizes {
@@ -376,12 +376,14 @@ static Outcome run_in_chunks(const Runtime& runtime, int64_t rows, const sparse:
   for (int64_t i = 0; i < rows; ++i) all += counts.data()[i];
   const bool in_memory = span > kMostRangeKeys && all < kLeastRangeTokens * rows * (span / kMostRangeKeys);
   const int64_t most = in_memory ? kLeastChunkFloats : smaller(larger(sizes.sums, kLeastChunkFloats), kMostChunkFloats);
+  // Without ranges the packed rows are read once for each panel, and only the weights have to stay in the caches.
+  const int64_t of_row = in_memory ? 0 : sizes.row;
   int64_t first = 0;
   do {
     int64_t last = first, blocks = 0, most_tokens = 0;
     while (last < rows) {
       const int64_t more = ceil_div(counts.data()[last], kGatherKeys);
-      if (last - first >= kLeastChunkRows && (blocks + more) * block + (last + 1 - first) * sizes.row > most) break;
+      if (last - first >= kLeastChunkRows && (blocks + more) * block + (last + 1 - first) * of_row > most) break;
       blocks += more;
       most_tokens = larger(most_tokens, counts.data()[last]);
       ++last;
