@@ -243,9 +243,9 @@ def test_equal_scores_are_listed_by_position() -> None:
 
 @pytest.mark.usefixtures("isa")
 def test_long_lists_and_rows_of_many_tasks() -> None:
-    """More keys than a block, more rows than a chunk keeps, all keys in random order and then twice."""
+    """More keys than a block, more rows than two chunks keep, all keys in random order and then twice."""
     rng = np.random.default_rng(5)
-    tokens, heads, keys = 37, 20, 500
+    tokens, heads, keys = 100, 20, 500
     inputs = {
         "query": rng.standard_normal((tokens, heads, 40)).astype(np.float32),
         "key": rng.standard_normal((keys, 1, 40)).astype(np.float32),
@@ -270,6 +270,44 @@ def test_long_lists_and_rows_of_many_tasks() -> None:
     }
     given |= {name: result[name] for name in ("softmax_max", "softmax_sum")}
     compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"})
+
+
+def many_keys(tokens: int, heads: int, keys: int, count: int, dtype: Any = np.float32) -> tuple[Any, Any]:
+    """A gradient: rows list `count` of many keys, some of them twice; each of two key heads has its own lists."""
+    rng = np.random.default_rng(keys)
+    shapes = {"query": (tokens, heads, 20), "key": (keys, 2, 20), "value": (keys, 2, 32)}
+    inputs: Any = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    inputs |= {
+        "sparse_indices": rng.integers(0, keys, (tokens, 2, count)).astype(np.int32),
+        "actual_seq_lengths_query": np.array([tokens], np.int32),
+        "actual_seq_lengths_kv": np.array([keys], np.int32),
+    }
+    attrs = {"scale_value": 0.1, "sparse_block_size": 1, "sparse_mode": 0}
+    packed = {"layout_query": "TND", "layout_kv": "TND", "attention_mode": 2, "return_softmax_lse": True}
+    result = reference.run("SparseFlashAttention", inputs, attrs | packed)
+    inputs["d_out"] = rng.standard_normal((tokens, heads, 32)).astype(dtype)
+    inputs |= {"out": result["attention_out"], **{name: result[name] for name in ("softmax_max", "softmax_sum")}}
+    return inputs, attrs | {"layout": "TND"}
+
+
+MANY_KEYS = {
+    "ranges": (9, 4, 5000, 300),
+    "ranges_and_chunks": (140, 40, 4500, 100),
+    "few_in_a_range": (5, 4, 9000, 8),
+    "few_in_a_range_and_chunks": (350, 60, 9000, 8),
+}
+"""Keys of several ranges, in one chunk of rows and in several. Rows that list few keys of a range have no ranges."""
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("sizes", MANY_KEYS.values(), ids=MANY_KEYS.keys())
+def test_gradients_of_many_keys(sizes: tuple[int, int, int, int]) -> None:
+    compare("SparseFlashAttentionGrad", *many_keys(*sizes))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_gradients_of_many_keys_in_16_bits(dtype: Any) -> None:
+    compare("SparseFlashAttentionGrad", *many_keys(*MANY_KEYS["ranges"], dtype))
 
 
 @pytest.mark.usefixtures("isa")
@@ -306,6 +344,25 @@ def test_rows_read_in_place(heads: int, dtype: Any) -> None:
         compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"})
     given |= {"value": None, "sinks": rng.standard_normal(heads).astype(np.float32)}
     compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"}, problems.REORDERED)
+
+
+@pytest.mark.usefixtures("isa")
+def test_index_gradients_of_many_keys() -> None:
+    """Keys of several ranges and rows of several chunks. The numbers are quarters: a score of 0 is 0 in any order."""
+    rng = np.random.default_rng(3)
+    tokens, heads, keys, count = 130, 64, 4500, 200
+    inputs: Any = {
+        name: (rng.integers(-8, 9, shape) / 4).astype(np.float32)
+        for name, shape in {
+            "query": (1, tokens, heads, 20),
+            "key": (1, keys, 1, 20),
+            "weights": (1, tokens, heads),
+            "dy": (1, tokens, count),
+        }.items()
+    }
+    lists = [rng.permutation(keys - tokens)[:count] for _ in range(tokens)]
+    inputs["sparse_indices"] = np.stack(lists).astype(np.int32).reshape(1, tokens, 1, count)
+    compare("LightningIndexerGrad", inputs, {"headNum": heads})
 
 
 @pytest.mark.usefixtures("isa")
@@ -348,28 +405,36 @@ PROBLEMS: tuple[tuple[str, Callable[..., Any]], ...] = (
 
 @pytest.mark.parametrize(("op", "make"), PROBLEMS, ids=[op for op, _ in PROBLEMS])
 def test_threads_change_no_bit(op: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums into keys are split by columns, not among threads; so the number of threads does not show."""
+    """Sums into keys are split by keys and columns, not among threads; so the number of threads does not show."""
+    for seed in range(6):
+        same_with_any_threads(op, *make(seed, np.float32), monkeypatch)
+
+
+@pytest.mark.parametrize("sizes", MANY_KEYS.values(), ids=MANY_KEYS.keys())
+def test_threads_change_no_bit_of_many_keys(sizes: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    same_with_any_threads("SparseFlashAttentionGrad", *many_keys(*sizes), monkeypatch)
+
+
+def same_with_any_threads(op: str, inputs: Any, attrs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from fa_compiler.lowering.ort import eager
 
-    for seed in range(6):
-        inputs, attrs = make(seed, np.float32)
-        results = []
-        for threads in (1, 2, 5):
-            original = ort.SessionOptions
+    results = []
+    for threads in (1, 2, 5):
+        original = ort.SessionOptions
 
-            def options(threads: int = threads, original: Any = original) -> Any:
-                made = original()
-                made.intra_op_num_threads = threads
-                return made
+        def options(threads: int = threads, original: Any = original) -> Any:
+            made = original()
+            made.intra_op_num_threads = threads
+            return made
 
-            monkeypatch.setattr(eager.ort, "SessionOptions", options)
-            eager._session.cache_clear()
-            results.append(ops.run(op, inputs, attrs))
-            monkeypatch.setattr(eager.ort, "SessionOptions", original)
+        monkeypatch.setattr(eager.ort, "SessionOptions", options)
         eager._session.cache_clear()
-        for name, value in results[0].items():
-            for other in results[1:]:
-                np.testing.assert_array_equal(value, other[name])
+        results.append(ops.run(op, inputs, attrs))
+        monkeypatch.setattr(eager.ort, "SessionOptions", original)
+    eager._session.cache_clear()
+    for name, value in results[0].items():
+        for other in results[1:]:
+            np.testing.assert_array_equal(value, other[name])
 
 
 def test_a_kernel_may_be_called_by_several_threads() -> None:

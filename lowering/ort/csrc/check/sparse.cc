@@ -262,6 +262,8 @@ void check_sparse(Report& report, Random* random) {
       {8, 1, 5, 130, 48, 16, 48, 64, 1, true},
       {6, 2, 7, 90, 20, 0, 12, 11, 4, false, true, true},
       {12, 1, 19, 400, 64, 8, 64, 200, 1},
+      {3, 1, 5, 4600, 16, 0, 16, 100, 1},  // keys of several ranges
+      {3, 1, 5, 9000, 16, 0, 16, 5, 1},    // few keys of each
   };
   const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {

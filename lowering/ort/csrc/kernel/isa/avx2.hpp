@@ -33,6 +33,9 @@ struct avx2 : Portable {
     return exp2_fraction(clamped - n) * power;
   }
 
+  FA_INLINE void stream(float* p, Vec v) { _mm256_stream_ps(p, (__m256)v); }
+  FA_INLINE void finish_streams() { _mm_sfence(); }
+
   FA_INLINE bool all(IntVec holds) { return _mm256_movemask_ps((__m256)holds) == 0xff; }
 
   FA_INLINE Vec widen_float16s(HalfVec x) { return (Vec)_mm256_cvtph_ps((__m128i)x); }

@@ -25,6 +25,9 @@ struct avx512 : Portable {
   FA_INLINE Vec maximum(Vec a, Vec b) { return (Vec)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
   FA_INLINE Vec minimum(Vec a, Vec b) { return (Vec)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
 
+  FA_INLINE void stream(float* p, Vec v) { _mm512_stream_ps(p, (__m512)v); }
+  FA_INLINE void finish_streams() { _mm_sfence(); }
+
   FA_INLINE bool all(IntVec holds) { return _mm512_movepi32_mask((__m512i)holds) == 0xffff; }
 
   FA_INLINE Vec widen_float16s(HalfVec x) { return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x); }

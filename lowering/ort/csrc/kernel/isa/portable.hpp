@@ -34,6 +34,11 @@ struct Portable {
   FA_INLINE Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
   FA_INLINE Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
 
+  // Stores a whole vector at an aligned address, past the caches if the processor can. Before other threads read it,
+  // finish_streams() has to be called.
+  FA_INLINE void stream(float* p, Vec v) { store(p, v); }
+  FA_INLINE void finish_streams() {}
+
   // Whether a comparison holds in all lanes.
   FA_INLINE bool all(IntVec holds) {
     uint64_t words[sizeof(IntVec) / sizeof(uint64_t)];

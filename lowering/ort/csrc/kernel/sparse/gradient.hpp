@@ -45,14 +45,15 @@ class RowGradient {
 
   explicit operator bool() const { return static_cast<bool>(floats_); }
 
-  // Floats of the weights of a block of keys: P, then dS.
-  static int64_t block_floats(int64_t group) { return 2 * Layout::padded_heads(group) * kGatherKeys; }
+  // Floats of P or dS of a block of keys.
+  static int64_t block_floats(int64_t group) { return Layout::padded_heads(group) * kGatherKeys; }
 
   // `sinks` gets what the row adds to the gradient of each head's sink; null if nobody reads it.
-  void run(int64_t row, int64_t head, ListedRow& listed, double* sinks) {
+  void run(int64_t row, int64_t head, RangeOrder& order, ListedRow& listed, double* sinks) {
     const sparse::Sequence& sequence = sequence_of(a_.batch, row);
     const int64_t token = sequence.query + row;
-    selected_tokens(a_.batch, a_.lists, sequence, row, a_.lists.heads == 1 ? 0 : head, listed.tokens);
+    selected_tokens(a_.batch, a_.lists, sequence, row, a_.lists.heads == 1 ? 0 : head, order.list());
+    order.put(listed);
     listed.token = token;
     listed.head = head;
     prepare(sequence, row, token, head);
@@ -61,8 +62,8 @@ class RowGradient {
     }
     for (int64_t i = 0; i < group_ * columns_; ++i) d_query_[i] = 0;
     for (int64_t first = 0; first < listed.count; first += kGatherKeys) {
-      block(listed.tokens + first, listed.count - first, head,
-            listed.weights + first / kGatherKeys * block_floats(group_));
+      const int64_t at = first / kGatherKeys * block_floats(group_);
+      block(listed.tokens + first, listed.count - first, head, listed.weights[0] + at, listed.weights[1] + at);
     }
     for (int64_t h = 0; h < group_; ++h) {
       write_numbers(g_.query, g_.query_rope, a_.query, token * a_.query.heads + head * group_ + h,
@@ -95,13 +96,12 @@ class RowGradient {
   }
 
   // The next block of the `remaining` selected keys.
-  void block(const int64_t* tokens, int64_t remaining, int64_t head, float* p) {
+  void block(const int64_t* tokens, int64_t remaining, int64_t head, float* p, float* ds) {
     const int64_t count = smaller(kGatherKeys, remaining);
     const int64_t numbers = a_.key.numbers();
     prefetch(a_.key, tokens + count, smaller(kGatherKeys, remaining - count), head,
              !GatheredRows<Layout::kPairs>::in_place(a_.key));
     if (!shared_) prefetch(a_.value, tokens + count, smaller(kGatherKeys, remaining - count), head, true);
-    float* ds = p + padded_heads_ * kGatherKeys;
     keys_.gather(tokens, count, head, key_copies_);
     if (!shared_) values_.gather(tokens, count, head, value_copies_);
     Layout::scores(query_, group_, keys_, numbers, count, p);
@@ -130,45 +130,51 @@ class RowGradient {
         *max_ = nullptr, *inverse_sum_ = nullptr, *delta_ = nullptr, *ones_ = nullptr, *row_ = nullptr;
 };
 
-// Computes rows [first, last): their dQ, and the weights that `listed` keeps. `sinks` [rows][heads] is null if nobody reads
-// it.
+// Computes the rows of a chunk: their dQ, and what the sums of the keys need of them. `sinks` [rows][heads] is null if nobody
+// reads it.
 template <class Layout>
-static Outcome compute_rows(const sparse::Gradient& g, const Runtime& runtime, ListedRow* listed, int64_t first,
-                            int64_t last, double* sinks) {
-  const int64_t heads = g.attention.key.heads, group = g.attention.group();
+static Outcome compute_rows(const sparse::Gradient& g, const Runtime& runtime, const Chunk& chunk,
+                            PackedRows<Layout>& queries, PackedRows<Layout>& d_outs, double* sinks) {
+  const sparse::Attention& a = g.attention;
+  const int64_t heads = a.key.heads, group = a.group();
   Failure failure;
   auto part = [&](int64_t from, int64_t to) {
     RowGradient<Layout> rows(g, runtime);
-    if (!rows) return failure.set();
+    RangeOrder order(runtime, a.batch.key_tokens, chunk);
+    if (!rows || !order) return failure.set();
     for (int64_t i = from; i < to; ++i) {
-      double* of_row = sinks != nullptr ? sinks + (first + i) * group : nullptr;
-      rows.run((first + i) / heads, (first + i) % heads, listed[i], of_row);
+      const int64_t row = chunk.first + i;
+      rows.run(row / heads, row % heads, order, chunk.rows[i], sinks != nullptr ? sinks + row * group : nullptr);
+      queries.pack(i, chunk.rows[i]);
+      d_outs.pack(i, chunk.rows[i]);
     }
   };
-  in_parallel(runtime, last - first, 1, part);
+  in_parallel(runtime, chunk.count, 1, part);
   return failure.outcome();
 }
 
-// Adds `count` rows to dK and dV. If key and value are merged, dV is added to the columns of dK that it shares.
+// Computes the rows of a chunk and adds what they add to dK and dV. If key and value are merged, dV is added to the columns
+// of dK that it shares.
 template <class Layout>
-static Outcome add_rows(const sparse::Gradient& g, const Runtime& runtime, const ListedRow* listed, int64_t count,
-                        KeySums& d_key, KeySums& d_value) {
+static Outcome add_chunk(const sparse::Gradient& g, const Runtime& runtime, const Chunk& chunk, KeySums (&sums)[2],
+                         double* sinks) {
   const sparse::Attention& a = g.attention;
-  const int64_t group = a.group(), step = RowGradient<Layout>::block_floats(group);
-  Failure failure;
-  auto part = [&](int64_t first, int64_t last) {
-    Scratch<float> scratch(runtime, Layout::padded_heads(group) * kPanel);
-    if (!scratch) return failure.set();
-    for (int64_t p = first; p < last; ++p) {
-      const bool of_key = p < d_key.panels();
-      const int64_t panel = of_key ? p : p - d_key.panels();
-      if (of_key) d_key.add<Layout>(listed, count, a.query, group, step / 2, step, panel, scratch.data());
-      if (of_key && !(g.merged && panel * kPanel < a.value.size)) continue;
-      (of_key ? d_key : d_value).template add<Layout>(listed, count, g.d_out, group, 0, step, panel, scratch.data());
-    }
+  const int64_t heads = a.key.heads, tokens = a.batch.key_tokens, group = a.group();
+  const int64_t step = RowGradient<Layout>::block_floats(group);
+  const int64_t value_numbers = larger(sums[1].numbers(), g.merged ? smaller(a.value.size, sums[0].numbers()) : 0);
+  PackedRows<Layout> queries(runtime, a.query, sums[0].numbers(), group, chunk.count);
+  PackedRows<Layout> d_outs(runtime, g.d_out, value_numbers, group, chunk.count);
+  if (!queries || !d_outs) return Outcome::out_of_memory;
+  if (compute_rows(g, runtime, chunk, queries, d_outs, sinks) != Outcome::done) return Outcome::out_of_memory;
+  const Segments segments(runtime, chunk, heads, ceil_div(tokens, chunk.range_keys));
+  if (!segments) return Outcome::out_of_memory;
+  const auto sum = [&](const Segment* from, const Segment* to, int64_t tensor, int64_t panel, int64_t origin, float* to_sums) {
+    const Factors<Layout> p{d_outs, 0}, ds{queries, 1};
+    if (tensor == 0) add_segments(chunk, from, to, ds, group, step, panel, origin, to_sums);
+    if (tensor == 0 && !(g.merged && panel * kPanel < a.value.size)) return;
+    add_segments(chunk, from, to, p, group, step, panel, origin, to_sums);
   };
-  in_parallel(runtime, d_key.panels() + d_value.panels(), 1, part);
-  return failure.outcome();
+  return add_ranges(runtime, chunk, segments, heads, tokens, sums, 2, sum);
 }
 
 // Adds up what the rows add to the gradient of the sinks. `sinks` is [rows][heads].
@@ -185,29 +191,22 @@ template <class Layout>
 static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
   const sparse::Attention& a = g.attention;
   const int64_t heads = a.key.heads, tokens = a.batch.key_tokens;
-  const bool wants_key = g.key != nullptr || g.key_rope != nullptr, wants_value = g.value != nullptr;
-  KeySums d_key(runtime, wants_key ? a.key.numbers() : 0, heads, tokens);
-  KeySums d_value(runtime, wants_value ? a.value.size : 0, heads, tokens);
+  KeySums sums[2] = {{runtime, a.key, g.key, g.key_rope, tokens}, {runtime, a.value, g.value, nullptr, tokens}};
   Scratch<double> sinks(runtime, g.sinks != nullptr ? a.batch.rows * a.query.heads : 0);
-  if (!d_key || !d_value || !sinks) return Outcome::out_of_memory;
-  d_key.clear(runtime);
-  d_value.clear(runtime);
+  if (!sinks) return Outcome::out_of_memory;
   const auto count_keys = [&](int64_t i) {
     int64_t row = i / heads;
     const sparse::Sequence& sequence = sequence_of(a.batch, row);
     return selected_tokens(a.batch, a.lists, sequence, row, a.lists.heads == 1 ? 0 : i % heads, nullptr);
   };
-  const auto make = [&](ListedRow* listed, int64_t first, int64_t last) {
-    return compute_rows<Layout>(g, runtime, listed, first, last, g.sinks != nullptr ? sinks.data() : nullptr);
+  const int64_t group = a.group(), step = RowGradient<Layout>::block_floats(group);
+  const auto work = [&](const Chunk& chunk) {
+    return add_chunk<Layout>(g, runtime, chunk, sums, g.sinks != nullptr ? sinks.data() : nullptr);
   };
-  const auto add = [&](const ListedRow* listed, int64_t count) {
-    return add_rows<Layout>(g, runtime, listed, count, d_key, d_value);
-  };
-  const int64_t step = RowGradient<Layout>::block_floats(a.group());
-  const Outcome outcome = run_in_chunks(runtime, a.batch.rows * heads, step, count_keys, make, add);
+  const int64_t packed = group * (a.query.numbers() + g.d_out.numbers());
+  const ChunkSizes sizes{{step, step}, packed, sums[0].floats() + sums[1].floats()};
+  const Outcome outcome = run_in_chunks(runtime, a.batch.rows * heads, a.batch, sizes, count_keys, work);
   if (outcome != Outcome::done) return outcome;
-  if (wants_key) d_key.write(runtime, g.key, a.key.size, g.key_rope, a.key.type);
-  if (wants_value) d_value.write(runtime, g.value, a.value.size, nullptr, a.value.type);
   write_sinks(g, sinks.data());
   return Outcome::done;
 }

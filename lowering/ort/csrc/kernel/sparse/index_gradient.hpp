@@ -13,10 +13,11 @@ FA_INLINE int64_t listed_keys(const sparse::IndexGradient& g, const sparse::Sequ
   return smaller(g.lists.count, visible_keys(g.index.batch, sequence, row));
 }
 
-// Floats of the weights of a block of keys: dS, then one number for each key, which is p or the gradient of its score.
+// Of the two kinds of numbers of a row, the first are dS, [head][key] in blocks of this many floats. The second are a number
+// for each key, p or the given gradient of its score.
 template <class Layout>
 FA_INLINE int64_t index_block_floats(int64_t heads) {
-  return (Layout::padded_heads(heads) + 1) * kGatherKeys;
+  return Layout::padded_heads(heads) * kGatherKeys;
 }
 
 // Attention's distribution p over the listed keys: the mean of its heads' probabilities. With sinks it is the sum of the
@@ -42,8 +43,8 @@ class RowTarget {
 
   explicit operator bool() const { return static_cast<bool>(floats_); }
 
-  // Writes p to `out`. Blocks of keys are `step` floats apart.
-  void run(const sparse::Sequence& sequence, int64_t row, const ListedRow& listed, float* out, int64_t step) {
+  // Writes p to `out`.
+  void run(const sparse::Sequence& sequence, int64_t row, const ListedRow& listed, float* out) {
     Layout::pack_query(a_.query, listed.token, 0, heads_, query_, row_);
     const int64_t statistics = sequence.statistics + row * heads_;
     double heads = static_cast<double>(heads_);
@@ -70,11 +71,11 @@ class RowTarget {
       });
     }
     each_block(listed, [&](int64_t first, int64_t count) {
-      Layout::over_heads(scores_, heads_, count, out + first / kGatherKeys * step, [&](Vec s, int64_t h) {
+      Layout::over_heads(scores_, heads_, count, out + first, [&](Vec s, int64_t h) {
         return exp_any((rounded(s * scale) - Layout::of_heads(max_, h)) - log_max) * Layout::of_heads(inverse_sum_, h);
       });
     });
-    if (sinks_take_all) normalise(listed.count, out, step);
+    if (sinks_take_all) normalise(listed.count, out);
   }
 
  private:
@@ -105,11 +106,10 @@ class RowTarget {
     }
   }
 
-  static void normalise(int64_t count, float* out, int64_t step) {
-    const auto at = [&](int64_t j) -> float& { return out[j / kGatherKeys * step + j % kGatherKeys]; };
+  static void normalise(int64_t count, float* out) {
     double sum = 0;
-    for (int64_t j = 0; j < count; ++j) sum += at(j);
-    for (int64_t j = 0; j < count; ++j) at(j) = static_cast<float>(at(j) / sum);
+    for (int64_t j = 0; j < count; ++j) sum += out[j];
+    for (int64_t j = 0; j < count; ++j) out[j] = static_cast<float>(out[j] / sum);
   }
 
   const sparse::Attention& a_;
@@ -167,15 +167,12 @@ class RowIndexGradient {
     }
     for (int64_t first = 0; first < listed.count; first += kGatherKeys) {
       float* r = block(listed, first);
-      float* back = r + padded_heads_ * kGatherKeys;
+      float* back = listed.weights[1] + first;
       if (g_.attention != nullptr) {
         prefetch_next_block(listed, first);
         keys_.gather(listed.tokens + first, count(listed, first), 0, key_copies_);
       } else {
         products(listed, first);
-        const int64_t at = listed.token * g_.lists.count + first;
-        const float* from = as_floats(g_.scores, at, count(listed, first), index.query.type, back);
-        if (from != back) __builtin_memcpy(back, from, static_cast<size_t>(count(listed, first)) * sizeof(float));
       }
       Layout::dot_keys(r, back, heads_, count(listed, first), d_weights_);
       Layout::each(r, heads_, count(listed, first), [&](Vec x, int64_t h, int64_t place) {
@@ -192,7 +189,7 @@ class RowIndexGradient {
   }
 
  private:
-  float* block(const ListedRow& listed, int64_t first) const { return listed.weights + first / kGatherKeys * step_; }
+  float* block(const ListedRow& listed, int64_t first) const { return listed.weights[0] + first / kGatherKeys * step_; }
   static int64_t count(const ListedRow& listed, int64_t first) { return smaller(kGatherKeys, listed.count - first); }
 
   void prefetch_next_block(const ListedRow& listed, int64_t first) const {
@@ -209,7 +206,7 @@ class RowIndexGradient {
                  [](Vec x, int64_t, int64_t) { return maximum(Vec{}, x); });
   }
 
-  // Returns the loss of the row. p behind each block becomes y - p.
+  // Returns the loss of the row. p becomes y - p.
   float loss_and_difference(const ListedRow& listed) {
     float top = -kInfinity;
     for (int64_t j = 0; j < listed.count; ++j) top = scores_[j] > top ? scores_[j] : top;
@@ -218,7 +215,7 @@ class RowIndexGradient {
     // Without a floor the loss is computed from the scores: a probability may be too small for a float when its logarithm is
     // not.
     for (int64_t j = 0; floor == 0 && j < listed.count; ++j) {
-      const float p = target(listed, j);
+      const float p = listed.weights[1][j];
       if (p == 0) continue;
       mass += p;
       loss += p * (__builtin_log(p) - (scores_[j] - top));
@@ -229,17 +226,13 @@ class RowIndexGradient {
     }
     if (floor == 0 && mass != 0) loss += mass * __builtin_log(sum);
     for (int64_t j = 0; j < listed.count; ++j) {
-      float& p = target(listed, j);
+      float& p = listed.weights[1][j];
       const float y = static_cast<float>(scores_[j] / sum);
       const float p_floor = p < floor ? floor : p, y_floor = y < floor ? floor : y;  // a NaN stays
       if (floor != 0) loss += p_floor * (__builtin_log(p_floor) - __builtin_log(y_floor));
       p = y - p;
     }
     return static_cast<float>(loss);
-  }
-
-  float& target(const ListedRow& listed, int64_t j) const {
-    return block(listed, j)[padded_heads_ * kGatherKeys + j % kGatherKeys];
   }
 
   const sparse::IndexGradient& g_;
@@ -250,76 +243,105 @@ class RowIndexGradient {
         *d_weights_ = nullptr, *ones_ = nullptr, *row_ = nullptr, *scores_ = nullptr;
 };
 
-// Fills in the selected tokens of a chunk's rows and, for the loss, p behind each block.
-static Outcome prepare_rows(const sparse::IndexGradient& g, const Runtime& runtime, ListedRow* listed, int64_t first,
-                            int64_t last, int64_t offset, int64_t step) {
-  const auto& batch = g.index.batch;
-  for (int64_t i = first; i < last; ++i) {
-    int64_t row = i;
+// Fills in the tokens of rows, and p or the given gradients of their scores, in the memory of one thread. `target` is null if
+// the gradients are given.
+template <class Target>
+class RowLists {
+ public:
+  RowLists(const sparse::IndexGradient& g, const Runtime& runtime, const Chunk& chunk, Target* target)
+      : g_(g), target_(target), order_(runtime, g.index.batch.key_tokens, chunk), given_(runtime, g.lists.count) {}
+
+  explicit operator bool() const { return order_ && given_; }
+
+  void run(int64_t row, ListedRow& to) {
+    const auto& batch = g_.index.batch;
     const sparse::Sequence& sequence = sequence_of(batch, row);
-    ListedRow& to = listed[i - first];
     to.token = sequence.query + row;
-    const int32_t* list = g.lists.entries + to.token * g.lists.count;
-    for (int64_t j = 0; j < to.count; ++j) to.tokens[j] = key_token(batch, sequence, list[j]);
+    const int32_t* list = g_.lists.entries + to.token * g_.lists.count;
+    for (int64_t j = 0; j < to.count; ++j) order_.list()[j] = key_token(batch, sequence, list[j]);
+    order_.put(to);
+    if (target_ != nullptr) return target_->run(sequence, row, to, to.weights[1]);
+    const float* given = as_floats(g_.scores, to.token * g_.lists.count, to.count, g_.index.query.type, given_.data());
+    for (int64_t j = 0; j < to.count; ++j) to.weights[1][j] = given[order_.places()[j]];
   }
+
+ private:
+  const sparse::IndexGradient& g_;
+  Target* target_;
+  RangeOrder order_;
+  Scratch<float> given_;
+};
+
+// Prepares the rows of a chunk by RowLists.
+static Outcome prepare_rows(const sparse::IndexGradient& g, const Runtime& runtime, const Chunk& chunk) {
   Failure failure;
-  if (g.attention == nullptr) return failure.outcome();
   auto with = [&](auto layout) {
+    using Target = RowTarget<decltype(layout)>;
     auto part = [&](int64_t from, int64_t to) {
-      RowTarget<decltype(layout)> rows(*g.attention, runtime);
-      if (!rows) return failure.set();
-      for (int64_t i = from; i < to; ++i) {
-        int64_t row = first + i;
-        const sparse::Sequence& sequence = sequence_of(batch, row);
-        rows.run(sequence, row, listed[i], listed[i].weights + offset, step);
-      }
+      RowLists<Target> lists(g, runtime, chunk, nullptr);
+      if (!lists) return failure.set();
+      for (int64_t i = from; i < to; ++i) lists.run(chunk.first + i, chunk.rows[i]);
     };
-    in_parallel(runtime, last - first, kRowsOfTask, part);
+    auto part_with_target = [&](int64_t from, int64_t to) {
+      Target target(*g.attention, runtime);
+      RowLists<Target> lists(g, runtime, chunk, &target);
+      if (!target || !lists) return failure.set();
+      for (int64_t i = from; i < to; ++i) lists.run(chunk.first + i, chunk.rows[i]);
+    };
+    if (g.attention == nullptr) return in_parallel(runtime, chunk.count, 1, part);
+    in_parallel(runtime, chunk.count, 1, part_with_target);
   };
-  with_layout(g.attention->query.heads, is_panel_aligned(g.attention->key, Type::bfloat16), with);
+  if (g.attention == nullptr) {
+    with(KeysInLanes{});
+  } else {
+    with_layout(g.attention->query.heads, is_panel_aligned(g.attention->key, Type::bfloat16), with);
+  }
   return failure.outcome();
+}
+
+// Computes the rows of a chunk and adds what they add to dk.
+template <class Layout>
+static Outcome add_index_chunk(const sparse::IndexGradient& g, const Runtime& runtime, const Chunk& chunk, KeySums* sums,
+                               float* losses) {
+  const int64_t heads = g.index.query.heads, tokens = g.index.batch.key_tokens, step = index_block_floats<Layout>(heads);
+  if (prepare_rows(g, runtime, chunk) != Outcome::done) return Outcome::out_of_memory;
+  PackedRows<Layout> queries(runtime, g.index.query, sums->numbers(), heads, chunk.count);
+  if (!queries) return Outcome::out_of_memory;
+  Failure failure;
+  auto part = [&](int64_t from, int64_t to) {
+    RowIndexGradient<Layout> rows(g, runtime);
+    if (!rows) return failure.set();
+    for (int64_t i = from; i < to; ++i) {
+      losses[chunk.first + i] = rows.run(chunk.rows[i]);
+      queries.pack(i, chunk.rows[i]);
+    }
+  };
+  in_parallel(runtime, chunk.count, 1, part);
+  const Segments segments(runtime, chunk, 1, ceil_div(tokens, chunk.range_keys));
+  if (failure.outcome() != Outcome::done || !segments) return Outcome::out_of_memory;
+  const auto sum = [&](const Segment* from, const Segment* to, int64_t, int64_t panel, int64_t origin, float* to_sums) {
+    add_segments(chunk, from, to, Factors<Layout>{queries, 0}, heads, step, panel, origin, to_sums);
+  };
+  return add_ranges(runtime, chunk, segments, 1, tokens, sums, 1, sum);
 }
 
 template <class Layout>
 static Outcome index_gradient_of(const sparse::IndexGradient& g, const Runtime& runtime) {
   const auto& batch = g.index.batch;
-  const int64_t heads = g.index.query.heads, step = index_block_floats<Layout>(heads);
-  KeySums d_key(runtime, g.key != nullptr ? g.index.key.size : 0, 1, batch.key_tokens);
+  const int64_t heads = g.index.query.heads, tokens = batch.key_tokens;
+  KeySums d_key(runtime, g.index.key, g.key, nullptr, tokens);
   Scratch<float> losses(runtime, batch.rows);
-  if (!d_key || !losses) return Outcome::out_of_memory;
-  d_key.clear(runtime);
+  if (!losses) return Outcome::out_of_memory;
   const auto count_keys = [&](int64_t i) {
     const sparse::Sequence& sequence = sequence_of(batch, i);
     return listed_keys(g, sequence, i);
   };
-  const auto make = [&](ListedRow* listed, int64_t first, int64_t last) {
-    if (prepare_rows(g, runtime, listed, first, last, Layout::padded_heads(heads) * kGatherKeys, step) != Outcome::done) {
-      return Outcome::out_of_memory;
-    }
-    Failure failure;
-    auto part = [&](int64_t from, int64_t to) {
-      RowIndexGradient<Layout> rows(g, runtime);
-      if (!rows) return failure.set();
-      for (int64_t i = from; i < to; ++i) losses.data()[first + i] = rows.run(listed[i]);
-    };
-    in_parallel(runtime, last - first, kRowsOfTask, part);
-    return failure.outcome();
+  const auto work = [&](const Chunk& chunk) {
+    return add_index_chunk<Layout>(g, runtime, chunk, &d_key, losses.data());
   };
-  const auto add = [&](const ListedRow* listed, int64_t count) {
-    Failure failure;
-    auto part = [&](int64_t first, int64_t last) {
-      Scratch<float> scratch(runtime, Layout::padded_heads(heads) * kPanel);
-      if (!scratch) return failure.set();
-      for (int64_t p = first; p < last; ++p) {
-        d_key.add<Layout>(listed, count, g.index.query, heads, 0, step, p, scratch.data());
-      }
-    };
-    in_parallel(runtime, d_key.panels(), 1, part);
-    return failure.outcome();
-  };
-  const Outcome outcome = run_in_chunks(runtime, batch.rows, step, count_keys, make, add);
+  const ChunkSizes sizes{{index_block_floats<Layout>(heads), kGatherKeys}, heads * g.index.query.size, d_key.floats()};
+  const Outcome outcome = run_in_chunks(runtime, batch.rows, batch, sizes, count_keys, work);
   if (outcome != Outcome::done) return outcome;
-  if (g.key != nullptr) d_key.write(runtime, g.key, g.index.key.size, nullptr, g.index.key.type);
   if (g.loss != nullptr) {
     double loss = 0;
     for (int64_t i = 0; i < batch.rows; ++i) loss += losses.data()[i];

@@ -105,10 +105,11 @@ static void weighted_sum_rows(int64_t rows, const float* weights, Lines lines, i
   weighted_sum_tile<kRows, kRowStep, kKeyStep, kPairs>(weights, lines, count, out, out_row, alpha);
 }
 
-// sums[tokens[key]] += sum over rows of weights[row * kRowStep + key * kKeyStep] lines[row], for kPanel numbers. The keys
-// are added one after the other, because a list may name a key twice. With kPairs each row is one of pairs.
+// sums[tokens[key] - origin] += sum over rows of weights[row * kRowStep + key * kKeyStep] lines[row], for kPanel numbers. The
+// keys are added one after the other, because a list may name a key twice. With kPairs each row is one of pairs.
 template <int kKeys, int kRowStep, int kKeyStep, bool kPairs>
-FA_INLINE void scatter_add_tile(const float* weights, const float* lines, int64_t rows, const int64_t* tokens, float* sums) {
+FA_INLINE void scatter_add_tile(const float* weights, const float* lines, int64_t rows, const int64_t* tokens,
+                                int64_t origin, float* sums) {
   Vec sum[kKeys][2] = {};
   for (int64_t h = 0; h < rows; ++h) {
     const Vec line0 = load(lines), line1 = load(lines + kLanes);
@@ -122,7 +123,7 @@ FA_INLINE void scatter_add_tile(const float* weights, const float* lines, int64_
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kKeys; ++r) {
-    float* to = sums + tokens[r] * kPanel;
+    float* to = sums + (tokens[r] - origin) * kPanel;
     store(to, load(to) + sum[r][0]);
     store(to + kLanes, load(to + kLanes) + sum[r][1]);
   }
@@ -131,13 +132,13 @@ FA_INLINE void scatter_add_tile(const float* weights, const float* lines, int64_
 // `keys` is 1 to kMicroRows.
 template <int kRowStep, int kKeyStep, bool kPairs, int kKeys = kMicroRows>
 static void scatter_add_keys(int64_t keys, const float* weights, const float* lines, int64_t rows, const int64_t* tokens,
-                             float* sums) {
+                             int64_t origin, float* sums) {
   if constexpr (kKeys > 1) {
     if (keys < kKeys) {
-      return scatter_add_keys<kRowStep, kKeyStep, kPairs, kKeys - 1>(keys, weights, lines, rows, tokens, sums);
+      return scatter_add_keys<kRowStep, kKeyStep, kPairs, kKeys - 1>(keys, weights, lines, rows, tokens, origin, sums);
     }
   }
-  scatter_add_tile<kKeys, kRowStep, kKeyStep, kPairs>(weights, lines, rows, tokens, sums);
+  scatter_add_tile<kKeys, kRowStep, kKeyStep, kPairs>(weights, lines, rows, tokens, origin, sums);
 }
 
 }  // namespace fa::FA_ISA

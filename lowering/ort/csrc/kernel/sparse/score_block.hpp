@@ -95,17 +95,19 @@ struct KeysInLanes {
 
   // Turns a block into the weights that scatter_add() reads.
   static void pack_weights(float*, int64_t, int64_t) {}
+  // Floats of the lines that pack_lines() writes.
+  static int64_t lines_floats(int64_t heads) { return heads * kPanel; }
   // A panel of columns of the heads' rows, from `column` on, as scatter_add() reads them.
   static void pack_lines(const Rows& rows, int64_t token, int64_t first, int64_t heads, int64_t column, float* out) {
     const int64_t columns = smaller(kPanel, rows.numbers() - column);
     for (int64_t h = 0; h < heads; ++h) read_numbers(rows, token, first + h, column, columns, out + h * kPanel);
   }
 
-  // sums[token][column] += sum over heads of block[head][first + key] rows[head][column], for one panel of columns and at
-  // most kMicroRows keys.
+  // sums[token - origin][column] += sum over heads of block[head][first + key] rows[head][column], for one panel of columns
+  // and at most kMicroRows keys.
   static void scatter_add(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
-                          const int64_t* tokens, float* sums) {
-    scatter_add_keys<kGatherKeys, 1, false>(keys, block + first, rows, heads, tokens, sums);
+                          const int64_t* tokens, int64_t origin, float* sums) {
+    scatter_add_keys<kGatherKeys, 1, false>(keys, block + first, rows, heads, tokens, origin, sums);
   }
 
   // Replaces each vector of scores of `count` keys by f(vector, head, index). `head` is the first head of its lanes (here
@@ -255,6 +257,8 @@ struct HeadsInLanes {
     }
   }
 
+  static int64_t lines_floats(int64_t heads) { return ceil_div(heads, kPairs ? 2 : 1) * kPanel; }
+
   static void pack_lines(const Rows& rows, int64_t token, int64_t first, int64_t heads, int64_t column, float* out) {
     if constexpr (!kPairs) return KeysInLanes::pack_lines(rows, token, first, heads, column, out);
     const bool plain = column < rows.size;
@@ -273,13 +277,13 @@ struct HeadsInLanes {
   }
 
   static void scatter_add(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
-                          const int64_t* tokens, float* sums) {
+                          const int64_t* tokens, int64_t origin, float* sums) {
     constexpr int64_t kHeads = kPairs ? 2 : 1;  // heads in a float
     constexpr int kStepOfKey = kWidth / kHeads;
     for (int64_t p = 0; p * kWidth < heads; ++p) {
       scatter_add_keys<1, kStepOfKey, kPairs>(keys, block + p * kPanelFloats + first * kStepOfKey,
                                               rows + p * kStepOfKey * kPanel,
-                                              ceil_div(smaller(kWidth, heads - p * kWidth), kHeads), tokens, sums);
+                                              ceil_div(smaller(kWidth, heads - p * kWidth), kHeads), tokens, origin, sums);
     }
   }
 

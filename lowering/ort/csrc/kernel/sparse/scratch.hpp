@@ -8,15 +8,19 @@ namespace fa::FA_ISA {
 template <class T>
 class Scratch {
  public:
-  Scratch(const Runtime& runtime, int64_t count)
-      : runtime_(runtime) {
-    size_t bytes;
-    if (__builtin_mul_overflow(static_cast<size_t>(larger(count, 1)), sizeof(T), &bytes)) return;
-    data_ = static_cast<T*>(runtime.allocate(runtime.self, bytes));
-  }
+  explicit Scratch(const Runtime& runtime) : runtime_(runtime) {}
+  Scratch(const Runtime& runtime, int64_t count) : Scratch(runtime) { allocate(count); }
   ~Scratch() { runtime_.release(runtime_.self, data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
+
+  // To be called once. Returns false if there is no memory.
+  bool allocate(int64_t count) {
+    size_t bytes;
+    if (__builtin_mul_overflow(static_cast<size_t>(larger(count, 1)), sizeof(T), &bytes)) return false;
+    data_ = static_cast<T*>(runtime_.allocate(runtime_.self, bytes));
+    return data_ != nullptr;
+  }
 
   T* data() const { return data_; }
   explicit operator bool() const { return data_ != nullptr; }
