@@ -181,7 +181,7 @@ def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> ExcludedPositions
 
 
 def _aligned_but(cut: int, value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node) -> View:
-    """The view of a tensor along its score axes, without a statement about its size in the dimension `cut`. Raises
+    """The view of a tensor along its score axes, which may be longer than the scores in the dimension `cut`. Raises
     Decline where another dimension is not proven to fit."""
     for place, (own, wanted) in enumerate(zip(viewer.base_dims(value), dims, strict=True)):
         if place != cut and own and wanted and not viewer.space.unify(own, wanted):

@@ -1,6 +1,6 @@
 """Sizes that are equal in every run in which a Reshape succeeds.
 
-    operand := Reshape(x, sizes) | a move, Cast or Slice of an operand
+    operand := Reshape(x, sizes) | a move (movers.py) or Cast of an operand
 
 A Reshape keeps the number of elements. So where its input has the sizes a, b, c and its result a, b, d, then c is d if
 there are elements at all. Doge repeats a mask for several heads and states the number of its columns once more: a mask
