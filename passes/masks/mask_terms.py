@@ -129,11 +129,12 @@ def aligned(placed: AlignedTensor, viewer: Viewer, node: ir.Node, moved: bool = 
     """The view of a tensor along its score axes. Raises Decline where its shape is not proven to fit.
 
     The view looks through the operators that move elements. It is the tensor itself if `moved` is false, or if the
-    tensor may enlarge the scores and one of these operators repeats it.
+    tensor may enlarge the scores and one of these operators repeats it or states another size: a Reshape of no elements
+    may state any size beside a 0.
     """
     value, dims = placed.value, placed.dims
     view = viewer.view(value, factors=False) if moved else viewer.base_view(value)
-    if not placed.never_enlarges and view is not None and _repeats(view, viewer):
+    if not placed.never_enlarges and view is not None and (_repeats(view, viewer) or _resized(view, value, viewer)):
         view = viewer.base_view(value)
     if view is None:
         raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
@@ -162,6 +163,12 @@ def _repeats(view: View, viewer: Viewer) -> bool:
     return any(axis not in own for dim in viewer.space.resolve_all(view.dims) for axis in dim)
 
 
+def _resized(view: View, value: ir.Value, viewer: Viewer) -> bool:
+    """Has the value other sizes than the dimensions of its view, in a run in which it has no elements?"""
+    shape = viewer.info.shape(value) or ()
+    return any(viewer.space.size(dim) != size for dim, size in zip(view.dims, shape, strict=True))
+
+
 def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> ExcludedPositions:
     """The positions that padding excludes beside a structural mask. Raises Decline where its shape is not proven to
     fit."""
@@ -174,7 +181,7 @@ def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> ExcludedPositions
 
 
 def _aligned_but(cut: int, value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node) -> View:
-    """The view of a tensor along its score axes, without a statement about its size in the dimension `cut`. Raises
+    """The view of a tensor along its score axes, which may be longer than the scores in the dimension `cut`. Raises
     Decline where another dimension is not proven to fit."""
     for place, (own, wanted) in enumerate(zip(viewer.base_dims(value), dims, strict=True)):
         if place != cut and own and wanted and not viewer.space.unify(own, wanted):

@@ -12,7 +12,7 @@ what is proven constant along dimension d, from a value upwards:
               | Unsqueeze(constant)
 
 A narrowed Expand(x) is x, if x has the result's sizes elsewhere, and else an Expand of x to these sizes with 1 in d. A
-narrowed constant is its first row. A narrowed Slice along d is what it cuts, narrowed. Any other narrowed tensor comes
+narrowed constant is its first row. A Slice along d alone becomes its narrowed input. Any other narrowed tensor comes
 from the same operators on narrowed operands, so its elements are the same by construction.
 """
 

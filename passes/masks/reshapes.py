@@ -1,12 +1,14 @@
 """Sizes that are equal in every run in which a Reshape succeeds.
 
-    operand := Reshape(x, sizes) | a move, Cast or Slice of an operand
+    operand := Reshape(x, sizes) | a move (movers.py) or Cast of an operand
 
 A Reshape keeps the number of elements. So where its input has the sizes a, b, c and its result a, b, d, then c is d if
 there are elements at all. Doge repeats a mask for several heads and states the number of its columns once more: a mask
 of one column, which the bias beside it makes one of all keys, does not fit there.
 
-Only an operand of an element-wise operator is looked at. If the result has elements, then each operand has some.
+Only an operand of an element-wise operator is looked at. If the result has elements, then each operand has some. The
+scores have no elements if there are no keys, but the attention then still has a result: zeros for each row of each
+batch entry and head. So only the number of columns is read by these sizes.
 """
 
 from __future__ import annotations

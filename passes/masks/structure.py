@@ -19,10 +19,10 @@ A mask whose dimensions are merged, as those of heads that are folded into the b
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
 the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
-longer scores. A bias beside the mask may help to prove it (`_sizes_beside`), and so may a Reshape behind the mask
-(reshapes.py). Padding alone may have batch, head and column sizes that are not proven, because the operator compares
-them with its own. The number of its rows need not be proven either, if it never makes several rows of a single one
-(`_checked_padding`).
+longer scores. A bias beside the mask may help to prove it (`_sizes_beside`), and a Reshape behind the mask may help to
+prove the number of columns (reshapes.py). Padding alone may have batch, head and column sizes that are not proven,
+because the operator compares them with its own. The number of its rows need not be proven either, if it never makes
+several rows of a single one (`_checked_padding`).
 """
 
 from __future__ import annotations
@@ -145,8 +145,9 @@ def structure(
     """
     if not terms:
         return NoStructure("nothing is masked")
-    known = {**sizes_of_reshapes([term.node for term in terms], viewer.info), **_sizes_beside(beside, grid, viewer)}
-    reader = _TermReader(viewer, grid, contiguity, known, cuts)
+    always_known = _sizes_beside(beside, grid, viewer)
+    known = {**sizes_of_reshapes([term.node for term in terms], viewer.info), **always_known}
+    reader = _TermReader(viewer, grid, contiguity, known, always_known, cuts)
     parts: list[Band | Padding | Packing] = []
     assumed: tuple[str, ...] = ()
     for term in terms:
@@ -223,7 +224,10 @@ class _TermReader:
     grid: Grid
     contiguity: ContiguousLabels | None
     known: Mapping[Atom, Dim]
-    """What sizes are in the runs that matter."""
+    """What sizes are in the runs in which the masked scores have elements."""
+    always_known: Mapping[Atom, Dim]
+    """What sizes are in all runs that the operator does not refuse. The result has rows also in a run without keys, in
+    which the scores have no elements."""
     cuts: bool
 
     @property
@@ -231,6 +235,11 @@ class _TermReader:
         """The numbers of rows and keys of the scores."""
         rows, columns = (size.substitute(self.known) for size in self.grid.sizes)
         return rows, columns
+
+    @property
+    def _rows(self) -> Dim:
+        """The number of rows of the scores, also in a run without keys."""
+        return self.grid.sizes[0].substitute(self.always_known)
 
     def read_if_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, if it is proven to have as many rows and columns as the scores. Raises
@@ -244,13 +253,13 @@ class _TermReader:
 
     def read_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, which the user says to be as large as the scores. Raises _Unstructured."""
-        place, known = self._placed(term), dict(self.known)
-        for dimension, size in zip((place.row, place.column), self.sizes, strict=True):
+        place, known = self._placed(term), dict(self.always_known)
+        for dimension, size in zip((place.row, place.column), (self._rows, self.sizes[1]), strict=True):
             own = size if dimension is None else place.shape[dimension]
             atoms = [part.single_atom for part in (own, *own.broadcast_parts) if part != size]
             known.update((atom, size) for atom in atoms if atom is not None)
         placed = replace(term.operand, never_enlarges=True)
-        return replace(self, known=known).read(replace(term, operand=placed))
+        return replace(self, known={**self.known, **known}, always_known=known).read(replace(term, operand=placed))
 
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, which has as many rows and columns as the scores. Raises _Unstructured."""
@@ -311,8 +320,10 @@ class _TermReader:
         shape = self.viewer.info.shape(term.operand.value)
         if shape is None:
             raise _Unstructured(f"the shape of {term.operand.value.name!r} is unknown")
-        shape = tuple(size.substitute(self.known) for size in shape)
-        return self._in(shape, self._positions(shape).identity_index, term.operand.dims)
+        dims, columns = term.operand.dims, self.viewer.space.resolve(self.grid.kv_seq)
+        known = [self.known if self.viewer.space.resolve(dim) == columns else self.always_known for dim in dims]
+        shape = tuple(size.substitute(sizes) for size, sizes in zip(shape, known, strict=True))
+        return self._in(shape, self._positions(shape).identity_index, dims)
 
     def _positions(self, shape: Shape, cuts: bool = False) -> Positions:
         """The reader of masks of this shape."""
@@ -353,7 +364,7 @@ class _TermReader:
     def _other_sizes(self, term: MaskTerm) -> _Unstructured | None:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
         has not. Raises _Unstructured."""
-        place, (rows, columns) = self._placed(term), self.sizes
+        place, rows, columns = self._placed(term), self._rows, self.sizes[1]
         shape, row, column = place.shape, place.row, place.column
         name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
@@ -376,8 +387,8 @@ class _TermReader:
         gets no rows, so these must not add any to the scores. The padding is not cut: it might be one column that is
         repeated. Raises _Unstructured.
         """
-        place, (rows, _) = self._placed(term), self.grid.sizes
-        if place.row is not None and not _adds_no_rows(place.shape[place.row], rows):
+        place = self._placed(term)
+        if place.row is not None and not _adds_no_rows(place.shape[place.row], self._rows):
             return None
         try:
             parts = replace(self, cuts=False).read(term)

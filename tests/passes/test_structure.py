@@ -816,6 +816,36 @@ def test_a_mask_for_more_tokens_than_there_are(stated: str, label: str) -> None:
             run(proto, one_column)
 
 
+STATED = (
+    "b_ = Shape<start=0, end=1>(pad) axis1 = Constant<value=int64[1] {1}>() full = Concat<axis=0>(b_, axis1, square) "
+    "always = GreaterOrEqual(i, zero) m = And(always, pad) z = Where(m, nothing, low) wide = Expand(z, full) "
+    "u = Shape(other) least = Min(u, SIZE) lacking = Sub(SIZE, least) stated = STATED to = Concat<axis=0>(TO) "
+    "f = Reshape(wide, to) x = Add(s, f) "
+)
+"""Padding whose Reshape states a number of rows or batch entries. A 0 in `to` copies the size."""
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "stated", "other"),
+    [(2, "rows_", "Add(rows_, lacking)", 0), (2, "rows_", "Max(rows_, u)", 2), (0, "axis1", "Add(axis1, lacking)", 0)],
+)
+def test_a_reshape_of_no_elements_proves_no_rows(place: int, size: str, stated: str, other: int) -> None:
+    """Without keys a Reshape of the mask may state any number of rows or batch entries. The result has so many."""
+    to = ", ".join("stated" if each == place else "first" for each in range(4))
+    use = STATED.replace("SIZE", size).replace("STATED", stated).replace("TO", to)
+    proto = model("", use, CROSS, f"bool[{'B' if place else 1},1,1,T] pad, float[U] other")
+    proto.graph.output[0].type.tensor_type.shape.dim[place].dim_param = "size of the result"
+    result, report = fused(proto)
+    assert [block.mask for block in report.blocks] == ["atten_mask"]
+    for batch, rows, keys in ((2, 5, 3), (1, 1, 4), (2, 3, 0)):
+        feeds = feeds_of(proto, {"B": batch, "S": rows, "T": keys, "U": rows})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+    enlarging = feeds_of(proto, {"B": 1, "S": 1, "T": 0, "U": other})
+    assert run(proto, enlarging)[0].shape[place] == 2
+    with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+        run(result, enlarging)
+
+
 @pytest.mark.parametrize("end", ["columns_", "rows_"])
 def test_padding_for_more_tokens_is_cut_to_the_keys_only_where_the_model_does_so(end: str) -> None:
     """Cut to a single row's number, it is one column for all keys."""

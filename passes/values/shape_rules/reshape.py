@@ -52,14 +52,15 @@ def _reshape(ctx: Context) -> Fact:
 def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
     """The shape of the result of a Reshape.
 
-    A 0 copies the input's dim unless `allow_zero`. A -1 is solved by division, which is sound because ONNX Runtime
-    refuses a -1 beside a product of 0. A symbolic entry is the dim if it cannot be negative. If it can, it may be the
-    -1 of some run. The dim is then the quotient if the entry is proven to be the quotient in all other runs, and else
-    unknown.
+    A 0 copies the input's dim unless `allow_zero`. A -1 is solved by division. A symbolic entry is the dim if it cannot
+    be negative. If it can, it may be the -1 of some run. The dim is then the quotient if the entry is proven to be the
+    quotient in all other runs, and else unknown.
 
-    A symbolic entry that is 0 at run time copies the input's dim. The element counts then differ and the original
-    fails, unless the tensor is empty or the target was computed from a size that has nothing to do with the input. Such
-    runs are left out.
+    Two kinds of runs with a symbolic entry of 0 are left out. Without `allow_zero` the entry copies the input's dim.
+    The element counts then differ and the original fails, unless the tensor is empty or the target was computed from a
+    size that has nothing to do with the input. With `allow_zero` the tensor is empty, and a -1 beside the 0 need not be
+    the quotient. ONNX forbids the two together, but ONNX Runtime divides the products without their zeros:
+    [0, 0, 4, 8] becomes [0, 1, 32] by [0, -1, 32]. Without `allow_zero` it refuses a -1 beside a product of 0.
     """
     result: list[Dim] = []
     open_axis: int | None = None
