@@ -137,6 +137,19 @@ def test_an_int8_cache_in_whole_vectors(group: int, size: int, layout: str, stor
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("storage", ["pages", "pages_by_head"])
+def test_short_pages(dtype: str, storage: str) -> None:
+    """While a head's rows in a page are read, those of another head or page are prefetched, but none past the table."""
+    layout = "BNSD" if storage == "pages_by_head" else "BSH"
+    form = Form(layout, dtype, heads=12, key_heads=3, length=150, size=128, storage=storage, block_size=16)
+    inputs = form.inputs(np.random.default_rng(8))
+    inputs["actual_seq_lengths"] = np.array([150, 37], np.int64)
+    inputs["block_table"][1, 3:] = -1
+    check(inputs, form.all_attrs)
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("number", [np.nan, np.inf, 1e25, 1e-40, 0.0])
 def test_queries_without_digits_beside_an_int8_cache(number: float) -> None:
     """Numbers that are not finite, or that no fixed-point number holds."""

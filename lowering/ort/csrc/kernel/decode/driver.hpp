@@ -216,13 +216,22 @@ class Decoder {
   // Runs one step with the types that the keys and values are stored in.
   void step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) const {
     switch (d_.cell) {
-      case Cell::float32: return attend_step<StoredFloats, StoredFloats>(h, t, s);
-      case Cell::float16: return attend_step<StoredFloat16, StoredFloat16>(h, t, s);
+      case Cell::float32: return step_of<StoredFloats, StoredFloats>(h, t, s);
+      case Cell::float16: return step_of<StoredFloat16, StoredFloat16>(h, t, s);
       case Cell::bfloat16:
         // In narrower vectors, merging the sums of even and odd numbers costs more than it saves.
-        if (kLanes < 16 || d_.size % StoredEvenOdd::kPerLoad != 0) return attend_step<Bfloat16Keys, StoredBfloat16>(h, t, s);
-        return attend_step<Bfloat16Keys, StoredEvenOdd>(h, t, s);
-      case Cell::int8: return attend_step<StoredInt8, StoredInt8>(h, t, s);
+        if (kLanes < 16 || d_.size % StoredEvenOdd::kPerLoad != 0) return step_of<Bfloat16Keys, StoredBfloat16>(h, t, s);
+        return step_of<Bfloat16Keys, StoredEvenOdd>(h, t, s);
+      case Cell::int8: return step_of<StoredInt8, StoredInt8>(h, t, s);
+    }
+  }
+
+  template <class Keys, class Values>
+  void step_of(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) const {
+    if (prefetches_pages(d_)) {
+      attend_step<Paged<Keys>, Paged<Values>>(h, t, s);
+    } else {
+      attend_step<Keys, Values>(h, t, s);
     }
   }
 
