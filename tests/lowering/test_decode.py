@@ -137,6 +137,16 @@ def test_an_int8_cache_in_whole_vectors(group: int, size: int, layout: str, stor
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("storage", ["plain", "pages_by_head"])
+def test_many_short_int8_caches(storage: str) -> None:
+    """More than 24 tasks: a thread prefetches the first keys of its next one, if its entry is long enough for bytes."""
+    form = Form(heads=8, batch=30, length=300, size=64, storage=storage, int8_cache=True)
+    inputs = form.inputs(np.random.default_rng(7))
+    inputs["actual_seq_lengths"] = np.array([300, 128, 5, 0, 129, 256] * 5, np.int64)
+    check(inputs, form.all_attrs)
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("storage", ["pages", "pages_by_head"])
 def test_short_pages(dtype: str, storage: str) -> None:
