@@ -45,7 +45,7 @@ from fa_compiler.op_registry import get, place_inputs
 
 OP = "IncreFlashAttention"
 HEADS, SIZE = 32, 128
-BLOCKS = (32, 128)
+BLOCKS = (16, 32, 128)
 """Tokens of a page; an int8 cache has at least 32."""
 CACHES = {
     "float32": (np.float32, TensorProto.FLOAT),
@@ -114,7 +114,7 @@ def steps(batches: list[int], keys: list[int]) -> Iterator[Step]:
     for batch, length in itertools.product(batches, keys):
         for cache in CACHES:
             query = "float32" if cache == "int8" else cache
-            for block in (0, *BLOCKS):
+            for block in (0, *BLOCKS[cache == "int8" :]):
                 yield Step(cache, query, block, batch, 8, length)
         yield Step("float32", "float32", 0, batch, HEADS, length)
         yield Step("int8", "float32", 0, batch, HEADS, length)

@@ -144,6 +144,29 @@ def test_an_int8_cache_in_whole_vectors(group: int, size: int, layout: str, stor
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("storage", ["plain", "pages_by_head"])
+def test_many_short_int8_caches(storage: str) -> None:
+    """More than 24 tasks: a thread prefetches the first keys of its next one, if its entry is long enough for bytes."""
+    form = Form(heads=8, batch=30, length=300, size=64, storage=storage, int8_cache=True)
+    inputs = form.inputs(np.random.default_rng(7))
+    inputs["actual_seq_lengths"] = np.array([300, 128, 5, 0, 129, 256] * 5, np.int64)
+    check(inputs, form.all_attrs)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("storage", ["pages", "pages_by_head"])
+def test_short_pages(dtype: str, storage: str) -> None:
+    """While a head's rows in a page are read, those of another head or page are prefetched, but none past the table."""
+    layout = "BNSD" if storage == "pages_by_head" else "BSH"
+    form = Form(layout, dtype, heads=12, key_heads=3, length=150, size=128, storage=storage, block_size=16)
+    inputs = form.inputs(np.random.default_rng(8))
+    inputs["actual_seq_lengths"] = np.array([150, 37], np.int64)
+    inputs["block_table"][1, 3:] = -1
+    check(inputs, form.all_attrs)
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("number", [np.nan, np.inf, 1e25, 1e-40, 0.0])
 def test_queries_without_digits_beside_an_int8_cache(number: float) -> None:
     """Numbers that are not finite, or that no fixed-point number holds."""

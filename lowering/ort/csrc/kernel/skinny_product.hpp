@@ -31,6 +31,16 @@ constexpr int vectors_per_row(int rows, int most) {
   return count;
 }
 
+// The prefetch distance in numbers.
+template <class Stored>
+FA_INLINE int64_t prefetch_distance(StoredRows<Stored> rows) {
+  if constexpr (Stored::kPaged) {
+    return rows.ahead;
+  } else {
+    return kPrefetchDistance * rows.stride;
+  }
+}
+
 // scores[r][key] = queries[r] . keys[key] for `count` keys of `size` numbers. kKeys keys share the loads of a query row.
 template <class Stored, int kRows>
 static void multiply_skinny_keys(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
@@ -38,7 +48,7 @@ static void multiply_skinny_keys(QueryRows queries, StoredRows<Stored> keys, int
   // Measured: with 4 or more rows, 4 keys of float32 at a time are 20 % slower than 2.
   constexpr int kKeys = vectors_per_row(kRows, kRows > 2 && sizeof(typename Stored::Number) == sizeof(float) ? 2 : 4);
   const int64_t full = size / Stored::kPerLoad * Stored::kPerLoad;
-  const int64_t ahead = kPrefetchDistance * keys.stride;
+  const int64_t ahead = prefetch_distance(keys);
   for (int64_t c = 0; c < count; c += kLanes) {
     Vec parts[kRows][kLanes];
     const bool half = count - c <= kLanes / 2;
@@ -95,8 +105,9 @@ FA_INLINE void skinny_value_columns(const float* weights, int64_t weight_stride,
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) load_sums<Stored>(sums + r * columns + v * Stored::kPerLoad, sum[r][v]);
   }
+  const int64_t ahead = prefetch_distance(values);
   const auto column = [&](const typename Stored::Number* row, int v) {
-    prefetch(row + v * Stored::kPerLoad + kPrefetchDistance * values.stride);
+    prefetch(row + v * Stored::kPerLoad + ahead);
     return last > 0 && v == kVectors - 1 ? Stored::load_partial(row + v * Stored::kPerLoad, last)
                                          : Stored::load(row + v * Stored::kPerLoad);
   };
@@ -149,7 +160,7 @@ static void multiply_skinny_values(const float* scores, int64_t score_stride, St
       weights = rounded[0];
       weight_stride = kValueKeys + kLanes;
     }
-    StoredRows<Stored> from{values.data + c * values.stride, values.stride};
+    StoredRows<Stored> from = values.from(c);
     int64_t d = 0;
     for (; d + kColumns <= size; d += kColumns) {
       skinny_value_columns<Stored, kRows, kVectors>(weights, weight_stride, from, keys, 0, sums + d, columns);

@@ -3,7 +3,7 @@
 // kPerLoad is how many numbers one load reads. load() reads kPerLoad numbers. load_partial() reads `count` < kPerLoad
 // numbers and no memory beyond them; the other lanes become 0. The result is one vector of operands of a product: floats,
 // or with kPairs two bfloat16 in each lane (pairs.hpp). With kEvenOdd it holds two vectors of floats, which even() and
-// odd() extract.
+// odd() extract. With kPaged the products prefetch what StoredRows::ahead says.
 #pragma once
 
 #include "pairs.hpp"
@@ -16,6 +16,7 @@ struct StoredFloats {
   static constexpr int kPerLoad = kLanes;
   static constexpr bool kPairs = false;
   static constexpr bool kEvenOdd = false;
+  static constexpr bool kPaged = false;
 
   FA_INLINE Vec load(const Number* p) { return fa::FA_ISA::load(p); }
   FA_INLINE Vec load_partial(const Number* p, int64_t count) {
@@ -32,6 +33,7 @@ struct StoredNarrow {
   static constexpr int kPerLoad = kLanes;
   static constexpr bool kPairs = false;
   static constexpr bool kEvenOdd = false;
+  static constexpr bool kPaged = false;
 
   FA_INLINE Vec load(const Number* p) { return kWiden(load_as<Bits>(p)); }
   FA_INLINE Vec load_partial(const Number* p, int64_t count) {
@@ -47,6 +49,7 @@ struct StoredPairs {
   static constexpr int kPerLoad = 2 * kLanes;
   static constexpr bool kPairs = true;
   static constexpr bool kEvenOdd = false;
+  static constexpr bool kPaged = false;
 
   FA_INLINE Vec load(const Number* p) { return load_as<Vec>(p); }
   FA_INLINE Vec load_partial(const Number* p, int64_t count) {
@@ -65,6 +68,12 @@ struct StoredEvenOdd : StoredPairs {
 
   FA_INLINE Vec even(Vec v) { return (Vec)((BitVec)v << 16); }
   FA_INLINE Vec odd(Vec v) { return (Vec)((BitVec)v & 0xffff0000u); }
+};
+
+// The same numbers, in pages.
+template <class Stored>
+struct Paged : Stored {
+  static constexpr bool kPaged = true;
 };
 
 // Vectors of sums for the columns of one load.

@@ -24,12 +24,6 @@ inline constexpr int64_t kValueKeys = 16;
 // slower.
 inline constexpr int64_t kPrefetchBytes = 1024;
 
-template <class Stored, int kRows>
-FA_INLINE void prefetch_ahead(const typename Stored::Number* p) {
-  constexpr int64_t kNumber = sizeof(typename Stored::Number);
-  if constexpr (kRows == 1 && Stored::kPerLoad * kNumber == kCacheLine) prefetch(p + kPrefetchBytes / kNumber);
-}
-
 // Adds lanes whose numbers differ in the bit kStep. Lane l of the result is a sum of a if l lacks the bit, else of b.
 template <int kStep>
 FA_INLINE Vec add_halves(Vec a, Vec b) {
@@ -65,7 +59,38 @@ template <class Stored>
 struct StoredRows {
   const typename Stored::Number* data;
   int64_t stride;
+
+  // Row `first` and those after it.
+  [[gnu::always_inline]] StoredRows from(int64_t first) const { return {data + first * stride, stride}; }
 };
+
+// While a row is read, the row `ahead` numbers after it is prefetched.
+template <class Stored>
+struct StoredRows<Paged<Stored>> {
+  const typename Stored::Number* data;
+  int64_t stride;
+  int64_t ahead = kCacheLine / sizeof(typename Stored::Number);
+
+  [[gnu::always_inline]] StoredRows from(int64_t first) const { return {data + first * stride, stride, ahead}; }
+};
+
+template <class Stored, int kRows>
+FA_INLINE void prefetch_ahead(const typename Stored::Number* p) {
+  constexpr int64_t kNumber = sizeof(typename Stored::Number);
+  if constexpr (!Stored::kPaged && kRows == 1 && Stored::kPerLoad * kNumber == kCacheLine) {
+    prefetch(p + kPrefetchBytes / kNumber);
+  }
+}
+
+// With kPaged: prefetches what is rows.ahead numbers after kLoads loads from p on.
+template <int kLoads, class Stored>
+FA_INLINE void prefetch_other_page(StoredRows<Stored> rows, const typename Stored::Number* p) {
+  if constexpr (Stored::kPaged) {
+    constexpr int64_t kLine = kCacheLine / sizeof(typename Stored::Number);
+#pragma GCC unroll 16
+    for (int64_t n = 0; n < kLoads * Stored::kPerLoad; n += kLine) prefetch(p + rows.ahead + n);
+  }
+}
 
 // Query rows in whole vectors of what `Stored` loads, filled up with 0.
 struct QueryRows {
@@ -91,6 +116,7 @@ FA_INLINE void stream_key_columns(QueryRows queries, StoredRows<Stored> keys, in
     Vec sum[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) sum[r] = kFirst ? Vec{} : parts[r][j];
+    prefetch_other_page<kVectors>(keys, key);
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       const typename Stored::Number* from = key + v * Stored::kPerLoad;
@@ -162,6 +188,7 @@ static void stream_keys_fixed(QueryRows queries, StoredRows<Stored> keys, int64_
       const typename Stored::Number* key = keys.data + smaller(j + u, count - 1) * keys.stride;
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) sum[r][u] = Vec{};
+      prefetch_other_page<kVectors>(keys, key);
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         const Vec k = Stored::load(key + v * Stored::kPerLoad);
@@ -225,6 +252,8 @@ FA_INLINE void stream_value_columns(const float* weights, int64_t weight_stride,
   };
   for (int64_t j = 0; j < count; j += kKeys) {
     const typename Stored::Number* row = values.data + j * values.stride;
+#pragma GCC unroll 2
+    for (int n = 0; n < kKeys; ++n) prefetch_other_page<kVectors>(values, row + n * values.stride);
     Vec x[kVectors][kUnit];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) x[v][0] = column(row, v);
@@ -322,7 +351,7 @@ template <class Stored>
 static void streaming_scores(int64_t rows, QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
                              float* scores, int64_t score_stride) {
   for (int64_t c = 0; c < count; c += kLanes) {
-    const StoredRows<Stored> block{keys.data + c * keys.stride, keys.stride};
+    const StoredRows<Stored> block = keys.from(c);
     in_row_passes(rows, 4, [&]<int kRows>(int64_t r) {
       stream_keys_pass<Stored, kRows>({queries.data + r * queries.stride, queries.stride}, block, count - c, size,
                                       scores + r * score_stride + c, score_stride);
@@ -334,9 +363,11 @@ static void streaming_scores(int64_t rows, QueryRows queries, StoredRows<Stored>
 //
 // Measured for float32: three rows of 128 numbers and then one row read at 95 % of a plain read, four rows of half the
 // columns at 70 %. Narrower types are bound by their products; for them four rows of some columns are as fast or faster.
+// With kEvenOdd each pass over the values extracts the even and odd numbers anew: three and four rows in one pass over half the
+// columns take 37 cycles for 128 numbers, in two passes over all columns 48.
 template <class Stored>
 FA_INLINE int64_t streaming_value_rows(int64_t rows, int64_t size, int64_t row) {
-  if (row != size) return 0;
+  if (row != size || (Stored::kEvenOdd && rows > 2)) return 0;
   const int64_t vectors = ceil_div(size, Stored::kPerLoad) * kSumsPerLoad<Stored>;
   if (rows * ceil_div(size, Stored::kPerLoad) <= kRegisters / 2) return kSumsPerLoad<Stored> > 1 ? 2 : 4;
   const int64_t room = smaller(4, kRegisters * 3 / 4 / vectors);
@@ -348,7 +379,7 @@ template <class Stored>
 static void streaming_values(int64_t rows, int64_t most, const float* weights, int64_t weight_stride,
                              StoredRows<Stored> values, int64_t count, int64_t size, float* sums, int64_t columns) {
   for (int64_t c = 0; c < count; c += kValueKeys) {
-    const StoredRows<Stored> block{values.data + c * values.stride, values.stride};
+    const StoredRows<Stored> block = values.from(c);
     const int64_t keys = smaller(kValueKeys, count - c);
     in_row_passes(rows, most, [&]<int kRows>(int64_t r) {
       stream_values_pass<Stored, kRows>(weights + r * weight_stride + c, weight_stride, block, keys, size,

@@ -74,6 +74,51 @@ FA_INLINE StoredRows<Stored> rows_at(const DecodeTask& h, const void* data, int6
   return {static_cast<const typename Stored::Number*>(data) + h.at(n, token), h.d.row_stride};
 }
 
+// A head's rows that follow each other in a page are a run. While a short run is read, the products prefetch a later one,
+// about this many bytes ahead in the order of reading. The hardware prefetcher is too slow there: when the head changes, its
+// queries and sums have left the first-level cache, and their loads wait for those from memory. Measured on Zen 4 with pages
+// of 16 tokens and numbers of 16 bits: without these prefetches, a step takes a quarter to a half longer.
+//
+// All lines are prefetched by software then, at two thirds of the speed of the hardware prefetcher. So runs are long where
+// the products leave the hardware prefetcher more time.
+inline constexpr int64_t kPagedAheadBytes = 8 << 10;
+FA_INLINE int64_t longest_short_run(int64_t rows) { return rows > 2 ? 32 << 10 : rows == 2 ? 4 << 10 : 0; }
+
+// Whether the products prefetch from page to page (kPaged). They always do where the heads alternate from row to row, because
+// each head's rows lie apart.
+FA_INLINE bool prefetches_pages(const Decode& d) {
+  if (d.block_size == 0) return false;
+  return d.row_stride != d.size || d.block_size * d.size * bytes_of(d.cell) <= longest_short_run(d.group());
+}
+
+// The rows of the task's heads from `token` on, up to the end of a page. After the last head, those of `next_data` from
+// `next_token` on are read.
+struct PagedRuns {
+  const void* data;
+  int64_t token;
+  const void* next_data;
+  int64_t next_token;
+};
+
+// How many numbers after the run of key head n the run is that is prefetched meanwhile. If the heads alternate from row to
+// row, it is the same head's run kPrefetchDistance tokens later. After the last run, the next line is prefetched, which does
+// no harm.
+template <class Stored>
+FA_INLINE int64_t prefetched_run(const DecodeTask& h, const PagedRuns& runs, int64_t n) {
+  constexpr int64_t kNumber = sizeof(typename Stored::Number);
+  const auto address = [&](const void* data, int64_t head, int64_t token) {
+    return reinterpret_cast<intptr_t>(rows_at<Stored>(h, data, head, token).data);
+  };
+  const auto distance = [&](const void* data, int64_t head, int64_t token) {
+    if (token >= h.end) return kCacheLine / kNumber;
+    return (address(data, head, token) - address(runs.data, n, runs.token)) / kNumber;
+  };
+  if (h.d.row_stride != h.d.size) return distance(runs.data, n, runs.token + kPrefetchDistance);
+  const int64_t head = n + smaller(h.count, larger(1, kPagedAheadBytes / (h.d.block_size * h.d.size * kNumber)));
+  if (head < h.count) return distance(runs.data, head, runs.token);
+  return distance(runs.next_data, head - h.count, runs.next_token);
+}
+
 // What is prefetched of the next run of rows: the hardware prefetcher does not foresee where it begins. Measured: 4096 is no
 // better.
 inline constexpr int64_t kPrefetchRunBytes = 1024;
@@ -82,7 +127,7 @@ inline constexpr int64_t kPrefetchRunBytes = 1024;
 // themselves.
 template <class Stored>
 FA_INLINE void prefetch_run(const DecodeTask& h, const void* data, int64_t token) {
-  if (token >= h.end || h.d.row_stride != h.d.size) return;
+  if (Stored::kPaged || token >= h.end || h.d.row_stride != h.d.size) return;
   const int64_t bytes = h.contiguous(token, h.end) * h.d.size * static_cast<int64_t>(sizeof(typename Stored::Number));
   prefetch_lines(reinterpret_cast<const char*>(rows_at<Stored>(h, data, 0, token).data), smaller(kPrefetchRunBytes, bytes));
 }
@@ -102,11 +147,11 @@ static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
   for (int64_t j = 0; j < t.count;) {
     const int64_t count = h.contiguous(t.first + j, t.first + t.count);
     const bool last = j + count == t.count;
+    const PagedRuns runs{h.entry.key, t.first + j, last ? h.entry.value : h.entry.key, last ? t.first : t.first + j + count};
     for (int64_t n = 0; n < h.count; ++n) {
-      if (n + 1 == h.count) {
-        prefetch_run<Stored>(h, last ? h.entry.value : h.entry.key, last ? t.first : t.first + j + count);
-      }
-      const StoredRows<Stored> keys = rows_at<Stored>(h, h.entry.key, n, t.first + j);
+      if (n + 1 == h.count) prefetch_run<Stored>(h, runs.next_data, runs.next_token);
+      StoredRows<Stored> keys = rows_at<Stored>(h, runs.data, n, runs.token);
+      if constexpr (Stored::kPaged) keys.ahead = prefetched_run<Stored>(h, runs, n);
       for (int64_t r = 0; r < h.rows; r += kSkinnyRows) {
         skinny_scores(smaller(kSkinnyRows, h.rows - r), {h.queries + (n * h.rows + r) * h.columns, h.columns}, keys, count,
                       h.d.size, h.scores_of(n, r) + j, h.score_stride);
@@ -203,11 +248,12 @@ template <class Stored>
 static void add_values(const DecodeTask& h, const DecodeStep& t, int64_t begin, int64_t end) {
   for (int64_t j = begin; j < end;) {
     const int64_t count = h.contiguous(t.first + j, t.first + end);
+    const bool last = j + count == t.count;
+    const PagedRuns runs{h.entry.value, t.first + j, last ? h.entry.key : h.entry.value, t.first + j + count};
     for (int64_t n = 0; n < h.count; ++n) {
-      if (n + 1 == h.count) {
-        prefetch_run<Stored>(h, j + count == t.count ? h.entry.key : h.entry.value, t.first + j + count);
-      }
-      const StoredRows<Stored> values = rows_at<Stored>(h, h.entry.value, n, t.first + j);
+      if (n + 1 == h.count) prefetch_run<Stored>(h, runs.next_data, runs.next_token);
+      StoredRows<Stored> values = rows_at<Stored>(h, runs.data, n, runs.token);
+      if constexpr (Stored::kPaged) values.ahead = prefetched_run<Stored>(h, runs, n);
       for (int64_t r = 0; r < h.rows; r += kSkinnyRows) {
         skinny_values(smaller(kSkinnyRows, h.rows - r), h.scores_of(n, r) + j, h.score_stride, values, count, h.d.size,
                       h.state(n).sums + r * h.columns, h.columns);

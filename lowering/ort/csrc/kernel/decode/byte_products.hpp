@@ -375,17 +375,22 @@ FA_INLINE void prefetch_first_keys(const DecodeTask& h, int64_t begin, const Byt
 }
 
 // One step: products with the keys, soft cap, online softmax, weighted values. The softmax is that of the step alone, so that
-// the weights are relative to its largest one; the state of the step is then merged with that of the task.
-static void attend_byte_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s, const ByteScratch& b) {
+// the weights are relative to its largest one; the state of the step is then merged with that of the task. The last step
+// prefetches the first keys of the task `after`, from token `after_first` on, if there is one.
+static void attend_byte_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s, const ByteScratch& b,
+                             const DecodeTask* after, int64_t after_first) {
   const int64_t size = h.d.size;
   const int64_t groups = ByteQueries::groups(h.rows);
   const int64_t end = t.first + t.count;
-  const DecodeStep next{end, smaller(kByteTokens, h.end - end), nullptr, false};
+  const bool last = end == h.end;
+  const DecodeTask& next_task = last && after != nullptr ? *after : h;
+  const int64_t next_first = last && after != nullptr ? after_first : end;
+  const DecodeStep next{next_first, smaller(kByteTokens, next_task.end - next_first), nullptr, false};
   const int64_t* offsets = b.offsets;
   find_tokens(h, t, b.offsets);
   const int64_t* next_offsets = offsets;
   if (next.count > 0) {
-    find_tokens(h, next, b.offsets + kByteTokens);
+    find_tokens(next_task, next, b.offsets + kByteTokens);
     next_offsets = b.offsets + kByteTokens;
   }
   const auto rows_of = [&](const void* data, int64_t n, const int64_t* of) {
@@ -409,7 +414,7 @@ static void attend_byte_step(const DecodeTask& h, const DecodeStep& t, const Dec
   const int64_t tokens = ceil_div(t.count, kWords) * kWords;
   for (int64_t n = 0; n < h.count; ++n) {
     const ByteRows values = rows_of(h.entry.value, n, offsets);
-    const RowPrefetches keys{rows_of(h.entry.key, n, next_offsets), size, larger(1, next.count) - 1};
+    const RowPrefetches keys{rows_of(next_task.entry.key, n, next_offsets), size, larger(1, next.count) - 1};
     for (int64_t r = 0; r < h.rows; ++r) weights_to_digits(h.scores_of(n, r), t.count);
     in_byte_passes(h.rows, [&]<int kRows>(int64_t r) {
       multiply_byte_values<kRows>(h.scores_of(n, r), h.score_stride, values, tokens, size, step.state(n).sums + r * h.columns,

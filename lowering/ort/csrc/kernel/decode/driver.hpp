@@ -75,9 +75,13 @@ class Decoder {
       __atomic_store_n(&decoder.failed_, true, __ATOMIC_RELAXED);
       return;
     }
+    bool prefetched = false;
     while (task < decoder.tasks_) {
-      decoder.run_task(task, memory);
-      task = __atomic_fetch_add(&decoder.next_, 1, __ATOMIC_RELAXED);
+      // A thread reserves its next task only if there are many: the others could not help with the last ones.
+      const bool reserves = decoder.tasks_ - task > kTasks;
+      const int64_t next = reserves ? __atomic_fetch_add(&decoder.next_, 1, __ATOMIC_RELAXED) : decoder.tasks_;
+      prefetched = decoder.run_task(task, next, prefetched, memory);
+      task = reserves ? next : __atomic_fetch_add(&decoder.next_, 1, __ATOMIC_RELAXED);
     }
     decoder.runtime_.release(decoder.runtime_.self, memory);
   }
@@ -98,48 +102,74 @@ class Decoder {
     return Int8Scratch::bytes(longest, d_.size);
   }
 
-  // Runs one split of one group of key heads, and merges the splits if it is the last one.
-  void run_task(int64_t task, void* memory) {
-    if (d_.query_cell == Cell::int8) {
-      const int64_t entry = task / d_.heads;
-      if (d_.entries[entry].length > 0) attend_int8(d_, entry, task % d_.heads, memory);
-      return;
-    }
+  // Some tokens of one group of key heads of an entry.
+  struct Split {
+    int64_t index;       // of the entry
+    int64_t head_group;
+    int64_t splits;      // of this group
+    int64_t first;       // token
+    int64_t end;
+    float* states;       // of its first split
+    float* own;
+  };
+
+  Split split_of(int64_t task) const {
     int64_t index = 0;
     while (task_ends_[index] <= task) ++index;
     const int64_t begin = index == 0 ? 0 : task_ends_[index - 1];
     const int64_t splits = (task_ends_[index] - begin) / plan_.tasks_per_entry;
     const int64_t head_group = (task - begin) / splits;
     const int64_t split = (task - begin) % splits;
-    const DecodeScratch scratch(memory, task_rows(), plan_.token_stride(), columns_);
     const DecodeEntry& entry = d_.entries[index];
-    const int64_t tokens = plan_.split_tokens(entry);
-    float* own =
-        states_ + (begin * plan_.task_key_heads + (head_group * splits + split) * plan_.task_key_heads) * state_floats_;
-    const int64_t first = split * tokens;
-    const int64_t end = smaller(entry.length, first + tokens);
-    if (multiplies_bytes(d_) && entry.length >= kByteTokens) {
+    const int64_t first = split * plan_.split_tokens(entry);
+    float* states = states_ + (begin + head_group * splits) * step_state_floats();
+    return {index, head_group, splits, first, smaller(entry.length, first + plan_.split_tokens(entry)), states,
+            states + split * step_state_floats()};
+  }
+
+  // Runs one task, and merges the splits of its heads if it is the last one of them. `prefetched`: whether the task before has
+  // prefetched its first keys. Returns the same of the task `next`, if there is one.
+  bool run_task(int64_t task, int64_t next, bool prefetched, void* memory) {
+    if (d_.query_cell == Cell::int8) {
+      const int64_t entry = task / d_.heads;
+      if (d_.entries[entry].length > 0) attend_int8(d_, entry, task % d_.heads, memory);
+      return false;
+    }
+    const DecodeScratch scratch(memory, task_rows(), plan_.token_stride(), columns_);
+    const Split split = split_of(task);
+    bool prefetches = false;
+    if (has_byte_products(split)) {
       const ByteScratch bytes(static_cast<char*>(memory) + float_scratch_bytes(), plan_.task_key_heads, group_, d_.size);
-      prefetch_first_keys(task_of(index, head_group, end, own, 1.0f, scratch), first, bytes);
-      read_queries(index, head_group, scratch);
-      attend(index, head_group, first, end, own, false, 1.0f, scratch, set_byte_queries(scratch, bytes) ? &bytes : nullptr);
+      if (!prefetched) prefetch_first_keys(task_of(split, split.own, 1.0f, scratch), split.first, bytes);
+      read_queries(split, scratch);
+      if (set_byte_queries(scratch, bytes)) {
+        const Split after = next < tasks_ ? split_of(next) : split;
+        prefetches = next < tasks_ && has_byte_products(after);
+        const DecodeTask next_task = task_of(after, after.own, 1.0f, scratch);
+        attend(split, split.first, split.own, false, 1.0f, scratch, {&bytes, prefetches ? &next_task : nullptr, after.first});
+      } else {
+        attend(split, split.first, split.own, false, 1.0f, scratch, ByteTask{});
+      }
     } else {
-      read_queries(index, head_group, scratch);
-      attend(index, head_group, first, end, own, false, 1.0f, scratch);
+      read_queries(split, scratch);
+      attend(split, split.first, split.own, false, 1.0f, scratch, ByteTask{});
     }
-    int64_t* left = splits_left_ + index * plan_.tasks_per_entry + head_group;
-    if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0) {
-      finish(index, head_group, splits, own - split * plan_.task_key_heads * state_floats_, scratch);
-    }
+    int64_t* left = splits_left_ + split.index * plan_.tasks_per_entry + split.head_group;
+    if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0) finish(split, scratch);
+    return prefetches;
+  }
+
+  bool has_byte_products(const Split& split) const {
+    return multiplies_bytes(d_) && d_.entries[split.index].length >= kByteTokens;
   }
 
   // The queries of a task as operands of the products: pairs, or floats. They are multiplied by the scale of quantised keys.
   // The numbers beyond the head size are 0.
-  void read_queries(int64_t index, int64_t head_group, const DecodeScratch& s) const {
-    const int64_t first_head = head_group * task_rows();
+  void read_queries(const Split& split, const DecodeScratch& s) const {
+    const int64_t first_head = split.head_group * task_rows();
     for (int64_t r = 0; r < task_rows(); ++r) {
       const int64_t head = first_head + r;
-      const int64_t at = (index * d_.heads + head) * d_.size;
+      const int64_t at = (split.index * d_.heads + head) * d_.size;
       float* to = s.queries + r * columns_;
       if (kHasPairs && d_.cell == Cell::bfloat16) {
         const size_t bytes = static_cast<size_t>(d_.size) * sizeof(uint16_t);
@@ -172,23 +202,29 @@ class Decoder {
     return true;
   }
 
-  DecodeTask task_of(int64_t index, int64_t head_group, int64_t end, float* states, float overflow_scale,
-                     const DecodeScratch& s) const {
-    return {d_, d_.entries[index], head_group * plan_.task_key_heads, plan_.task_key_heads, group_, end, columns_, s.queries,
-            s.constants, s.scores, plan_.token_stride(), states, state_floats_, overflow_scale};
+  DecodeTask task_of(const Split& split, float* states, float overflow_scale, const DecodeScratch& s) const {
+    return {d_, d_.entries[split.index], split.head_group * plan_.task_key_heads, plan_.task_key_heads, group_, split.end,
+            columns_, s.queries, s.constants, s.scores, plan_.token_stride(), states, state_floats_, overflow_scale};
   }
 
-  // `bytes`: null if the products are of floats.
-  void attend(int64_t index, int64_t head_group, int64_t begin, int64_t end, float* states, bool masks_score,
-              float overflow_scale, const DecodeScratch& s, const ByteScratch* bytes = nullptr) const {
-    const DecodeEntry& entry = d_.entries[index];
-    const DecodeTask heads = task_of(index, head_group, end, states, overflow_scale, s);
+  // What a task needs that multiplies bytes. `memory` is null if the products are of floats.
+  struct ByteTask {
+    const ByteScratch* memory = nullptr;
+    const DecodeTask* next = nullptr;  // the task whose first keys are prefetched at the end
+    int64_t next_first = 0;            // its first token
+  };
+
+  // Attends the tokens of the split from `begin` on.
+  void attend(const Split& split, int64_t begin, float* states, bool masks_score, float overflow_scale,
+              const DecodeScratch& s, const ByteTask& bytes) const {
+    const DecodeEntry& entry = d_.entries[split.index];
+    const DecodeTask heads = task_of(split, states, overflow_scale, s);
     for (int64_t n = 0; n < heads.count; ++n) heads.state(n).clear(group_, columns_);
-    for (int64_t first = begin; first < end; first += plan_.tokens) {
-      DecodeStep tokens{first, smaller(plan_.tokens, end - first), nullptr, masks_score};
+    for (int64_t first = begin; first < split.end; first += plan_.tokens) {
+      DecodeStep tokens{first, smaller(plan_.tokens, split.end - first), nullptr, masks_score};
       if (entry.mask != nullptr && read_mask(entry.mask + first, tokens, s.hidden)) continue;
-      if (bytes != nullptr) {
-        attend_byte_step(heads, tokens, s, *bytes);
+      if (bytes.memory != nullptr) {
+        attend_byte_step(heads, tokens, s, *bytes.memory, bytes.next, bytes.next_first);
       } else {
         step(heads, tokens, s);
       }
@@ -216,35 +252,46 @@ class Decoder {
   // Runs one step with the types that the keys and values are stored in.
   void step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) const {
     switch (d_.cell) {
-      case Cell::float32: return attend_step<StoredFloats, StoredFloats>(h, t, s);
-      case Cell::float16: return attend_step<StoredFloat16, StoredFloat16>(h, t, s);
+      case Cell::float32: return step_of<StoredFloats, StoredFloats>(h, t, s);
+      case Cell::float16: return step_of<StoredFloat16, StoredFloat16>(h, t, s);
       case Cell::bfloat16:
         // In narrower vectors, merging the sums of even and odd numbers costs more than it saves.
-        if (kLanes < 16 || d_.size % StoredEvenOdd::kPerLoad != 0) return attend_step<Bfloat16Keys, StoredBfloat16>(h, t, s);
-        return attend_step<Bfloat16Keys, StoredEvenOdd>(h, t, s);
-      case Cell::int8: return attend_step<StoredInt8, StoredInt8>(h, t, s);
+        if (kLanes < 16 || d_.size % StoredEvenOdd::kPerLoad != 0) return step_of<Bfloat16Keys, StoredBfloat16>(h, t, s);
+        return step_of<Bfloat16Keys, StoredEvenOdd>(h, t, s);
+      case Cell::int8: return step_of<StoredInt8, StoredInt8>(h, t, s);
+    }
+  }
+
+  template <class Keys, class Values>
+  void step_of(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) const {
+    if (prefetches_pages(d_)) {
+      attend_step<Paged<Keys>, Paged<Values>>(h, t, s);
+    } else {
+      attend_step<Keys, Values>(h, t, s);
     }
   }
 
   // Merges the splits and writes the result. Some entries are computed again: those whose masked tokens have weight, and
   // those whose sums of values overflow.
-  void finish(int64_t index, int64_t head_group, int64_t splits, float* states, const DecodeScratch& s) const {
-    for (int64_t split = 1; split < splits; ++split) {
-      float* from = states + split * plan_.task_key_heads * state_floats_;
+  void finish(const Split& last, const DecodeScratch& s) const {
+    float* states = last.states;
+    for (int64_t split = 1; split < last.splits; ++split) {
+      float* from = states + split * step_state_floats();
       for (int64_t n = 0; n < plan_.task_key_heads; ++n) {
         merge(SoftmaxState(states + n * state_floats_, group_), SoftmaxState(from + n * state_floats_, group_), group_,
               columns_);
       }
     }
-    const int64_t length = d_.entries[index].length;
-    const bool masks_score = d_.entries[index].mask != nullptr && masked_tokens_matter(states);
-    if (masks_score) attend(index, head_group, 0, length, states, true, 1.0f, s);
+    Split all = last;
+    all.end = d_.entries[last.index].length;
+    const bool masks_score = d_.entries[last.index].mask != nullptr && masked_tokens_matter(states);
+    if (masks_score) attend(all, 0, states, true, 1.0f, s, ByteTask{});
     float overflow_scale = 1.0f;
     if (overflowed(states)) {
-      overflow_scale = overflow_scale_for(length);
-      attend(index, head_group, 0, length, states, masks_score, overflow_scale, s);
+      overflow_scale = overflow_scale_for(all.end);
+      attend(all, 0, states, masks_score, overflow_scale, s, ByteTask{});
     }
-    write(index, task_of(index, head_group, length, states, overflow_scale, s), s.row);
+    write(last.index, task_of(all, states, overflow_scale, s), s.row);
   }
 
   // Whether a sum of values is inf or NaN although the sum of the row's weights is a number.
@@ -252,10 +299,7 @@ class Decoder {
     for (int64_t n = 0; n < plan_.task_key_heads; ++n) {
       const SoftmaxState state(const_cast<float*>(states) + n * state_floats_, group_);
       for (int64_t r = 0; r < group_; ++r) {
-        if (is_nan(state.sum[r])) continue;
-        float check = 0;  // inf * 0 and NaN * 0 are NaN
-        for (int64_t i = 0; i < d_.size; ++i) check += state.sums[r * columns_ + i] * 0.0f;
-        if (is_nan(check)) return true;
+        if (!is_nan(state.sum[r]) && !all_finite(state.sums + r * columns_, d_.size)) return true;
       }
     }
     return false;
