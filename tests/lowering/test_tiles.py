@@ -20,9 +20,9 @@ def test_the_kernels_for_tiles_agree_with_the_reference(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     sources = [str(SOURCES / "check" / f"{name}.cc") for name in CHECK] + [str(SOURCES / name) for name in KERNELS]
-    names = ["-DFA_ISA=tiles_in_memory", "-DFA_OTHERS=reference", "-DFA_CHECKED=tiles_in_memory"]
+    names = ["-DFA_ISA=tiles_in_memory", "-DFA_OTHERS=reference", "-DFA_CHECKED=tiles_in_memory", "-DFA_CHECKS_PAIRS"]
     program = tmp_path / "check_tiles"
-    options = ["-std=gnu++20", "-O1", "-Wno-psabi", *names]
+    options = ["-std=gnu++20", "-O0", "-Wno-psabi", *names]
     subprocess.run([*compiler.split(), *options, *sources, "-o", str(program)], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

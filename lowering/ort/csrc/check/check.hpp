@@ -13,18 +13,22 @@
 #include "../variants.hpp"
 
 namespace fa {
-#if defined(FA_CHECKED)
-FA_DECLARE_KERNELS(FA_CHECKED)
-#else
-FA_DECLARE_KERNELS(baseline)
+#if !defined(FA_CHECKED)
 #define FA_CHECKED baseline
 #endif
+FA_DECLARE_KERNELS(FA_CHECKED)
 FA_DECLARE_KERNELS(reference)
 }  // namespace fa
 
 namespace fa::check {
 
 inline constexpr float kUnwritten = -77.0f;
+
+#if defined(FA_CHECKS_PAIRS)  // kernels for products of pairs of bfloat16
+inline constexpr Type kTypes[] = {Type::bfloat16};
+#else
+inline constexpr Type kTypes[] = {Type::float32, Type::float16, Type::bfloat16};
+#endif
 
 const char* text_of(Type type);
 

@@ -29,7 +29,7 @@ void check_forward(Report& report, Random* random) {
       {2, 2, 50, 45, 64, 64, kSoftcap | kCausal},
   };
   const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
-  for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
+  for (Type type : kTypes) {
     for (const Form& form : forms) {
       ++report.problems;
       AttentionProblem problem(form, type);

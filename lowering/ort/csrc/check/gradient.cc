@@ -48,7 +48,7 @@ void check_gradient(Report& report, Random* random) {
   };
   static constexpr const char* kNames[] = {"query", "key", "value", "query_rope", "key_rope", "sink"};
   const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
-  for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
+  for (Type type : kTypes) {
     for (const Form& form : forms) {
       ++report.problems;
       AttentionProblem problem(form, type);

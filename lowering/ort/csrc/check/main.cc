@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     report.only_faults = n != 0;
     check::check_forward(report, drawn);
     check::check_gradient(report, drawn);
-#if !defined(FA_CHECKED)
+#if !defined(FA_CHECKS_PAIRS)
     check::check_decode(report, drawn);
     check::check_sparse(report, drawn);
 #endif
