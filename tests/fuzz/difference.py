@@ -52,8 +52,9 @@ BASE = {"float32": 4e-5, "float64": 4e-5, "float16": 1.6e-2}
 FACTOR = 32.0
 TINY = 1e-30
 """Beside this, numbers without a normal representation may become 0."""
-SMALLEST = float(np.finfo(np.float32).tiny)
-"""Probabilities below this may be 0, whatever values they weight."""
+SMALLEST = {name: float(np.finfo(np.float32).tiny) for name in ("float32", "float64")} | {"float16": 2.0**-23}
+"""Probabilities below this may be 0, whatever values they weight. The smallest number of float16 is 2^-24, and a large
+sink leaves several keys with less."""
 SHAKES = (3, 24)
 """How often the inputs are moved; more often before a difference is called one: few moves round to another multiple."""
 VALUES = ("q", "k", "v")
@@ -118,7 +119,7 @@ class Comparison:
         base = BASE[kind] * self.rough
         left, right = wanted.astype(np.float64), got.astype(np.float64)
         largest = max((_size(each) for each in self.feed.arrays.values() if each.dtype.kind == "f"), default=0.0)
-        near_by = base * max(_size(left), least) + max(TINY, largest * SMALLEST)
+        near_by = base * max(_size(left), least) + max(TINY, largest * SMALLEST[kind])
         if _near(left, right, near_by, wanted.dtype).all():
             return None
         wrong = ~_near(left, right, near_by, wanted.dtype) & ~self._excused(index, left, right, base)
