@@ -230,11 +230,12 @@ def ends(call: CheckedNode, name: str, total: Dim, exact: bool) -> Iterator[Diag
     values = call.content(name)
     if values is None:
         return
+    end = values[-1] if values else 0
     if any(b < a for a, b in pairwise((0, *values))):
         yield Diagnostic(name, f"{name} holds {values}, expected cumulative lengths, which do not decrease")
-    elif values and isinstance(total, int) and (values[-1] != total if exact else values[-1] > total):
+    elif isinstance(total, int) and (end != total if exact else end > total):
         wanted = f"{total}" if exact else f"at most {total}"
-        yield Diagnostic(name, f"{name} ends at {values[-1]}, expected {wanted}, the tokens of its tensor")
+        yield Diagnostic(name, f"{name} ends at {end}, expected {wanted}, the tokens of its tensor")
 
 
 def packed_lengths(

@@ -401,6 +401,15 @@ def test_one_fault_is_found_once(constraint: str, node: NodeView, at: str, code:
     assert len({(fault.constraint, fault.tensor) for fault in counted}) == 1, found
 
 
+def test_tokens_without_sequences() -> None:
+    """Neither the reference nor the kernel takes them, whatever a product says to a batch of 0."""
+    ends = {name: constant(()) for name in ("actual_seq_lengths_query", "actual_seq_lengths_key")}
+    found = {
+        (fault.constraint, fault.tensor, fault.extension) for fault in verify(indexer_loss(ends, layout="TND"), "A2")
+    }
+    assert {("KL.10", name, None) for name in ends} <= found
+
+
 def test_every_number_is_broken_by_a_row() -> None:
     numbers = {
         f"{rules.prefix}.{number}"
