@@ -19,14 +19,22 @@ namespace {
 // instruction sets that each kernel is compiled for. `supported` checks that the processor has the instructions and that the
 // operating system saves their registers. Where `preferred` does not hold, a worse variant is faster. The reference is used only
 // if FA_COMPILER_ISA names it.
-#define FA_VARIANT(isa, attention_of, gradient_of, sparse_of, decode_of, supported, preferred)                             \
-  {#isa, [] { return bool(supported); }, [] { return bool(preferred); }, attention_of::attention, gradient_of::gradient,  \
+//
+// The processor is asked once in a process: in a virtual machine each answer takes about 15 microseconds, and every node asks.
+#define FA_ONCE(condition)             \
+  [] {                                 \
+    static const bool is = condition;  \
+    return is;                         \
+  }
+#define FA_VARIANT(isa, attention_of, gradient_of, sparse_of, decode_of, supported, preferred)                        \
+  {#isa, FA_ONCE(supported), FA_ONCE(preferred), attention_of::attention, gradient_of::gradient,                      \
    &sparse_of::sparse_kernels, decode_of::decode},
 constexpr Variant kVariants[] = {
 #include "variants.inc"
     FA_VARIANT(reference, reference, reference, reference, reference, true, false)
 };
 #undef FA_VARIANT
+#undef FA_ONCE
 
 const Variant& choose() {
   const char* forced = std::getenv("FA_COMPILER_ISA");
