@@ -203,15 +203,14 @@ static void copy_value_columns(const Problem& problem, const Sequence& sequence,
       const auto* values = static_cast<const float*>(problem.value.data);
       return pair_of(Isa::load_first(values + even, count), both ? Isa::load_first(values + odd, count) : Vec{});
     }
-    const auto* values = static_cast<const uint16_t*>(problem.value.data);
-    HalfVec lower{}, upper{};
-    if (count == kLanes) {
-      lower = load_as<HalfVec>(values + even);
-      if (both) upper = load_as<HalfVec>(values + odd);
-    } else {
-      __builtin_memcpy(&lower, values + even, static_cast<size_t>(count) * sizeof(uint16_t));
-      if (both) __builtin_memcpy(&upper, values + odd, static_cast<size_t>(count) * sizeof(uint16_t));
-    }
+    const auto halves = [&](int64_t at) {
+      const auto* values = static_cast<const uint16_t*>(problem.value.data) + at;
+      if (count == kLanes) return load_as<HalfVec>(values);
+      HalfVec v{};
+      __builtin_memcpy(&v, values, static_cast<size_t>(count) * sizeof *values);
+      return v;
+    };
+    const HalfVec lower = halves(even), upper = both ? halves(odd) : HalfVec{};
     return (Vec)(__builtin_convertvector(lower, BitVec) | __builtin_convertvector(upper, BitVec) << 16);
   };
   for (int64_t j = 0; j < keys; j += 2 * kLanes) {

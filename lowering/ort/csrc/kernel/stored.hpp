@@ -19,11 +19,7 @@ struct StoredFloats {
   static constexpr bool kPaged = false;
 
   FA_INLINE Vec load(const Number* p) { return fa::FA_ISA::load(p); }
-  FA_INLINE Vec load_partial(const Number* p, int64_t count) {
-    Vec v{};
-    __builtin_memcpy(&v, p, static_cast<size_t>(count) * sizeof(Number));
-    return v;
-  }
+  FA_INLINE Vec load_partial(const Number* p, int64_t count) { return Isa::load_first(p, count); }
 };
 
 // kLanes numbers of 8 or 16 bits, loaded as `Bits` and widened to floats.

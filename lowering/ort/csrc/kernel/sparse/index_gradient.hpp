@@ -26,15 +26,15 @@ FA_INLINE int64_t index_block_floats(int64_t heads) {
 template <class Layout>
 class RowTarget {
  public:
-  RowTarget(const sparse::Attention& a, const Runtime& runtime)
-      : a_(a), heads_(a.query.heads), padded_heads_(Layout::padded_heads(heads_)),
-        floats_(runtime, Layout::query_floats(heads_, a.query.numbers()) + GatheredRows<Layout::kPairs>::floats(a.key) +
-                padded_heads_ * kGatherKeys + 3 * padded_heads_ + a.query.numbers()),
-        keys_(a.key) {
+  RowTarget(const sparse::IndexGradient& g, const Runtime& runtime)
+      : a_(*g.attention), heads_(a_.query.heads), padded_heads_(Layout::padded_heads(heads_)),
+        floats_(runtime, Layout::query_floats(heads_, a_.query.numbers()) + GatheredRows<Layout::kPairs>::floats(a_.key) +
+                padded_heads_ * kGatherKeys + 3 * padded_heads_ + a_.query.numbers()),
+        keys_(a_.key) {
     if (!floats_) return;
     query_ = floats_.data();
-    key_copies_ = query_ + Layout::query_floats(heads_, a.query.numbers());
-    scores_ = key_copies_ + GatheredRows<Layout::kPairs>::floats(a.key);
+    key_copies_ = query_ + Layout::query_floats(heads_, a_.query.numbers());
+    scores_ = key_copies_ + GatheredRows<Layout::kPairs>::floats(a_.key);
     max_ = scores_ + padded_heads_ * kGatherKeys;
     inverse_sum_ = max_ + padded_heads_;
     block_max_ = inverse_sum_ + padded_heads_;
@@ -43,8 +43,9 @@ class RowTarget {
 
   explicit operator bool() const { return static_cast<bool>(floats_); }
 
-  // Writes p to `out`.
-  void run(const sparse::Sequence& sequence, int64_t row, const ListedRow& listed, float* out) {
+  // Writes p beside the row's tokens.
+  void run(const sparse::Sequence& sequence, int64_t row, const ListedRow& listed, const int64_t*) {
+    float* out = listed.weights[1];
     Layout::pack_query(a_.query, listed.token, 0, heads_, query_, row_);
     const int64_t statistics = sequence.statistics + row * heads_;
     double heads = static_cast<double>(heads_);
@@ -243,60 +244,54 @@ class RowIndexGradient {
         *d_weights_ = nullptr, *ones_ = nullptr, *row_ = nullptr, *scores_ = nullptr;
 };
 
-// Fills in the tokens of rows, and p or the given gradients of their scores, in the memory of one thread. `target` is null if
-// the gradients are given.
-template <class Target>
-class RowLists {
+// The given gradients of a row's scores, in the order of its tokens.
+class GivenGradients {
  public:
-  RowLists(const sparse::IndexGradient& g, const Runtime& runtime, const Chunk& chunk, Target* target)
-      : g_(g), target_(target), order_(runtime, g.index.batch.key_tokens, chunk), given_(runtime, g.lists.count) {}
+  GivenGradients(const sparse::IndexGradient& g, const Runtime& runtime) : g_(g), floats_(runtime, g.lists.count) {}
 
-  explicit operator bool() const { return order_ && given_; }
+  explicit operator bool() const { return static_cast<bool>(floats_); }
 
-  void run(int64_t row, ListedRow& to) {
-    const auto& batch = g_.index.batch;
-    const sparse::Sequence& sequence = sequence_of(batch, row);
-    to.token = sequence.query + row;
-    const int32_t* list = g_.lists.entries + to.token * g_.lists.count;
-    for (int64_t j = 0; j < to.count; ++j) order_.list()[j] = key_token(batch, sequence, list[j]);
-    order_.put(to);
-    if (target_ != nullptr) return target_->run(sequence, row, to, to.weights[1]);
-    const float* given = as_floats(g_.scores, to.token * g_.lists.count, to.count, g_.index.query.type, given_.data());
-    for (int64_t j = 0; j < to.count; ++j) to.weights[1][j] = given[order_.places()[j]];
+  void run(const sparse::Sequence&, int64_t, const ListedRow& listed, const int64_t* places) {
+    const int64_t at = listed.token * g_.lists.count;
+    const float* given = as_floats(g_.scores, at, listed.count, g_.index.query.type, floats_.data());
+    for (int64_t j = 0; j < listed.count; ++j) listed.weights[1][j] = given[places[j]];
   }
 
  private:
   const sparse::IndexGradient& g_;
-  Target* target_;
-  RangeOrder order_;
-  Scratch<float> given_;
+  Scratch<float> floats_;
 };
 
-// Prepares the rows of a chunk by RowLists.
-static Outcome prepare_rows(const sparse::IndexGradient& g, const Runtime& runtime, const Chunk& chunk) {
+// Fills in the tokens of a chunk's rows, and a number for each: p (RowTarget), or GivenGradients.
+template <class Numbers>
+static Outcome prepare_rows_with(const sparse::IndexGradient& g, const Runtime& runtime, const Chunk& chunk) {
+  const auto& batch = g.index.batch;
   Failure failure;
-  auto with = [&](auto layout) {
-    using Target = RowTarget<decltype(layout)>;
-    auto part = [&](int64_t from, int64_t to) {
-      RowLists<Target> lists(g, runtime, chunk, nullptr);
-      if (!lists) return failure.set();
-      for (int64_t i = from; i < to; ++i) lists.run(chunk.first + i, chunk.rows[i]);
-    };
-    auto part_with_target = [&](int64_t from, int64_t to) {
-      Target target(*g.attention, runtime);
-      RowLists<Target> lists(g, runtime, chunk, &target);
-      if (!target || !lists) return failure.set();
-      for (int64_t i = from; i < to; ++i) lists.run(chunk.first + i, chunk.rows[i]);
-    };
-    if (g.attention == nullptr) return in_parallel(runtime, chunk.count, 1, part);
-    in_parallel(runtime, chunk.count, 1, part_with_target);
+  auto part = [&](int64_t from, int64_t to) {
+    RangeOrder order(runtime, batch.key_tokens, chunk);
+    Numbers numbers(g, runtime);
+    if (!order || !numbers) return failure.set();
+    for (int64_t i = from; i < to; ++i) {
+      int64_t row = chunk.first + i;
+      const sparse::Sequence& sequence = sequence_of(batch, row);
+      ListedRow& listed = chunk.rows[i];
+      listed.token = sequence.query + row;
+      const int32_t* list = g.lists.entries + listed.token * g.lists.count;
+      for (int64_t j = 0; j < listed.count; ++j) order.list()[j] = key_token(batch, sequence, list[j]);
+      order.put(listed);
+      numbers.run(sequence, row, listed, order.places());
+    }
   };
-  if (g.attention == nullptr) {
-    with(KeysInLanes{});
-  } else {
-    with_layout(g.attention->query.heads, is_panel_aligned(g.attention->key, Type::bfloat16), with);
-  }
+  in_parallel(runtime, chunk.count, 1, part);
   return failure.outcome();
+}
+
+static Outcome prepare_rows(const sparse::IndexGradient& g, const Runtime& runtime, const Chunk& chunk) {
+  if (g.attention == nullptr) return prepare_rows_with<GivenGradients>(g, runtime, chunk);
+  Outcome outcome = Outcome::done;
+  auto with = [&](auto layout) { outcome = prepare_rows_with<RowTarget<decltype(layout)>>(g, runtime, chunk); };
+  with_layout(g.attention->query.heads, is_panel_aligned(g.attention->key, Type::bfloat16), with);
+  return outcome;
 }
 
 // Computes the rows of a chunk and adds what they add to dk.

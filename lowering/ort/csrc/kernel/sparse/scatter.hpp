@@ -145,7 +145,7 @@ class PackedRows {
 
   void pack(int64_t i, const ListedRow& row) {
     for (int64_t panel = 0; panel < panels_; ++panel) {
-      float* to = floats_.data() + (panel * count_ + i) * Layout::lines_floats(group_);
+      float* to = lines(panel, i);
       if (rows_.numbers() < (panel + 1) * kPanel) {
         for (int64_t n = 0; n < Layout::lines_floats(group_); ++n) to[n] = 0;
       }
@@ -153,7 +153,7 @@ class PackedRows {
     }
   }
 
-  const float* lines(int64_t panel, int64_t i) const {
+  float* lines(int64_t panel, int64_t i) const {
     return floats_.data() + (panel * count_ + i) * Layout::lines_floats(group_);
   }
 
