@@ -190,8 +190,7 @@ class Move:
         results = [part.of(_product(part, difference, builder), builder) for part in difference.parts]
         combined = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
         new = difference.divided(combined, facts, builder)
-        replace_value(old, new, rename=False)
-        return Move._taken(((old, new),), difference.replaced, (FINITE_SCORES,))
+        return replace(Move.of_nodes(difference.replaced, (old, new)), assumed=(FINITE_SCORES,))
 
     @staticmethod
     def replacing(*replaced: tuple[ir.Value, ir.Value]) -> Move:

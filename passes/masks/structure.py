@@ -28,7 +28,7 @@ several rows of a single one (`_checked_padding`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -264,15 +264,23 @@ class _TermReader:
     def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, which has as many rows and columns as the scores. Raises _Unstructured."""
         place = self._placed(term)
-        apart = self._taken_apart(place)
-        attempts = [(place, False), *([(apart, False)] if apart is not None else ()), *([(place, True)] * self.cuts)]
-        failures: list[_Unstructured] = []
-        for each, cuts in attempts:
+        reason: _Unstructured | None = None
+        for each, cuts in self._attempts(place):
             try:
                 return self._read(term, each, cuts)
             except _Unstructured as failure:
-                failures.append(failure)
-        raise failures[-2 if self.cuts else -1]  # why it has no structure without a cut
+                reason = failure if reason is None or not cuts else reason
+        assert reason is not None  # the first attempt is made always
+        raise reason
+
+    def _attempts(self, place: _Placed) -> Iterator[tuple[_Placed, bool]]:
+        """The ways to read a mask, and whether a boolean tensor may then be cut. The last one without a cut says why
+        there is no structure."""
+        yield place, False
+        if (apart := self._taken_apart(place)) is not None:
+            yield apart, False
+        if self.cuts:
+            yield place, True
 
     def _read(self, term: MaskTerm, place: _Placed, cuts: bool) -> list[Band | Padding | Packing]:
         name = f"{term.operand.value.name!r}"
