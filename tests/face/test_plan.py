@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from fa_compiler.passes import Report
 from fa_compiler.provider.matching import Replacement
 from fa_compiler.provider.plan_file import MAGIC, plan_bytes, signed
 from tests.built_library import choose_library
+from tests.cpp_programs import built
 
 from .builders import HEADS, SIZE, attention, feeds, in_a_function, plain, saved
 from .test_provider import RELEASE, TOLERANCE, WARNINGS
@@ -66,12 +66,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(name: str, folder: Path, *options: str) -> Path:
     """A program, or with the option -shared a library, of a C++ file beside this one."""
-    compiler = os.environ.get("CXX") or shutil.which("c++")
-    if compiler is None or sys.platform != "linux":
-        pytest.skip("there is no C++ compiler, or ONNX Runtime's library has another name")
-    source, built = Path(__file__).with_name(f"{name}.cc"), folder / name
-    subprocess.run([*compiler.split(), "-std=c++20", str(source), *options, "-o", str(built)], check=True)
-    return built
+    if sys.platform != "linux":
+        pytest.skip("ONNX Runtime's library has another name")
+    return built(folder / name, [Path(__file__).with_name(f"{name}.cc")], "-std=c++20", *options)
 
 
 @pytest.fixture

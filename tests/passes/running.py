@@ -11,6 +11,8 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
+import onnxruntime.capi.onnxruntime_pybind11_state as ort_errors
+import pytest
 from onnx import helper
 
 from fa_compiler.lowering.ort import register_custom_ops
@@ -53,6 +55,11 @@ def parse(
     )
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def refused(match: str) -> pytest.RaisesExc[Exception]:
+    """A run that ONNX Runtime or an operator refuses with words that match."""
+    return pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match=match)
 
 
 def random_feeds(model: onnx.ModelProto, seed: int = 0, **given: Array) -> dict[str, Array]:

@@ -4,10 +4,9 @@ the fused operator must not miss, whatever becomes of the mask."""
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime.capi.onnxruntime_pybind11_state as ort_errors
 import pytest
 
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, assert_same, fused, parse, random_feeds, run
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, assert_same, fused, parse, random_feeds, refused, run
 
 NUMBERS = (
     "<float zero = {0.0}, float one = {1.0}, float low = {-inf}, float huge = {-1e38}, int64 none = {0}, "
@@ -60,7 +59,7 @@ def test_a_larger_batch_of_a_mask_is_refused(term: str, mask: str) -> None:
     few = {name: value[:1] for name, value in feeds.items() if name in "qkv"}
     feeds = {**feeds, **few, "o": np.ones((3, 1, 1, 5), bool)}
     assert run(model, feeds)[0].shape[0] == 3
-    with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="real_shift|atten_mask|actual_seq_qlen"):
+    with refused("real_shift|atten_mask|actual_seq_qlen"):
         run(result, feeds)
 
 
@@ -89,7 +88,7 @@ def test_why_a_larger_batch_of_a_mask_is_refused() -> None:
             assert_same(run(result, feeds)[0], want, 1e-5)
             continue
         assert want.shape == (1, 15, 32)
-        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+        with refused("atten_mask"):
             run(result, feeds)
 
 
@@ -111,7 +110,7 @@ def test_a_mask_of_more_rows_than_the_query_is_refused(mask: str) -> None:
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
     feeds["q"] = feeds["q"][:, :, :1]
     assert run(model, feeds)[0].shape[2] == 2
-    with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+    with refused("atten_mask"):
         run(result, feeds)
 
 
@@ -130,5 +129,5 @@ def test_an_operator_whose_mask_has_more_rows_than_the_query(rows: str) -> None:
     if rows == "1":
         assert_same(run(result, feeds)[0], want, 1e-5)
     else:
-        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+        with refused("atten_mask"):
             run(result, feeds)

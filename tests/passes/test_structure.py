@@ -14,7 +14,7 @@ from fa_compiler.passes.options import Target
 from fa_compiler.passes.report import MissedCode
 from fa_compiler.passes.values.constant_patterns import even_steps
 from tests.pairs import pairwise
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, feeds_of, fused, parse, run
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, feeds_of, fused, parse, refused, run
 
 SELF = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"
 CROSS = "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
@@ -733,7 +733,7 @@ def test_padding_whose_sizes_are_not_proven(rows: str, alike: bool) -> None:
     if not alike:
         enlarging = feeds_of(proto, {"B": 2, "S": 1, "T": 1, "U": 2})
         assert run(proto, enlarging)[0].shape[2] == 2
-        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+        with refused("atten_mask"):
             run(result, enlarging)
 
 
@@ -842,7 +842,7 @@ def test_a_reshape_of_no_elements_proves_no_rows(place: int, size: str, stated: 
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
     enlarging = feeds_of(proto, {"B": 1, "S": 1, "T": 0, "U": other})
     assert run(proto, enlarging)[0].shape[place] == 2
-    with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+    with refused("atten_mask"):
         run(result, enlarging)
 
 
@@ -875,7 +875,7 @@ def test_a_triangle_as_large_as_the_sum_of_scores_and_a_bias(bias: str) -> None:
     if bias in ("1,4,M,N", "1,4,6,6", "1,4,M,6"):
         enlarging = {**feeds, "q": feeds["q"][:, :, :1]}
         assert run(proto, enlarging)[0].shape[2] == 6
-        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="real_shift"):
+        with refused("real_shift"):
             run(result, enlarging)
 
 
