@@ -10,18 +10,20 @@ import onnx
 import onnxruntime as ort
 
 from bench.speed import graphs
-from bench.speed.peer import MASKED, Factory, NotOffered, Peer, Problem
+from bench.speed.peer import FREE, MASKED, SLEEPING, Factory, NotOffered, Peer, Problem
 from bench.speed.truth import OUTPUTS, Array, aligned, from_bits, probabilities, to_bits, visible
 from fa_compiler.lowering.ort import register_custom_ops
 
 
 def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """A session with every optimisation and our operators. Its threads are pinned, see `prepare`."""
+    """A session with every optimisation and our operators. Its threads are pinned, see `prepare`, and spin."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     if others := _others(threads):
         numbers = ";".join(str(core + 1) for core in others)  # processors are numbered from 1 on
         options.add_session_config_entry("session.intra_op_thread_affinities", numbers)
+    if SLEEPING in os.environ:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -173,5 +175,5 @@ def prepare(threads: int) -> None:
 
 
 def _others(threads: int) -> list[int]:
-    """The cores of all threads but the calling one, if there are enough cores."""
-    return _CORES[1:threads] if threads <= len(_CORES) else []
+    """The cores of all threads but the calling one, if there are enough cores and threads are pinned."""
+    return _CORES[1:threads] if threads <= len(_CORES) and FREE not in os.environ else []

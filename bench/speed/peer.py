@@ -37,6 +37,9 @@ class Problem:
 Factory = Callable[[Problem], Peer]
 """Prepares a peer for a problem. Raises NotOffered, or any exception of the library."""
 
+FREE, SLEEPING = "FA_BENCH_FREE", "FA_BENCH_SLEEPING"
+"""If one of these variables is set, the threads of ONNX Runtime are not pinned (ort_peers.py), or do not spin."""
+
 MASKED = -1e4
 """The number that is added to the scores of padded keys. Every type can hold it, and it outweighs these scores."""
 
