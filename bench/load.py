@@ -4,8 +4,9 @@
                          [--out build/bench/load.md]
 
 In each round every peer is called for a fifth of a second while the machine does nothing else, and again beside a
-program that only computes, with the same priority and on any core. Sessions of ONNX Runtime are measured twice. Their
-threads spin while they wait for work, which is the default, or sleep (session.intra_op.allow_spinning = 0).
+program that only computes, with the same priority and on any core. Sessions of ONNX Runtime are measured three times.
+Their threads spin while they wait for work, which is the default, or spin for 50 microseconds before they sleep
+(session.intra_op.spin_duration_us, which only newer releases know), or sleep (session.intra_op.allow_spinning = 0).
 
 The cases are single operators, and `layers-N`: three layers of BERT-large with N tokens, fused (`ours`) and unfused.
 Results are compared with float64 before they are timed, those of the layers with one another.
@@ -39,7 +40,7 @@ from bench.real_models import FILLED_ROWS, MODELS, build
 from bench.real_sizes import compiled
 from bench.speed import rounds, truth
 from bench.speed.cases import CASES, Case
-from bench.speed.peer import SLEEPING
+from bench.speed.peer import SPIN
 from bench.speed.tables import number
 from bench.speed.workers import ROOT, TIMEOUT, Workers, interpreters, processor_seconds
 from bench.table import print_table, table_parser
@@ -48,7 +49,9 @@ OPERATORS = ("bert", "gpt2", "decode-gqa-b1", "long-causal")
 LAYERS = {"layers-16": 16, "layers-128": 128}
 """The numbers of tokens."""
 PEERS = "^(ort-unfused|ort-mha|ort-gqa|ov-sdpa|ov-cache|torch-sdpa)$"
-SPINS, SLEEPS = "spins", "sleeps"
+SPINS = "spins"
+WAITING = {SPINS: None, "spins 50 us": 50, "sleeps": 0}
+"""How threads wait: the microseconds for which they spin."""
 VISIT = 0.2
 """The seconds of a measurement: many slices of the scheduler."""
 WARM = 0.05
@@ -149,7 +152,8 @@ def layers(tokens: int, threads: int, peers: str) -> Iterator[list[Visited]]:
         np.save(feeds / "input_ids.npy", np.random.default_rng(1).integers(0, FILLED_ROWS, (1, tokens)))
         variants = {"ours": path.with_name("fused.onnx"), "ort-unfused": path}
         found, results = [], []
-        for waiting, settings in ((SPINS, []), (SLEEPS, [f"{SLEEPING}=1"])):
+        for waiting, spin in WAITING.items():
+            settings = [] if spin is None else [f"{SPIN}={spin}"]
             for peer, model in variants.items():
                 if peer == "ours" or re.search(peers, peer):
                     command = ["env", f"PYTHONPATH={ROOT}", *settings, sys.executable, "-m", "bench.model_worker"]
@@ -211,11 +215,11 @@ def main() -> int:
                     measure(visited, args.rounds)
                 yield from rows(name, threads, visited)
 
-    with (
-        Workers(pythons, pinned=args.pinned) as spinning,
-        Workers({"ort": pythons["ort"]}, pinned=args.pinned, spinning=False) as sleeping,
-    ):
-        by_waiting = {SPINS: spinning, SLEEPS: sleeping}
+    with contextlib.ExitStack() as stack:
+        by_waiting = {}
+        for waiting, spin in WAITING.items():
+            libraries = pythons if waiting == SPINS else {"ort": pythons["ort"]}
+            by_waiting[waiting] = stack.enter_context(Workers(libraries, pinned=args.pinned, spin=spin))
         print_table(HEADER, lines(), args.out)
     return 0
 

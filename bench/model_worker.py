@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from bench.line_server import serve
-from bench.speed.peer import SLEEPING
+from bench.speed.peer import set_spinning
 from bench.speed.truth import Array
 from bench.speed.worker import memory
 
@@ -50,8 +50,7 @@ def ort_session(model: str, threads: int, profile: str = "") -> Any:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    if SLEEPING in os.environ:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    set_spinning(options)
     options.log_severity_level = 4
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile

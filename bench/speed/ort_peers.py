@@ -10,20 +10,19 @@ import onnx
 import onnxruntime as ort
 
 from bench.speed import graphs
-from bench.speed.peer import FREE, MASKED, SLEEPING, Factory, NotOffered, Peer, Problem
+from bench.speed.peer import FREE, MASKED, Factory, NotOffered, Peer, Problem, set_spinning
 from bench.speed.truth import OUTPUTS, Array, aligned, from_bits, probabilities, to_bits, visible
 from fa_compiler.lowering.ort import register_custom_ops
 
 
 def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """A session with every optimisation and our operators. Its threads are pinned, see `prepare`, and spin."""
+    """A session with every optimisation and our operators. Its threads are pinned, see `prepare`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     if others := _others(threads):
         numbers = ";".join(str(core + 1) for core in others)  # processors are numbered from 1 on
         options.add_session_config_entry("session.intra_op_thread_affinities", numbers)
-    if SLEEPING in os.environ:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    set_spinning(options)
     options.log_severity_level = 4
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

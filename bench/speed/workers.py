@@ -14,7 +14,7 @@ from typing import Self
 
 from bench.line_server import HelperError, LineServer
 from bench.speed.cases import Case
-from bench.speed.peer import FREE, SLEEPING
+from bench.speed.peer import FREE, SPIN
 from bench.speed.worker import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
@@ -47,17 +47,17 @@ def interpreters(pythons: Sequence[str]) -> dict[str, str]:
 class Workers:
     """The workers. Each is started when it is first needed; all end together.
 
-    `pinned`: whether each thread has a core of its own, as prepare of ort_peers.py says. `spinning`: whether the
-    threads of ONNX Runtime wait for work actively, its default.
+    `pinned`: whether each thread has a core of its own, as prepare of ort_peers.py says. `spin`: the microseconds for
+    which the threads of ONNX Runtime spin when they wait for work; None is its default.
     """
 
     def __init__(
-        self, pythons: Mapping[str, str], isa: str | None = None, pinned: bool = True, spinning: bool = True
+        self, pythons: Mapping[str, str], isa: str | None = None, pinned: bool = True, spin: int | None = None
     ) -> None:
         self.pythons = pythons
         self.isa = isa
         self.pinned = pinned
-        self.spinning = spinning
+        self.spin = spin
         self.versions: dict[str, str] = {}
         self._servers: dict[tuple[str, int], LineServer] = {}
 
@@ -85,8 +85,8 @@ class Workers:
             settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # for the reason see prepare of ort_peers.py
         else:
             settings[FREE] = 1
-        if not self.spinning:
-            settings[SLEEPING] = 1
+        if self.spin is not None:
+            settings[SPIN] = self.spin
         if self.isa:
             settings |= {"FA_COMPILER_ISA": self.isa, **HELD.get(self.isa, {})}
         variables = [f"{name}={value}" for name, value in settings.items()]

@@ -50,7 +50,7 @@ def test_peers_alone_and_beside_a_program(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(rounds, "PAUSE", 0.0)
     spinning = Workers(Server("ours", "ort-mha", "ov-sdpa", "torch-sdpa", "torch-flex", wrong="torch-sdpa"))
     sleeping = Workers(Server("ours", "ort-mha"))
-    by_waiting: Any = {load.SPINS: spinning, load.SLEEPS: sleeping}
+    by_waiting: Any = {"spins": spinning, "sleeps": sleeping}
     with load.operators(CASE, 2, by_waiting, load.PEERS) as visited:
         load.measure(visited, 1)
     assert spinning.forgotten == sleeping.forgotten == 1
