@@ -5,10 +5,10 @@
 
 A step cannot be faster than one read of the keys and values. This read, with as many threads, is timed in the same
 rounds; before each call and each read, other memory is read, so that the processor's caches hold nothing of the step.
-Nor can it be faster than its multiply-adds. Their best rate is measured in the same rounds, too: of pairs of bfloat16
-for bfloat16, of float32 for float32 and float16. An int8 cache is multiplied as bytes where the processor can, so that
-no such limit holds. The columns `of a read` and `of the products` are these times as a share of ours. The aim is a
-share of the read, or 70 % of the products if that takes longer.
+Nor can it be faster than its multiply-adds. Their best rate is measured in the same rounds, too: of tiles or pairs of
+bfloat16 for bfloat16, of float32 for float32 and float16. An int8 cache is multiplied as bytes where the processor can,
+so that no such limit holds. The columns `of a read` and `of the products` are these times as a share of ours. The aim
+is a share of the read, or 70 % of the products if that takes longer.
 
 `peer` is the fastest of ONNX Runtime's own operators on the same problem (GroupQueryAttention, also with an int8 cache,
 Attention, MultiHeadAttention; none has pages), and `ratio` is its time divided by ours. All times are medians of the
@@ -35,7 +35,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from bench.speed import graphs, ort_peers, truth
+from bench.speed import graphs, limits, ort_peers, truth
 from bench.speed.cases import Case
 from bench.speed.limits import Machine, Rates
 from bench.speed.peer import NotOffered, Problem
@@ -54,13 +54,8 @@ CACHES = {
     "int8": (np.int8, TensorProto.INT8),
 }
 """The NumPy type and the ONNX type."""
-PRODUCTS = {
-    "float32": ("fma_flops",),
-    "float16": ("fma_flops",),
-    "bfloat16": ("fma_flops", "bf16_flops"),
-    "int8": (),
-}
-"""The rates of multiply-adds, of which the best one counts."""
+PRODUCTS = limits.PRODUCTS | {"int8": ()}
+"""The rates of multiply-adds by the type of the cache, of which the best one counts."""
 AIMS = {1: 60, 2: 85}
 """The aim in percent of a plain read by the number of threads; more threads have that of two."""
 PRODUCTS_AIM = 70

@@ -3,8 +3,8 @@
     python -m bench.model_worker RUNTIME THREADS MODEL       RUNTIME is ort or openvino
     python -m bench.model_worker optimise TYPE HEADS HIDDEN MODEL OUT     as onnxruntime.transformers optimises it
 
-It uses line_server's protocol. The greeting is the `version`, and the seconds `made` in which the runtime made a
-session of the file. The questions are
+It uses line_server's protocol. The greeting is the `version`, the process `pid`, and the seconds `made` in which the
+runtime made a session of the file. The questions are
 
     {"feeds": folder, "save": file}   loads the inputs NAME.npy, runs once, saves the first result -> {"seconds": s}
     {"calls": n, "warm": m}           -> {"seconds": [...], "peak_mib": m}, the peak memory of the process meanwhile
@@ -17,6 +17,7 @@ They are inputs and outputs of each run.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from bench.line_server import serve
+from bench.speed.peer import set_spinning
 from bench.speed.truth import Array
 from bench.speed.worker import memory
 
@@ -48,6 +50,7 @@ def ort_session(model: str, threads: int, profile: str = "") -> Any:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    set_spinning(options)
     options.log_severity_level = 4
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
@@ -198,7 +201,7 @@ def main() -> None:
         print(optimise(*sys.argv[2:7]))
         return
     bench = Bench(sys.argv[1], int(sys.argv[2]), sys.argv[3])
-    serve(bench.answer, {"version": bench.version, "made": bench.made})
+    serve(bench.answer, {"version": bench.version, "made": bench.made, "pid": os.getpid()})
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import onnx
 import onnxruntime as ort
 
 
-def table_parser(name: str, doc: str | None, rounds: int) -> argparse.ArgumentParser:
+def table_parser(name: str, doc: str | None, rounds: int, threads: str = "1,2") -> argparse.ArgumentParser:
     """The command line of the module bench.`name`: --threads, --cases, --rounds and --out."""
     head, _, rest = (doc or "").partition("\n\n")
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=head, epilog=rest, formatter_class=raw)
-    parser.add_argument("--threads", type=numbers, default="1,2", help="default: 1,2")
+    parser.add_argument("--threads", type=numbers, default=threads, help=f"default: {threads}")
     parser.add_argument("--cases", default="", help="only cases whose name has a match of this regular expression")
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--out", type=Path, default=Path(f"build/bench/{name}.md"))

@@ -7,6 +7,6 @@ graphs.py      the ONNX graphs of our operators, of the unfused spelling and of 
 worker.py      a process that holds the peers of one library
 rounds.py      the measurement
 memory.py      the memory by which one call makes a process grow
-limits.py      multiply-adds, dot products, exponentials and reads per second (limits.cc)
+limits.py      multiply-adds, dot products, products of tiles, exponentials and reads per second (limits.cc)
 tables.py      Markdown of results; plot.py an SVG
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ GROUPS = {"row": "1 row, 8 heads on 2", "chunk": "512 rows, causal, 4 heads on 1
 IDLE = 6.0
 """Where no number of threads is idle for more percent, a case has no line of its own."""
 
+ROOFS = {"fma_flops": "float32", "bf16_flops": "bfloat16", "tile_flops": "bfloat16 in tiles"}
+"""The rates that the roofline shows, and the words of their limits."""
+
 _DECADES = {-2: "0.01", -1: "0.1", 0: "1", 1: "10", 2: "100", 3: "1,000", 4: "10k", 5: "100k"}
 
 
@@ -28,22 +32,23 @@ def _decades(name: str, low: int, high: int) -> Axis:
 
 def roofline(results: Sequence[Result], threads: int) -> str:
     """The cases by their work for each byte of operands and results, and by the rates of ours and of the best peer."""
+    mine = [result for result in results if result["threads"] == threads]
+    roofs = {key: 1e-9 * max((r["rates"].get(key, 0.0) for r in mine), default=0.0) for key in ROOFS}
+    highest = max(roofs.values())
     chart = Chart(
         f"Rate by work, {threads} thread{'s' * (threads > 1)}; hollow: best peer",
         _decades("multiplications and additions for each byte", -1, 4),
-        _decades("GFLOP/s", 1, 3),
+        _decades("GFLOP/s", 1, max(3, math.ceil(math.log10(max(highest, 1.0))))),
     )
-    mine = [result for result in results if result["threads"] == threads]
     read = max((1e-6 * Case(**r["case"]).cache_bytes / r["limit_ms"] for r in mine if "read" in r["limit_parts_ms"]),
                default=0.0)  # fmt: skip
-    for key, name in (("fma_flops", "float32"), ("bf16_flops", "bfloat16")):
-        best = 1e-9 * max((r["rates"].get(key, 0.0) for r in mine), default=0.0)
+    for key, best in roofs.items():
         if best:
             start = max(chart.x.low, best / read if read else 0.0)
             chart.line([(start, best), (chart.x.high, best)], "#555", dashes="5 3")
-            chart.word(chart.x.high, best, f"limit, {name}", "end")
+            chart.word(chart.x.high, best, f"limit, {ROOFS[key]}", "end")
     if read:
-        end = 1e-9 * max(r["rates"].get(key, 0.0) for r in mine for key in ("fma_flops", "bf16_flops")) / read
+        end = highest / read
         start = max(chart.x.low, chart.y.low / read)
         chart.line([(start, read * start), (end, read * end)], "#555", dashes="5 3")
         chart.word(start, chart.y.high / 2, f"slope: memory, {read:.0f} GB/s")

@@ -1,16 +1,25 @@
-// The limits of this processor, for limits.py: multiply-adds, bf16 dot products, exponentials, and reads of two arrays.
+// The limits of this processor, for limits.py: multiply-adds, bf16 dot products, bf16 products of tiles, exponentials, and reads
+// of two arrays.
 //
 // This file is compiled on the measured machine, with -march=native or for one instruction set. A rate is measured over `seconds` on `threads`
 // threads that start together: it is all work divided by the time from the first start to the last end. The loops have
-// enough independent accumulators to hide the latency of a multiply-add (4 cycles on two pipes: 8); they fit into the
-// registers.
+// enough independent accumulators to hide the latency of a multiply-add (4 cycles on two pipes: 8), or of a product of tiles
+// (52 cycles, one every 16: 4); they fit into the registers.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <thread>
 #include <vector>
+
+// limits.py takes away the macro for an assembler that does not know the instructions.
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define FA_TILES
+#endif
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -101,6 +110,41 @@ double bf16_block() {
 }
 #endif
 
+#if defined(FA_TILES)
+// The layout that LDTILECFG reads: every tile has all its rows and bytes.
+struct alignas(64) TileConfiguration {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Asks Linux for the tile registers, for all threads of the process (arch_prctl, ARCH_REQ_XCOMP_PERM).
+bool tiles_are_granted() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Products of tiles 6 and 7 are added to tiles 0 to 5. One instruction multiplies 16 rows of 32 numbers with 32 rows of 16.
+double tile_block() {
+  constexpr int kSteps = 1024, kSums = 6;
+  const TileConfiguration configuration;
+  uint16_t halves[16 * 32];
+  std::fill(std::begin(halves), std::end(halves), uint16_t{0x3f00});  // 0.5
+  asm volatile("ldtilecfg %0" ::"m"(configuration));
+  asm volatile("tileloadd (%0,%1,1), %%tmm6\n\ttileloadd (%0,%1,1), %%tmm7" ::"r"(halves), "r"(int64_t{64}) : "memory");
+  asm volatile(
+      "tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3\n\ttilezero %tmm4\n\ttilezero %tmm5");
+  for (int step = 0; step < kSteps; ++step)
+    asm volatile(
+        "tdpbf16ps %tmm7, %tmm6, %tmm0\n\ttdpbf16ps %tmm7, %tmm6, %tmm1\n\ttdpbf16ps %tmm7, %tmm6, %tmm2\n\t"
+        "tdpbf16ps %tmm7, %tmm6, %tmm3\n\ttdpbf16ps %tmm7, %tmm6, %tmm4\n\ttdpbf16ps %tmm7, %tmm6, %tmm5");
+  asm volatile("tilerelease");
+  return 2.0 * kSteps * kSums * 16 * 32 * 16;
+}
+#endif
+
 // 2^n * p(r) with a polynomial of degree 5, which needs the fewest instructions. Its relative error of a few 1e-6 is
 // too large for a real softmax. n is rounded by adding a large number, and the exponent is set as an integer.
 Vec exp_by_integers(Vec x) {
@@ -171,6 +215,15 @@ double bf16_flops(int threads, double seconds) {
 #else
   return 0 * threads * seconds;
 #endif
+}
+
+// 0 if the processor, the operating system or the compiler does not have tile registers. No tile is loaded in the loop: this is
+// the rate of the instruction alone, as for the other products.
+double tile_flops(int threads, double seconds) {
+#if defined(FA_TILES)
+  if (tiles_are_granted()) return rate(threads, seconds, tile_block);
+#endif
+  return 0 * threads * seconds;
 }
 
 // The better of two methods.

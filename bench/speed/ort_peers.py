@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 
 from bench.speed import graphs
-from bench.speed.peer import MASKED, Factory, NotOffered, Peer, Problem
+from bench.speed.peer import FREE, MASKED, Factory, NotOffered, Peer, Problem, set_spinning
 from bench.speed.truth import OUTPUTS, Array, aligned, from_bits, probabilities, to_bits, visible
 from fa_compiler.lowering.ort import register_custom_ops
 
@@ -22,6 +22,7 @@ def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     if others := _others(threads):
         numbers = ";".join(str(core + 1) for core in others)  # processors are numbered from 1 on
         options.add_session_config_entry("session.intra_op_thread_affinities", numbers)
+    set_spinning(options)
     options.log_severity_level = 4
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -173,5 +174,5 @@ def prepare(threads: int) -> None:
 
 
 def _others(threads: int) -> list[int]:
-    """The cores of all threads but the calling one, if there are enough cores."""
-    return _CORES[1:threads] if threads <= len(_CORES) else []
+    """The cores of all threads but the calling one, if there are enough cores and threads are pinned."""
+    return _CORES[1:threads] if threads <= len(_CORES) and FREE not in os.environ else []

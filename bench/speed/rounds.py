@@ -103,7 +103,7 @@ def measure(
     absent |= out
     wanted = {name: server for name, server in servers.items() if name not in out}
     wanted = {name: server for name, server in wanted.items() if name == "ours" or chosen.search(name)}
-    contestants = _prepared(case, wanted, absent)
+    contestants = prepared(case, wanted, absent)
     load = _Load([os.getpid(), *{server.greeting["pid"] for server in servers.values()}])
     course = Course(case, folder, Rates(machine, threads))
     course.run(contestants, rounds, absent)
@@ -124,7 +124,7 @@ def measure(
     }
 
 
-def _prepared(case: Case, servers: Mapping[str, LineServer], absent: dict[str, str]) -> dict[str, Contestant]:
+def prepared(case: Case, servers: Mapping[str, LineServer], absent: dict[str, str]) -> dict[str, Contestant]:
     """The peers that return a result. `absent` gets the reasons for the others."""
     contestants = {}
     for name, server in servers.items():

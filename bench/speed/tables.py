@@ -104,7 +104,7 @@ def memory_table(rows: Sequence[Result]) -> str:
 def rate_table(results: Sequence[Result]) -> str:
     """The best rates of all rounds, by number of threads."""
     words = {"fma_flops": "float32 multiply-add, GFLOP/s", "bf16_flops": "bf16 dot product, GFLOP/s",
-             "exp_rate": "exponentials, G/s"}  # fmt: skip
+             "tile_flops": "bf16 tile product, GFLOP/s", "exp_rate": "exponentials, G/s"}  # fmt: skip
     threads = sorted({result["threads"] for result in results})
 
     def best(name: str, count: int) -> float:
@@ -148,9 +148,10 @@ def document(results: dict[str, Any]) -> str:
     cases = results["cases"]
     if cases:
         text += [
-            "The limit is the time of the multiply-adds and exponentials at the machine's best rates, or, for a decode "
-            "step, the time to read the cache once; `its %` is the best peer's share of it. Peers with * compute in "
-            "fewer bits than their inputs have and are never the best; times in brackets are of wrong results.\n",
+            "The limit is the time of the multiply-adds and exponentials at the machine's best rates (of the longer of "
+            "both, where tile registers multiply), or, for a decode step, the time to read the cache once; `its %` is "
+            "the best peer's share of it. Peers with * compute in fewer bits than their inputs have and are never the "
+            "best; times in brackets are of wrong results.\n",
             rate_table(cases),
         ]  # fmt: skip
     for threads in sorted({result["threads"] for result in cases}):

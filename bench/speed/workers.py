@@ -14,6 +14,7 @@ from typing import Self
 
 from bench.line_server import HelperError, LineServer
 from bench.speed.cases import Case
+from bench.speed.peer import FREE, SPIN
 from bench.speed.worker import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
@@ -44,11 +45,19 @@ def interpreters(pythons: Sequence[str]) -> dict[str, str]:
 
 
 class Workers:
-    """The workers. Each is started when it is first needed; all end together."""
+    """The workers. Each is started when it is first needed; all end together.
 
-    def __init__(self, pythons: Mapping[str, str], isa: str | None = None) -> None:
+    `pinned`: whether each thread has a core of its own, as prepare of ort_peers.py says. `spin`: the microseconds for
+    which the threads of ONNX Runtime spin when they wait for work; None is its default.
+    """
+
+    def __init__(
+        self, pythons: Mapping[str, str], isa: str | None = None, pinned: bool = True, spin: int | None = None
+    ) -> None:
         self.pythons = pythons
         self.isa = isa
+        self.pinned = pinned
+        self.spin = spin
         self.versions: dict[str, str] = {}
         self._servers: dict[tuple[str, int], LineServer] = {}
 
@@ -72,7 +81,12 @@ class Workers:
     def new(self, library: str, threads: int) -> LineServer:
         """A worker that is not kept. Use it in a `with` block."""
         settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": ROOT}
-        settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # for the reason see prepare of ort_peers.py
+        if self.pinned:
+            settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # for the reason see prepare of ort_peers.py
+        else:
+            settings[FREE] = 1
+        if self.spin is not None:
+            settings[SPIN] = self.spin
         if self.isa:
             settings |= {"FA_COMPILER_ISA": self.isa, **HELD.get(self.isa, {})}
         variables = [f"{name}={value}" for name, value in settings.items()]

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from bench.__main__ import main, parser
-from bench.speed import chart, curves, plot, rounds, tables, truth
+from bench.speed import chart, curves, limits, plot, rounds, tables, truth
 from bench.speed.cases import CASES, LONG, QUICK, Case
-from bench.speed.limits import parts
+from bench.speed.limits import Machine, NoCompiler, needed, parts
 from fa_compiler import reference
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +103,32 @@ def test_work_is_counted() -> None:
     assert parts(case, rates) == {"products": case.flops / 2, "exponentials": case.exponentials / 8}
     assert parts(replace(case, dtype="bfloat16"), rates)["products"] == case.flops / 4
     assert parts(replace(case, dtype="float16"), rates)["products"] == case.flops / 2
+
+
+def test_the_limit_of_tiles_is_the_longer_part() -> None:
+    """The processor computes exponentials while its tiles are multiplied. float32 does not use them."""
+    case = replace(SMALL, kind="forward", dtype="bfloat16")
+    rates = {"fma_flops": 2.0, "bf16_flops": 4.0, "tile_flops": 16.0, "exp_rate": 8.0}
+    assert case.flops / 16 > case.exponentials / 8
+    assert parts(case, rates) == {"products": case.flops / 16}
+    assert parts(case, rates | {"exp_rate": 0.25}) == {"exponentials": case.exponentials * 4}
+    assert parts(case, rates | {"tile_flops": 0.0})["products"] == case.flops / 4
+    assert parts(replace(case, dtype="float32"), rates)["products"] == case.flops / 2
+    assert "tile_flops" in needed(case) and "tile_flops" not in needed(replace(case, dtype="float16"))
+
+
+def test_an_assembler_that_does_not_know_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits are compiled without them, on machines that have tile registers, too."""
+    old = tmp_path / "old-compiler"
+    knows = 'case "$*" in *-U__AMX_BF16__*) exec c++ "$@" -O0;; esac'
+    old.write_text(f"#!/bin/sh\n{knows}\necho no such instruction >&2\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    machine = Machine.compile(tmp_path)
+    assert machine.rate("tile_flops", 1) == 0.0 < machine.rate("fma_flops", 1)
+    monkeypatch.setattr(limits, "WITHOUT_TILES", "-DNOTHING")
+    with pytest.raises(NoCompiler, match="old-compiler could not compile limits.cc: no such instruction"):
+        Machine.compile(tmp_path)
 
 
 def test_names_are_unique_and_the_quick_ones_exist() -> None:
@@ -208,11 +234,21 @@ def test_the_roofline_shows_ours_and_the_best_peer() -> None:
     assert points["bert: ort-unfused 47 GFLOP/s"].attrib["fill"] == "#fff"
     assert not any("ov-sdpa*" in note or "ort-mha" in note for note in points)  # fewer bits, and wrong
     assert {"limit, float32", "slope: memory, 27 GB/s", "GFLOP/s", "forward, float32", "decode, float32"} <= set(words)
-    assert "limit, bfloat16" not in words
+    assert not {"limit, bfloat16", "limit, bfloat16 in tiles"} & set(words)
     case = Case(**RESULTS[0]["case"])
     assert case.flops / case.moved_bytes == pytest.approx(128)  # 4 operands and results, 512 keys
     left, right = float(points["bert: ours 81 GFLOP/s"].attrib["cx"]), chart.WIDTH - chart.RIGHT
     assert left == pytest.approx(chart.LEFT + (np.log10(128) + 1) / 5 * (right - chart.LEFT), abs=0.1)
+
+
+def test_the_roofline_has_room_for_tiles() -> None:
+    tiles = result("bert-bf16", 1.0, ours=2.0)
+    tiles["rates"] |= {"bf16_flops": 2e11, "tile_flops": 3.2e12}
+    words = places(curves.roofline([tiles], 1), "text")
+    assert {"limit, float32", "limit, bfloat16", "limit, bfloat16 in tiles"} <= set(words)
+    heights = [float(words[f"limit, {name}"].attrib["y"]) for name in curves.ROOFS.values()]
+    assert heights == sorted(heights, reverse=True) and heights[-1] > chart.TOP
+    assert cells(tables.rate_table([tiles]), "bf16 tile product, GFLOP/s")[1] == "3200"
 
 
 def test_time_and_memory_by_length() -> None:
