@@ -25,8 +25,10 @@ namespace fa::check {
 inline constexpr float kUnwritten = -77.0f;
 
 #if defined(FA_CHECKS_PAIRS)  // kernels for products of pairs of bfloat16
+inline constexpr bool kChecksPairs = true;
 inline constexpr Type kTypes[] = {Type::bfloat16};
 #else
+inline constexpr bool kChecksPairs = false;
 inline constexpr Type kTypes[] = {Type::float32, Type::float16, Type::bfloat16};
 #endif
 

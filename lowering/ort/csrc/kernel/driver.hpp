@@ -14,7 +14,12 @@ class Driver {
  public:
   Driver(const Problem& problem, const Runtime& runtime)
       : problem_(problem), runtime_(runtime), shape_(problem),
-        group_(problem.heads / problem.key_heads), head_count_(problem.sequence_count * problem.key_heads) {}
+        group_(problem.heads / problem.key_heads), head_count_(problem.sequence_count * problem.key_heads) {
+    for (int64_t n = 0; n < problem.sequence_count && tile_rows_ < kTileRows; ++n) {
+      const int64_t rows = problem.sequences[n].query_length * group_;
+      tile_rows_ = larger(tile_rows_, smaller(kTileRows, ceil_div(rows, kPanel) * kPanel));
+    }
+  }
 
   ~Driver() {
     runtime_.release(runtime_.self, partials_);
@@ -24,7 +29,7 @@ class Driver {
   Outcome run() {
     // The scratch memory of the first worker follows the plans, so that small problems allocate once.
     const size_t plan_bytes = static_cast<size_t>(head_count_) * (sizeof(HeadPlan) + sizeof(int64_t)) + kAlignment;
-    memory_ = runtime_.allocate(runtime_.self, plan_bytes + Scratch::bytes(shape_));
+    memory_ = runtime_.allocate(runtime_.self, plan_bytes + Scratch::bytes(shape_, tile_rows_));
     if (memory_ == nullptr) return Outcome::out_of_memory;
     plans_ = static_cast<HeadPlan*>(memory_);
     task_ends_ = reinterpret_cast<int64_t*>(plans_ + head_count_);
@@ -86,14 +91,15 @@ class Driver {
     int64_t task = schedule.take_any();
     if (task == Schedule::kNone) return;
     const int64_t worker = schedule.arrive();
-    const Shape& shape = driver.shape_;
     void* memory = driver.first_scratch_;
-    if (worker > 0) memory = driver.runtime_.allocate(driver.runtime_.self, Scratch::bytes(shape));
+    if (worker > 0) {
+      memory = driver.runtime_.allocate(driver.runtime_.self, Scratch::bytes(driver.shape_, driver.tile_rows_));
+    }
     if (memory == nullptr) {
       __atomic_store_n(&driver.failed_, true, __ATOMIC_RELAXED);
       return;
     }
-    const Scratch scratch(memory, shape);
+    const Scratch scratch(memory, driver.shape_, driver.tile_rows_);
     const TilesOfThread tiles;
     PrefetchQueue prefetches;
     while (task != Schedule::kNone) {
@@ -127,6 +133,7 @@ class Driver {
   const Shape shape_;
   const int64_t group_;
   const int64_t head_count_;
+  int64_t tile_rows_ = 0;  // the most that a tile has, in whole panels
   void* memory_ = nullptr;
   void* partials_ = nullptr;
   void* first_scratch_ = nullptr;

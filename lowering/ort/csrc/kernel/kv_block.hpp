@@ -193,7 +193,7 @@ static void copy_value_columns(const Problem& problem, const Sequence& sequence,
   const int64_t size = problem.value_size;
   const int64_t start = value_start(problem, sequence, key_head);
   // Columns [d, d + kLanes) of keys j and j + 1, as pairs.
-  const auto pairs = [&](int64_t j, int64_t d) {
+  const auto some_pairs = [&](int64_t j, int64_t d) {
     if (j >= keys) return Vec{};
     const bool both = j + 1 < keys;
     const int64_t count = smaller(kLanes, size - d);
@@ -213,18 +213,33 @@ static void copy_value_columns(const Problem& problem, const Sequence& sequence,
     const HalfVec lower = halves(even), upper = both ? halves(odd) : HalfVec{};
     return (Vec)(__builtin_convertvector(lower, BitVec) | __builtin_convertvector(upper, BitVec) << 16);
   };
+  // The lower or upper half of columns [d, d + 2 kLanes) of bfloat16, likewise. It takes one instruction instead of four.
+  const auto half_of_pairs = [&](int64_t j, int64_t d, bool upper_half) {
+    if (j >= keys) return Vec{};
+    const auto* even = static_cast<const uint16_t*>(problem.value.data) + start + (first + j) * problem.value.row + d;
+    Vec low;
+    Vec high;
+    interleave(StoredPairs::load(even), j + 1 < keys ? StoredPairs::load(even + problem.value.row) : Vec{}, low, high);
+    return upper_half ? high : low;
+  };
+  const auto copy_square = [&](int64_t j, int64_t d, auto pairs) {
+    Vec rows[kLanes];
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kLanes; ++i) rows[i] = pairs(j + 2 * i);
+    transpose_step<kLanes / 2>(rows);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kLanes; ++i) store(out + (d + i) * kColumnStride + j / 2, rows[i]);
+  };
   for (int64_t j = 0; j < keys; j += 2 * kLanes) {
     for (int64_t next = j; next < smaller(keys, j + 2 * kLanes); ++next) {
       prefetch_row(problem.value, problem.type, start, first + next + 2 * kLanes, size);
     }
-    for (int64_t d = 0; d < size; d += kLanes) {
-      Vec rows[kLanes];
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kLanes; ++i) rows[i] = pairs(j + 2 * i, d);
-      transpose_step<kLanes / 2>(rows);
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kLanes; ++i) store(out + (d + i) * kColumnStride + j / 2, rows[i]);
+    int64_t d = 0;
+    for (; problem.type == Type::bfloat16 && d + 2 * kLanes <= size; d += 2 * kLanes) {
+      copy_square(j, d, [&](int64_t key) { return half_of_pairs(key, d, false); });
+      copy_square(j, d + kLanes, [&](int64_t key) { return half_of_pairs(key, d, true); });
     }
+    for (; d < size; d += kLanes) copy_square(j, d, [&](int64_t key) { return some_pairs(key, d); });
   }
 }
 

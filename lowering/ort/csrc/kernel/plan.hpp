@@ -15,10 +15,14 @@ inline constexpr int64_t kUnitRows = 32;
 static_assert(kUnitRows % kPanel == 0);
 
 // The most query rows of a tile (Br of FlashAttention). Each tile reads K and V anew, from the second-level cache or beyond,
-// and copies what has to be copied. Measured: with 96 rows this takes up to 3 % more time.
-inline constexpr int64_t kTileRows = 224;
+// and copies what has to be copied.
+inline constexpr int64_t kTileRows = Isa::kTileRows;
 static_assert(kTileRows % kUnitRows == 0);
-inline constexpr int64_t kSmallTileRows = 96;  // of several heads, with fewer tasks than kTasksWanted
+
+// The same for a tile of several heads, which is never divided, and with fewer tasks than kTasksWanted.
+inline constexpr int64_t kGroupTileRows = 224;
+inline constexpr int64_t kSmallTileRows = 96;
+static_assert(kGroupTileRows <= kTileRows);
 
 // Tasks that a problem should have, so that no thread waits long for the last one. A problem with fewer tasks is split along
 // the keys.
@@ -71,8 +75,8 @@ struct RowTiling {
 
   RowTiling() = default;
   RowTiling(int64_t length, int64_t group, int64_t key_heads_of_all_sequences, bool skinny) : query_length(length) {
-    const bool enough_tasks = key_heads_of_all_sequences * group * ceil_div(length, kTileRows) >= kTasksWanted;
-    const int64_t most = enough_tasks ? kTileRows : kSmallTileRows;
+    const bool enough_tasks = key_heads_of_all_sequences * group * ceil_div(length, kGroupTileRows) >= kTasksWanted;
+    const int64_t most = enough_tasks ? kGroupTileRows : kSmallTileRows;
     const int64_t tail = length % kLanes;
     heads = larger(1, smaller(group, most / length));
     const bool tail_is_own_tile = skinny && tail <= kTailRows && length > kLanes && heads == 1;

@@ -38,22 +38,22 @@ struct Scratch {
   float* keep;            // [kBlockKeys][kPanel]: not 0 where dropout keeps the probability
   float* masked_lanes;    // [kBlockKeys][kPanel]: not 0 where the mask hides a key
   float* acc_panels;      // panels [padded_value_size][kPanel]: O = P V so far
-  float* acc_rows;        // [kTileRows][padded_value_size]: the same as rows, at the end; skinny: from the beginning
+  float* acc_rows;        // [rows][padded_value_size]: the same as rows, at the end; skinny: from the beginning
   float* block;           // copies of K and V
   float* saved_acc;       // [kSkinnyRows][padded_value_size]: acc_rows before the present block
   float* row_buffer;      // kLanes rows of query or mask, or kPanel rows of bias
   float* panel_max;       // [kPanel]: the largest entry of scores for each row of a panel, as multiply_keys leaves it
-  float* max;             // [kTileRows]: the largest score so far
-  float* sum;             // [kTileRows]: the sum of exp(score - max) so far
-  float* block_sum;       // [kTileRows]: the same for this block
-  float* rescale;         // [kTileRows]: the factor of the earlier sums; while the softmax runs, first its logarithm
-  float* overflow_scale;  // [kTileRows]: a factor of the values, 1 or smaller: see overflow.hpp
-  View* views;            // [kTileRows]: the keys of the block that each row sees
-  Window* windows;        // [kTileRows / kPanel]: the keys of the block that some row of each panel sees
+  float* max;             // [rows]: the largest score so far
+  float* sum;             // [rows]: the sum of exp(score - max) so far
+  float* block_sum;       // [rows]: the same for this block
+  float* rescale;         // [rows]: the factor of the earlier sums; while the softmax runs, first its logarithm
+  float* overflow_scale;  // [rows]: a factor of the values, 1 or smaller: see overflow.hpp
+  View* views;            // [rows]: the keys of the block that each row sees
+  Window* windows;        // [rows / kPanel]: the keys of the block that some row of each panel sees
   uint8_t* mask_bytes;    // [kScoreStride]
-  uint8_t* empty;         // [kTileRows]: whether the row attends no key
-  uint8_t* initialised;   // [kTileRows / kPanel]: whether acc_panels of the panel holds sums
-  uint8_t* guarded;       // [kTileRows / kPanel]: whether the panel is computed again with guards: see overflow.hpp
+  uint8_t* empty;         // [rows]: whether the row attends no key
+  uint8_t* initialised;   // [rows / kPanel]: whether acc_panels of the panel holds sums
+  uint8_t* guarded;       // [rows / kPanel]: whether the panel is computed again with guards: see overflow.hpp
 
   static constexpr size_t kPanelFloats = (kBlockKeys + kLanes) * kPanel;
   static constexpr size_t kScoreFloats =
@@ -63,39 +63,41 @@ struct Scratch {
     const int64_t rows = larger(shape.qk_size, shape.padded_value_size()) * kLanes;
     return static_cast<size_t>(larger(larger(rows, kPanel * kBiasStride), kScoreStride) + kLanes);
   }
-  static size_t query_floats(const Shape& shape) {
-    return static_cast<size_t>(kTileRows * ceil_div(shape.qk_size, 2 * kLanes) * 2 * kLanes);
+  static size_t query_floats(const Shape& shape, int64_t rows) {
+    return static_cast<size_t>(rows * ceil_div(shape.qk_size, 2 * kLanes) * 2 * kLanes);
   }
-  static size_t bytes(const Shape& shape) {
+  // For tiles of up to `rows` rows, a multiple of kPanel.
+  static size_t bytes(const Shape& shape, int64_t rows) {
     const size_t columns = static_cast<size_t>(shape.padded_value_size());
-    const size_t floats = query_floats(shape) + kScoreFloats + 2 * kPanelFloats + 2 * kTileRows * columns +
-                          static_cast<size_t>(shape.block_floats()) + kSkinnyRows * columns + row_floats(shape) +
-                          kPanel + 5 * kTileRows;
-    return kAlignment + floats * sizeof(float) + kTileRows * (sizeof(View) + sizeof(Window) + 3) + kScoreStride;
+    const size_t count = static_cast<size_t>(rows);
+    const size_t floats = query_floats(shape, rows) + kScoreFloats + 2 * kPanelFloats + 2 * count * columns +
+                          static_cast<size_t>(shape.block_floats()) + kSkinnyRows * columns + row_floats(shape) + kPanel +
+                          5 * count;
+    return kAlignment + floats * sizeof(float) + count * (sizeof(View) + sizeof(Window) + 3) + kScoreStride;
   }
-  Scratch(void* memory, const Shape& shape) {
+  Scratch(void* memory, const Shape& shape, int64_t rows) {
     const int64_t columns = shape.padded_value_size();
     queries = aligned(memory);
-    scores = queries + query_floats(shape);
+    scores = queries + query_floats(shape, rows);
     keep = scores + kScoreFloats;
     masked_lanes = keep + kPanelFloats;
     acc_panels = masked_lanes + kPanelFloats;
-    acc_rows = acc_panels + kTileRows * columns;
-    block = acc_rows + kTileRows * columns;
+    acc_rows = acc_panels + rows * columns;
+    block = acc_rows + rows * columns;
     saved_acc = block + shape.block_floats();
     row_buffer = saved_acc + kSkinnyRows * columns;
     panel_max = row_buffer + row_floats(shape);
     max = panel_max + kPanel;
-    sum = max + kTileRows;
-    block_sum = sum + kTileRows;
-    rescale = block_sum + kTileRows;
-    overflow_scale = rescale + kTileRows;
-    views = reinterpret_cast<View*>(overflow_scale + kTileRows);
-    windows = reinterpret_cast<Window*>(views + kTileRows);
-    mask_bytes = reinterpret_cast<uint8_t*>(windows + kTileRows);
+    sum = max + rows;
+    block_sum = sum + rows;
+    rescale = block_sum + rows;
+    overflow_scale = rescale + rows;
+    views = reinterpret_cast<View*>(overflow_scale + rows);
+    windows = reinterpret_cast<Window*>(views + rows);
+    mask_bytes = reinterpret_cast<uint8_t*>(windows + rows);
     empty = mask_bytes + kScoreStride;
-    initialised = empty + kTileRows;
-    guarded = initialised + kTileRows;
+    initialised = empty + rows;
+    guarded = initialised + rows;
   }
 };
 

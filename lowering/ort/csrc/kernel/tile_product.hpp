@@ -73,6 +73,49 @@ template <int kRowTiles, int kVectors>
   }
 }
 
+// C = A B, C += A B or C = C diag(beta) + A B for `rows` rows, with A B in `sums`.
+template <int kVectors, Beta kBeta>
+FA_INLINE void add_to_output(int64_t rows, const float* sums, Output c) {
+  Vec factor[kVectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) factor[v] = kBeta == Beta::diagonal ? load(c.beta + v * kLanes) : Vec{};
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Vec sum = load(sums + (r * kVectors + v) * kLanes);
+      float* at = c.data + r * c.stride + v * kLanes;
+      if constexpr (kBeta == Beta::one || kBeta == Beta::added) sum += load(at);
+      if constexpr (kBeta == Beta::diagonal) sum += load(at) * factor[v];
+      store(at, sum);
+    }
+  }
+}
+
+// Raises `maxima` to the largest number in each column. Even and odd rows do not wait for each other.
+template <int kVectors>
+FA_INLINE void raise_maxima(int64_t rows, const float* from, int64_t stride, float* maxima) {
+  Vec largest[2][kVectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) largest[0][v] = largest[1][v] = load(maxima + v * kLanes);
+  int64_t r = 0;
+#pragma GCC unroll 4
+  for (; r + 1 < rows; r += 2) {
+#pragma GCC unroll 2
+    for (int n = 0; n < 2; ++n) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        largest[n][v] = maximum(load(from + (r + n) * stride + v * kLanes), largest[n][v]);
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    if (r < rows) largest[0][v] = maximum(load(from + r * stride + v * kLanes), largest[0][v]);
+    store(maxima + v * kLanes, maximum(largest[0][v], largest[1][v]));
+  }
+}
+
 // One micro-tile.
 template <int kRowTiles, int kVectors, Beta kBeta>
 static void multiply_tiles(int64_t rows, RowMajor a, PanelB b, int64_t depth, Output c, PrefetchQueue& prefetches) {
@@ -99,21 +142,8 @@ static void multiply_tiles(int64_t rows, RowMajor a, PanelB b, int64_t depth, Ou
   if constexpr (kTwoColumns) Isa::template store_tile<1>(to + kLanes, stride);
   if constexpr (kTwoRows) Isa::template store_tile<2>(to + kTileSide * stride, stride);
   if constexpr (kTwoRows && kTwoColumns) Isa::template store_tile<3>(to + kTileSide * stride + kLanes, stride);
-  if (direct && c.column_max == nullptr) return;
-#pragma GCC unroll 2
-  for (int v = 0; v < kVectors; ++v) {
-    Vec largest = c.column_max == nullptr ? Vec{} : load(c.column_max + v * kLanes);
-    const Vec factor = kBeta == Beta::diagonal ? load(c.beta + v * kLanes) : Vec{};
-    for (int64_t r = 0; r < rows; ++r) {
-      Vec sum = load(to + r * stride + v * kLanes);
-      float* at = c.data + r * c.stride + v * kLanes;
-      if constexpr (kBeta == Beta::one || kBeta == Beta::added) sum += load(at);
-      if constexpr (kBeta == Beta::diagonal) sum += load(at) * factor;
-      if (!direct) store(at, sum);
-      largest = maximum(sum, largest);
-    }
-    if (c.column_max != nullptr) store(c.column_max + v * kLanes, largest);
-  }
+  if (!direct) add_to_output<kVectors, kBeta>(rows, sums, c);
+  if (c.column_max != nullptr) raise_maxima<kVectors>(rows, to, stride, c.column_max);
 }
 
 // multiply() of microkernel.hpp for up to kProductRows<kPairs> rows, in tile registers where there are some.
