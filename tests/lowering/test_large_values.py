@@ -50,7 +50,7 @@ def rng() -> np.random.Generator:
 
 
 @thinned(
-    lengths=[(1, 40), (3, 9000), (33, 40), (49, 700), (70, 300)],
+    lengths=[(1, 40), (3, 9000), (12, 700), (33, 40), (49, 700), (70, 300)],
     dtype=["float32", "bfloat16"],
     outputs=[("attention_out",), ("softmax_sum", "attention_out")],
 )

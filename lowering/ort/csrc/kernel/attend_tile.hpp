@@ -1,6 +1,7 @@
 // FlashAttention's inner loop: a tile of query rows meets one block of keys after another.
 #pragma once
 
+#include "few_rows.hpp"
 #include "skinny_tile.hpp"
 #include "merge.hpp"
 #include "results.hpp"
@@ -97,9 +98,11 @@ static void initialise(const QueryTile& tile, bool with_sink) {
   }
 }
 
+// The sums of a panel are this many floats from sums_of() its first row on.
+static int64_t panel_sums(const QueryTile& tile) { return (tile.few_rows() ? tile.rows() : kPanel) * tile.columns(); }
+
 static void clear_panel(const QueryTile& tile, int64_t panel) {
-  const int64_t floats = kPanel * tile.columns();
-  __builtin_memset(tile.s.acc_panels + panel * floats, 0, static_cast<size_t>(floats) * sizeof(float));
+  __builtin_memset(tile.sums_of(panel * kPanel), 0, static_cast<size_t>(panel_sums(tile)) * sizeof(float));
 }
 
 // Clears the panels whose rows saw no key.
@@ -145,15 +148,17 @@ static bool find_views(const QueryTile& tile, int64_t first, int64_t keys, bool 
   return seen;
 }
 
-// Queues the keys and values of one block, whether they will be read in place or copied. Rope parts are not queued.
-static void prefetch_block(const QueryTile& tile, const HeadPlan& plan, int64_t block) {
+// Queues the keys or the values of a block that begins at key `first`, whether they will be read in place or copied. Rope parts
+// are not queued.
+static void prefetch_keys(const QueryTile& tile, const HeadPlan& plan, int64_t first) {
   const Problem& problem = tile.problem;
-  const Sequence& sequence = *plan.sequence;
-  const int64_t first = block * kBlockKeys;
-  const RowRange rows{plan.head, 1, first, smaller(first + kBlockKeys, sequence.key_length)};
-  if (rows.count() <= 0) return;
-  tile.prefetches.enqueue(problem.key, problem.type, sequence.key, rows, problem.head_size);
-  tile.prefetches.enqueue(problem.value, problem.type, sequence.value, rows, problem.value_size);
+  const RowRange rows{plan.head, 1, first, smaller(first + kBlockKeys, plan.sequence->key_length)};
+  if (rows.count() > 0) tile.prefetches.enqueue(problem.key, problem.type, plan.sequence->key, rows, problem.head_size);
+}
+static void prefetch_values(const QueryTile& tile, const HeadPlan& plan, int64_t first) {
+  const Problem& problem = tile.problem;
+  const RowRange rows{plan.head, 1, first, smaller(first + kBlockKeys, plan.sequence->key_length)};
+  if (rows.count() > 0) tile.prefetches.enqueue(problem.value, problem.type, plan.sequence->value, rows, problem.value_size);
 }
 
 // Queues the bias of some rows for one block.
@@ -179,10 +184,13 @@ static void plan_prefetches(const QueryTile& tile, int64_t block, int64_t end) {
   const Problem& problem = tile.problem;
   PrefetchQueue& prefetches = tile.prefetches;
   prefetches.clear();
+  // A tile of few rows reads the values of this block in place, after it has multiplied the keys.
+  if (tile.few_rows()) prefetch_values(tile, tile.plan, block * kBlockKeys);
   prefetch_bias(tile, tile.plan, rows_after_first_panel(tile.range), block);
   if (block + 1 < end) {
     prefetch_bias(tile, tile.plan, first_panel_rows(tile.range), block + 1);
-    prefetch_block(tile, tile.plan, block + 1);
+    prefetch_keys(tile, tile.plan, (block + 1) * kBlockKeys);
+    if (!tile.few_rows()) prefetch_values(tile, tile.plan, (block + 1) * kBlockKeys);
   } else {
     if (tile.plan.splits == 1) {
       prefetches.enqueue(problem.out, problem.type, tile.sequence.out, tile.range, problem.value_size);
@@ -190,18 +198,22 @@ static void plan_prefetches(const QueryTile& tile, int64_t block, int64_t end) {
     if (const HeadPlan* next = prefetches.next; next != nullptr) {
       const RowRange& rows = prefetches.next_rows;
       prefetches.enqueue(problem.query, problem.type, next->sequence->query, rows, problem.head_size);
-      const int64_t start = band_range(*next->sequence, rows.begin, rows.end - 1).begin / kBlockKeys;
+      const int64_t start = prefetches.next_key / kBlockKeys;
       prefetch_bias(tile, *next, first_panel_rows(rows), start);
-      if (next != &tile.plan) prefetch_block(tile, *next, start);
+      if (next != &tile.plan || next->splits > 1) {
+        prefetch_keys(tile, *next, start * kBlockKeys);
+        if (rows.count() > kLanes) prefetch_values(tile, *next, start * kBlockKeys);
+      }
       prefetches.cached_head = next;
     }
   }
   const int64_t rows_at_once = tile.shape.pairs() ? kProductRows<true> : kProductRows<false>;
+  const int64_t columns_at_once = tile.few_rows() ? kLanes : rows_at_once;
   int64_t steps = 0;
   for (int64_t panel = 0; panel * kPanel < tile.rows(); ++panel) {
     const int64_t keys = larger(0, tile.s.windows[panel].end - tile.s.windows[panel].begin);
     steps += ceil_div(keys, rows_at_once) * ceil_div(tile.shape.depth, kPrefetchDepth);
-    steps += ceil_div(problem.value_size, rows_at_once) * ceil_div(ceil_div(keys, tile.shape.packing), kPrefetchDepth);
+    steps += ceil_div(problem.value_size, columns_at_once) * ceil_div(ceil_div(keys, tile.shape.packing), kPrefetchDepth);
   }
   prefetches.pace(steps);
 }
@@ -214,7 +226,7 @@ FA_INLINE void prefetch_panel(const QueryTile& tile, const KvBlock& data, int64_
   const int64_t values = value_start(problem, tile.sequence, tile.plan.head);
   for (int64_t j = first; j < first + count; ++j) {
     if (data.keys_in_place) prefetch_row(problem.key, problem.type, keys, j + kPrefetchDistance, problem.head_size);
-    if (data.values_in_place) prefetch_row(problem.value, problem.type, values, j, problem.value_size);
+    if (data.values_in_place && !tile.few_rows()) prefetch_row(problem.value, problem.type, values, j, problem.value_size);
   }
 }
 
@@ -227,6 +239,14 @@ struct PanelBlock {
   int64_t data_begin;
   const KvBlock& data;
 };
+
+// Copies `count` keys of the block from `key` on. (noinline: so that products of keys in place are compiled as if there were no
+// copies)
+[[gnu::noinline]] static const float* copy_some_keys(const PanelBlock& b, int64_t key, int64_t count) {
+  const QueryTile& tile = b.tile;
+  copy_keys(tile.problem, tile.shape, tile.sequence, tile.plan.head, b.first + key, count, tile.s.block, tile.s.row_buffer);
+  return tile.s.block;
+}
 
 // Computes scores [keys][kPanel] from K Q^T. Without cap and bias these are products that are not scaled yet. With a soft
 // cap they are capped scores. With a bias they are final scores. softmax_panel applies what is left of the scale.
@@ -247,8 +267,11 @@ FA_INLINE void multiply_keys(const PanelBlock& b, bool cold) {
   for (int64_t c = window.begin; c < window.end; c += kRows) {
     if (cold) prefetch_panel(tile, b.data, b.first + c, smaller(kRows, window.end - c));
     tile.prefetches.refill();
-    const RowMajor keys{b.data.keys + (c - b.data_begin) * b.data.key_stride, b.data.key_stride};
-    multiply_operands<kVectors, Beta::zero, kPairs>(smaller(kRows, window.end - c), keys, PanelB{queries}, depth,
+    const int64_t count = smaller(kRows, window.end - c);
+    const int64_t at = c - b.data_begin;
+    const float* rows = b.data.keys_follow ? copy_some_keys(b, c, count) : b.data.keys + at * b.data.key_stride;
+    const RowMajor keys{rows, b.data.key_stride};
+    multiply_operands<kVectors, Beta::zero, kPairs>(count, keys, PanelB{queries}, depth,
                                                     Output{s.scores + c * kPanel, kPanel, nullptr, column_max}, tile.prefetches);
     if constexpr (kCapped) {
       cap_products<Width<kVectors>::kParts>(tile, {c, smaller(c + kRows, window.end)}, biased);
@@ -303,6 +326,17 @@ FA_INLINE void multiply_values(const PanelBlock& b, float* acc_panels, const flo
   }
 }
 
+// The same for a tile of few rows. Without `rescale` there are no sums yet.
+template <bool kPairs>
+FA_INLINE void multiply_few_rows(const QueryTile& tile, Window window, int64_t first, const float* rescale) {
+  const float* weights = tile.s.scores + window.begin / (kPairs ? 2 : 1) * kPanel;
+  with_stored_type(tile.problem, [&](auto stored) {
+    if constexpr (decltype(stored)::kPairs == kPairs) {
+      add_values_to_rows<decltype(stored)>(tile, weights, first + window.begin, window.end - window.begin, rescale);
+    }
+  });
+}
+
 // Scores, online softmax and weighted values of one panel and one block. kVectors vectors of the panel hold query rows.
 // `guarded`: values may be inf or NaN, or their sums may overflow (overflow.hpp).
 template <int kVectors, bool kPairs>
@@ -317,7 +351,6 @@ static void attend_panel(const QueryTile& tile, int64_t panel, int64_t first, in
   } else {
     multiply_keys<kVectors, kPairs>(b, cold);
   }
-  float* acc_panels = s.acc_panels + panel * kPanel * tile.columns();
   const float* rescale = s.rescale + view.first_row;
   const int64_t value_size = tile.problem.value_size;
   const bool initialised = s.initialised[panel] != 0;
@@ -326,14 +359,22 @@ static void attend_panel(const QueryTile& tile, int64_t panel, int64_t first, in
   if (!initialised && (guarded || kSoftmaxVectors == 1 || value_size < tile.columns())) clear_panel(tile, panel);
   if (guarded) {
     softmax_panel<kSoftmaxVectors, false>(tile, view, first);
+    const int64_t step = tile.sum_step();
     for (int64_t r = 0; r < view.rows; ++r) {
-      for (int64_t d = 0; d < value_size; ++d) acc_panels[d * kPanel + r] *= rescale[r];
-      add_values_guarded(tile, view.first_row + r, first, s.scores + r, kPanel, acc_panels + r, kPanel);
+      float* sums = tile.sums_of(view.first_row + r);
+      for (int64_t d = 0; d < value_size; ++d) sums[d * step] *= rescale[r];
+      add_values_guarded(tile, view.first_row + r, first, s.scores + r, kPanel, sums, step);
     }
     return;
   }
   softmax_panel<kSoftmaxVectors, kPairs>(tile, view, first);
-  multiply_values<kVectors, kPairs>(b, acc_panels, rescale, initialised);
+  if constexpr (kVectors == 1 && QueryTile::kHasFewRows) {
+    if (tile.few_rows()) {
+      multiply_few_rows<kPairs>(tile, view.window, first, initialised ? rescale : nullptr);
+      return;
+    }
+  }
+  multiply_values<kVectors, kPairs>(b, tile.sums_of(view.first_row), rescale, initialised);
 }
 
 // All panels of the tile and the block of keys [first, first + keys). K and V are loaded once for all panels.
@@ -342,8 +383,9 @@ static void attend_panels(const QueryTile& tile, int64_t first, int64_t keys, bo
   // Measured: 2 % less time for images of 196 patches and a class token, which have 5 rows beyond whole vectors.
   constexpr int kShort = Isa::kHalvesPay && !kPairs ? kHalf : 1;
   const Window all = visible_to_some(tile, keys);
+  const KvUse use{tile.rows() <= kPanel, !tile.few_rows()};
   const KvBlock data = load_kv_block(tile.problem, tile.shape, tile.sequence, tile.plan.head, first + all.begin,
-                                     all.end - all.begin, tile.s.block, tile.s.row_buffer);
+                                     all.end - all.begin, use, tile.s.block, tile.s.row_buffer);
   for (int64_t panel = 0; panel * kPanel < tile.rows(); ++panel) {
     if (tile.s.windows[panel].empty() || (guarded && tile.s.guarded[panel] == 0)) continue;
     const int64_t left = tile.rows() - panel * kPanel;
@@ -360,7 +402,7 @@ static void attend_panels(const QueryTile& tile, int64_t first, int64_t keys, bo
 
 // Transposes acc_panels into acc_rows.
 static void transpose_accumulators(const QueryTile& tile) {
-  if (tile.skinny()) return;
+  if (tile.skinny() || tile.few_rows()) return;
   const int64_t columns = tile.columns();
   for (int64_t first = 0; first < tile.rows(); first += kLanes) {
     const float* panel = tile.s.acc_panels + first / kPanel * kPanel * columns + first % kPanel;
@@ -375,7 +417,7 @@ static void transpose_accumulators(const QueryTile& tile) {
 // One pass over blocks [begin, end): see attend_blocks. With `guarded` only for the panels that need guards.
 static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end, bool restricted, bool guarded) {
   bool cold = tile.prefetches.cached_head != &tile.plan;
-  tile.prefetches.cached_head = &tile.plan;
+  tile.prefetches.cached_head = tile.plan.splits > 1 ? nullptr : &tile.plan;
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * tile.block_keys();
     const int64_t keys = smaller(tile.block_keys(), tile.sequence.key_length - first);
@@ -410,14 +452,13 @@ static KeyRange keys_of_panel(const QueryTile& tile, int64_t panel, int64_t begi
 // Whether a panel has to be computed again with guards. Only its sums show whether one of its values is inf or NaN, or whether
 // they overflow. The other panels of the tile do not count, because they may be in another tile.
 static bool needs_guards(const QueryTile& tile, int64_t panel, const KeyRange& keys) {
-  const float* sums = tile.s.acc_panels + panel * kPanel * tile.columns();
-  if (all_finite(sums, kPanel * tile.columns())) return false;
+  if (all_finite(tile.sums_of(panel * kPanel), panel_sums(tile))) return false;
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     if (!all_finite(tile.value(j), tile.problem.value_size)) return true;
   }
   const int64_t first = panel * kPanel;
   for (int64_t r = first; r < smaller(first + kPanel, tile.rows()); ++r) {
-    if (overflowed(tile, r, sums + r - first, kPanel)) return true;
+    if (overflowed(tile, r, tile.sums_of(r), tile.sum_step())) return true;
   }
   return false;
 }
@@ -429,7 +470,7 @@ static void attend_blocks(const QueryTile& tile, int64_t begin, int64_t end, boo
   if (tile.skinny()) return;
   clear_uninitialised(tile);
   const int64_t panels = ceil_div(tile.rows(), kPanel);
-  if (all_finite(tile.s.acc_panels, panels * kPanel * tile.columns())) return;
+  if (all_finite(tile.sums_of(0), panels * panel_sums(tile))) return;
   bool guarded = false;
   for (int64_t panel = 0; panel < panels; ++panel) {
     tile.s.guarded[panel] = needs_guards(tile, panel, keys_of_panel(tile, panel, begin, end, restricted));
@@ -474,7 +515,7 @@ static void run_tile(const QueryTile& tile) {
   const KeyRange range = band_range(tile.sequence, tile.range.begin, tile.range.end - 1);
   const int64_t keys = tile.block_keys();
   attend_blocks(tile, range.begin / keys, ceil_div(range.end, keys), true, tile.problem.sink != nullptr);
-  if (!tile.skinny() && all_rows_ordinary(tile)) {
+  if (!tile.skinny() && !tile.few_rows() && all_rows_ordinary(tile)) {
     write_panels(tile);
     return;
   }

@@ -115,17 +115,18 @@ class Driver {
     HeadPlan& plan = schedule.plan_of(units.first);
     const QueryTile tile{problem_, shape_, plan, *plan.sequence, plan.rows(units, group_), scratch, prefetches};
     prefetches.next = nullptr;
-    if (plan.splits > 1) {
-      run_split(tile, units.first);
-      if (__atomic_sub_fetch(&plan.splits_left, 1, __ATOMIC_ACQ_REL) == 0) run_merge(tile);
-      return;
-    }
     if (next != Schedule::kNone) {
       Units next_units = Schedule::units_of(next);
       prefetches.next = &schedule.plan_of(next_units.first);
       prefetches.next_rows = prefetches.next->rows(next_units, group_);
+      prefetches.next_key = prefetches.next->first_key(next_units.first, prefetches.next_rows);
     }
-    run_tile(tile);
+    if (plan.splits == 1) {
+      run_tile(tile);
+      return;
+    }
+    run_split(tile, units.first);
+    if (__atomic_sub_fetch(&plan.splits_left, 1, __ATOMIC_ACQ_REL) == 0) run_merge(tile);
   }
 
   const Problem& problem_;

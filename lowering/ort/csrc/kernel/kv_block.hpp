@@ -3,7 +3,8 @@
 // The following are copied: numbers that need converting or rounding; keys with a rope part; pairs of values, because two
 // keys' numbers of a column have to lie side by side; and rows whose distance is a multiple of 2 KB (of values, of what the
 // instruction set says), because the rows of a micro-tile would share a few sets of the first-level cache. A copy costs one
-// load and one store for 16 numbers, which are then multiplied with up to kTileRows rows.
+// load and one store for 16 numbers, which are then multiplied with up to kTileRows rows. Keys that only one panel reads are
+// copied a micro-tile at a time, so that the copy stays in the first-level cache.
 #pragma once
 
 #include "prefetch.hpp"
@@ -56,6 +57,7 @@ struct KvBlock {
   int64_t value_stride;
   bool keys_in_place;
   bool values_in_place;
+  bool keys_follow;  // not copied yet: copy_some_keys() does it, before they are multiplied
 };
 
 // Whether the distance of rows, in floats, is no multiple of so many bytes.
@@ -243,25 +245,34 @@ static void copy_value_columns(const Problem& problem, const Sequence& sequence,
   }
 }
 
+// What a tile needs of a block.
+struct KvUse {
+  bool one_panel;  // whether only one panel reads the keys
+  bool values;     // whether the values are needed as an operand of the products of panels
+};
+
 // Keys [first, first + keys) of a key head and their values. `block` has room for a copy of both, `buffer` for one key.
 inline KvBlock load_kv_block(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
-                             int64_t first, int64_t keys, float* block, float* buffer) {
+                             int64_t first, int64_t keys, KvUse use, float* block, float* buffer) {
   const bool floats = problem.type == Type::float32 && !shape.pairs();
   const bool even_pairs = shape.pairs() && !rounds_to_bfloat16(problem) && problem.head_size % 2 == 0;
   const int64_t key_stride = problem.key.row / shape.packing;
   const bool keys_in_place = problem.rope_size == 0 && (floats || even_pairs) && avoids_set_conflicts(key_stride, 2048);
   const bool values_in_place = floats && avoids_set_conflicts(problem.value.row, Isa::kCopiedValueRows);
+  const bool keys_follow = use.one_panel && !keys_in_place && problem.rope_size == 0 && !rounds_to_bfloat16(problem);
   KvBlock data{block,         shape.key_stride(), block + kBlockKeys * shape.key_stride(), shape.value_stride(),
-               keys_in_place, values_in_place};
+               keys_in_place, values_in_place,    keys_follow};
   if (keys_in_place) {
     const int64_t at = key_start(problem, sequence, key_head) / shape.packing + first * key_stride;
     data.keys = static_cast<const float*>(problem.key.data) + at;
     data.key_stride = key_stride;
-  } else {
+  } else if (!keys_follow) {
     copy_keys(problem, shape, sequence, key_head, first, keys, block, buffer);
   }
   float* copies = block + kBlockKeys * shape.key_stride();
-  if (values_in_place) {
+  if (!use.values) {
+    data.values_in_place = true;
+  } else if (values_in_place) {
     const int64_t at = value_start(problem, sequence, key_head) + first * problem.value.row;
     data.values = static_cast<const float*>(problem.value.data) + at;
     data.value_stride = problem.value.row;

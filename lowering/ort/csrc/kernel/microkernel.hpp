@@ -47,7 +47,7 @@ struct Reader<RowMajor, kRows> {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r += 3) base[r / 3] = a.data + r * a.stride;
   }
-  float at(int r) const { return base[r / 3][r % 3 * stride]; }
+  const float& at(int r) const { return base[r / 3][r % 3 * stride]; }
   void next(int steps = 1) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r += 3) base[r / 3] += steps;
@@ -68,7 +68,7 @@ struct Reader<ColumnMajor, kRows> {
   int64_t stride;
 
   explicit Reader(ColumnMajor a) : data(a.data), stride(a.stride) {}
-  float at(int r) const { return data[r]; }
+  const float& at(int r) const { return data[r]; }
   void next(int steps = 1) { data += steps * stride; }
 
   static constexpr int kSteps = 1;
@@ -163,11 +163,13 @@ FA_INLINE void multiply_rows(A a, PanelB b, int64_t depth, Output c, PrefetchQue
       for (int v = 0; v < kParts; ++v) line[v] = load_as<Part>(b.data + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const float x = numbers.at(r);
+        const float& x = numbers.at(r);
 #pragma GCC unroll 2
         for (int v = 0; v < kParts; ++v) {
           if constexpr (kVectors == kHalf) {
             sum[r][v] += line[v] * x;
+          } else if constexpr (kParts == 1) {
+            sum[r][v] = add_products_of<kPairs>(sum[r][v], x, line[v]);
           } else {
             sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
           }

@@ -26,6 +26,13 @@ FA_INLINE Vec add_products(Vec sum, float a, Vec b) {
   return add_products<kPairs>(sum, kPairs ? splat_pair(a) : splat(a), b);
 }
 
+// The same for a number in memory that is used once. The instruction that multiplies then loads it, too.
+template <bool kPairs>
+FA_INLINE Vec add_products_of(Vec sum, const float& a, Vec b) {
+  if constexpr (!kPairs) return sum + splat(a) * b;
+  return Isa::add_products_of_pair(sum, a, b);
+}
+
 // Interleaves the bfloat16 numbers of two rows: low = even[0], odd[0], even[1], odd[1], ..., and high continues it.
 FA_INLINE void interleave(Vec even, Vec odd, Vec& low, Vec& high) {
   const auto even_bits = (ShortVec)even;

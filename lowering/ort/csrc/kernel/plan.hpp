@@ -126,6 +126,7 @@ struct HeadPlan {
   RowTiling tiling;
   int64_t skinny_rows;        // a tile of at most this many rows may be skinny
   int64_t skinny_block_keys;  // keys of a block in a skinny tile
+  int64_t block_keys;         // keys of a block in a tile of all rows
   int64_t first_block;        // the first block that some row sees
   int64_t end_block;
   int64_t split_blocks;
@@ -141,7 +142,7 @@ struct HeadPlan {
     const int64_t wanted = ceil_div(kTasksWanted, key_heads_of_all_sequences);
     const int64_t rows = s.query_length * group;
     skinny_block_keys = skinny_block_size(larger(1, smaller(rows, kSkinnyRows)), range.end - range.begin, wanted);
-    const int64_t block_keys = rows <= skinny_rows ? skinny_block_keys : kBlockKeys;
+    block_keys = rows <= skinny_rows ? skinny_block_keys : kBlockKeys;
     first_block = range.begin / block_keys;
     end_block = larger(first_block, ceil_div(range.end, block_keys));
     split_blocks = larger(1, end_block - first_block);
@@ -155,6 +156,12 @@ struct HeadPlan {
   // The rows of some units; of all of them if the keys are split.
   RowRange rows(Units of, int64_t group) const {
     return tiling.rows(splits > 1 ? Units{0, tiling.units} : of, head * group, group);
+  }
+
+  // The first key that a task reads. It is a split, or its rows are `range`.
+  int64_t first_key(int64_t task, const RowRange& range) const {
+    if (splits > 1) return (first_block + task * split_blocks) * block_keys;
+    return band_range(*sequence, range.begin, range.end - 1).begin;
   }
 
   // The pairs of a row and a key that a unit or a split has, those hidden by the band in some of its rows included.

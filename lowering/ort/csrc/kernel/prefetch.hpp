@@ -3,7 +3,7 @@
 //
 // Rows that are read in the order of memory are prefetched into the second-level cache; the first level gains nothing. Rows
 // that lie apart go into the first level: on Zen 4, a prefetch into the second level waits for the translation of an address
-// whose page is not in the TLB (70 cycles a line), and often brings nothing.
+// whose page is not in the TLB (70 cycles a line), and often brings nothing. prefetch_queue.hpp looks up the pages first.
 #pragma once
 
 #include "simd.hpp"

@@ -38,7 +38,7 @@ struct Scratch {
   float* keep;            // [kBlockKeys][kPanel]: not 0 where dropout keeps the probability
   float* masked_lanes;    // [kBlockKeys][kPanel]: not 0 where the mask hides a key
   float* acc_panels;      // panels [padded_value_size][kPanel]: O = P V so far
-  float* acc_rows;        // [rows][padded_value_size]: the same as rows, at the end; skinny: from the beginning
+  float* acc_rows;        // [rows][padded_value_size]: the same as rows, at the end; with few rows from the beginning
   float* block;           // copies of K and V
   float* saved_acc;       // [kSkinnyRows][padded_value_size]: acc_rows before the present block
   float* row_buffer;      // kLanes rows of query or mask, or kPanel rows of bias
@@ -113,6 +113,16 @@ struct QueryTile {
   int64_t rows() const { return range.count(); }
   // A skinny tile has so few rows that both products read K and V directly.
   bool skinny() const { return rows() <= plan.skinny_rows && plan.tiling.is_whole(range); }
+  // A tile of few rows has more than half a vector of them, and at most one. Its weighted values are added up by few_rows.hpp.
+  static constexpr bool kHasFewRows = kLanes > kSkinnyRows && !Isa::kHasTiles;
+  bool few_rows() const {
+    return kHasFewRows && rows() <= kLanes && rows() > kLanes / 2 && !rounds_to_bfloat16(problem);
+  }
+  // Column d of the weighted values of row r is sums_of(r)[d * sum_step()], unless the tile is skinny.
+  float* sums_of(int64_t r) const {
+    return few_rows() ? s.acc_rows + r * columns() : s.acc_panels + r / kPanel * kPanel * columns() + r % kPanel;
+  }
+  int64_t sum_step() const { return few_rows() ? 1 : kPanel; }
   int64_t block_keys() const { return skinny() ? plan.skinny_block_keys : kBlockKeys; }
   int64_t columns() const { return shape.padded_value_size(); }
   int64_t head_of(int64_t r) const { return range.head_of(r); }

@@ -36,12 +36,6 @@ static void read_skinny_queries(const QueryTile& tile) {
   }
 }
 
-template <class Stored>
-FA_INLINE StoredRows<Stored> stored_rows(const Strided& rows, int64_t sequence, int64_t head, int64_t first) {
-  return {static_cast<const typename Stored::Number*>(rows.data) + sequence + head * rows.head + first * rows.row,
-          rows.row};
-}
-
 // Scores of `count` keys from `first` on, [rows][kScoreStride]. Keys with a rope part are joined first, kLanes at a time.
 template <class Stored>
 static void skinny_tile_scores(const QueryTile& tile, int64_t first, int64_t count, float* scores) {

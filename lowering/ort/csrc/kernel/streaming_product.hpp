@@ -74,6 +74,13 @@ struct StoredRows<Paged<Stored>> {
   [[gnu::always_inline]] StoredRows from(int64_t first) const { return {data + first * stride, stride, ahead}; }
 };
 
+// Rows of a head from row `first` on.
+template <class Stored>
+FA_INLINE StoredRows<Stored> stored_rows(const Strided& rows, int64_t sequence, int64_t head, int64_t first) {
+  return {static_cast<const typename Stored::Number*>(rows.data) + sequence + head * rows.head + first * rows.row,
+          rows.row};
+}
+
 template <class Stored, int kRows>
 FA_INLINE void prefetch_ahead(const typename Stored::Number* p) {
   constexpr int64_t kNumber = sizeof(typename Stored::Number);

@@ -103,7 +103,7 @@ struct Portable {
     return clear_where(clamped == low, p * power);
   }
 
-  // Whether products of bfloat16 two at a time are faster than products of floats. The kernels use the next three functions
+  // Whether products of bfloat16 two at a time are faster than products of floats. The kernels use the next four functions
   // only where they are.
   static constexpr bool kHasPairs = false;
 
@@ -111,6 +111,10 @@ struct Portable {
   FA_INLINE Vec add_pair_products(Vec sum, Vec a, Vec b) {
     const Vec even = (Vec)((BitVec)a << 16) * (Vec)((BitVec)b << 16);
     return sum + even + (Vec)((BitVec)a & 0xffff0000u) * (Vec)((BitVec)b & 0xffff0000u);
+  }
+  // The same with the pair `a` in all lanes.
+  FA_INLINE Vec add_products_of_pair(Vec sum, const float& a, Vec b) {
+    return add_pair_products(sum, (Vec)(to_bits(a) - BitVec{}), b);
   }
   // Operands of add_pair_products: numbers rounded to bfloat16.
   FA_INLINE HalfVec narrow_operands(Vec x) { return narrow_bfloat16s(x); }
