@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as pybind
 
-from fa_compiler.lowering.ort.library import register_custom_ops
+from fa_compiler.lowering.ort.library import OPERATORS, register_custom_ops
 from fa_compiler.op_registry import (
     DOMAIN,
     VERSION,
@@ -261,6 +261,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     if turns is not None:
         options.intra_op_num_threads = turns
         leave_cores(options)
+    options.add_session_config_entry(OPERATORS, ",".join(sorted({each.spec.name for each in requests.values()})))
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 

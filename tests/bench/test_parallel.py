@@ -38,7 +38,7 @@ def test_free_network_and_free_arithmetic() -> None:
 
 def test_table() -> None:
     """One row for each case, and one method marked in each; all-to-all ends at the number of heads."""
-    lines = list(rows(Machine(5e-6, 25e9, 1e14, 1e12), [8, 1024]))
+    lines = list(rows(Machine(5e-6, 25e9, 1e14, 1e12), [8, 256]))
     assert len(lines) == 18
     assert all(line.count("*") == 1 for line in lines)
     assert [line for line in lines if "| - |" in line] == lines[1::2]

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler import ops
 from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, library_path, register_custom_ops
-from fa_compiler.lowering.ort.eager import compute
+from fa_compiler.lowering.ort.eager import ORT_ERRORS, compute
 from fa_compiler.op_registry import dtypes, full_attrs, get
 from tests.kernel_variants import compiled, runs
 
@@ -118,6 +118,20 @@ def test_registering_twice_is_harmless() -> None:
         options = ort.SessionOptions()
         register_custom_ops(options)
         ort.InferenceSession(_model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def test_a_session_may_have_some_operators_only() -> None:
+    """Those that an entry of its options names, and none whose name is a part of such a name."""
+    for names, known in (("FlashAttentionScoreGrad,FlashAttentionScore", True), ("FlashAttentionScoreGrad", False)):
+        options = ort.SessionOptions()
+        options.add_session_config_entry(library.OPERATORS, names)
+        register_custom_ops(options)
+        model = _model().SerializeToString()
+        if known:
+            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        else:
+            with pytest.raises(ORT_ERRORS, match="FlashAttentionScore.* is not a registered function/op"):
+                ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def test_descriptors_are_current() -> None:

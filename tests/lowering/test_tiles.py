@@ -16,7 +16,7 @@ NAMES = ("-DFA_ISA=tiles_in_memory", "-DFA_OTHERS=reference", "-DFA_CHECKED=tile
 def test_the_kernels_for_tiles_agree_with_the_reference(tmp_path: Path) -> None:
     """The program of lowering/ort/csrc/check: its listed problems, in bfloat16 with tiles."""
     sources = [*(SOURCES / "check" / name for name in CHECK), *(SOURCES / name for name in KERNELS)]
-    program = built(tmp_path / "check_tiles", sources, "-std=gnu++20", "-O0", "-Wno-psabi", *NAMES)
+    program = built(tmp_path / "check_tiles", sources, "-std=gnu++20", "-Og", "-Wno-psabi", *NAMES)
     done = subprocess.run([str(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "forward bfloat16" in done.stdout

@@ -59,6 +59,7 @@ inline constexpr Slot<Status*(const char*, CustomOpDomain**)> CreateCustomOpDoma
 inline constexpr Slot<Status*(CustomOpDomain*, const struct CustomOp*)> CustomOpDomain_Add{27};
 inline constexpr Slot<Status*(SessionOptions*, CustomOpDomain*)> AddCustomOpDomain{28};
 inline constexpr Slot<Status*(const SessionOptions*, const char*, int*)> HasSessionConfigEntry{237};
+inline constexpr Slot<Status*(const SessionOptions*, const char*, char*, size_t*)> GetSessionConfigEntry{238};
 inline constexpr Slot<void(CustomOpDomain*)> ReleaseCustomOpDomain{101};
 inline constexpr Slot<Status*(Value*, void**)> GetTensorMutableData{51};
 inline constexpr Slot<Status*(const TensorInfo*, Element*)> GetTensorElementType{60};

@@ -163,7 +163,38 @@ const Domains& domains_of(ort::Api api) {
   return all.emplace(api, made).first->second;
 }
 
+// The operators of kDomain whose names are in the list, which has commas between them. Each list has one domain, for all
+// sessions of the process.
+ort::CustomOpDomain* domain_of(ort::Api api, const std::string& names) {
+  static std::mutex mutex;
+  static std::map<std::pair<ort::Api, std::string>, ort::CustomOpDomain*> all;
+  const std::lock_guard lock(mutex);
+  if (const auto found = all.find({api, names}); found != all.end()) return found->second;
+  DomainPtr domain(new_domain(api, kDomain), {api});
+  for (const Descriptor& descriptor : descriptors()) {
+    const std::string name = std::string(",").append(descriptor.op->name).append(",");
+    if (("," + names + ",").find(name) == std::string::npos) continue;
+    check(api, ort::CustomOpDomain_Add(api, domain.get(), &descriptor));
+  }
+  return all.emplace(std::pair(api, names), domain.release()).first->second;
+}
+
 }  // namespace
+
+bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key) {
+  int found = 0;
+  check(api, ort::HasSessionConfigEntry(api, options, key, &found));
+  return found != 0;
+}
+
+std::string entry_of(ort::Api api, const ort::SessionOptions* options, const char* key) {
+  size_t size = 0;  // with the final 0
+  check(api, ort::GetSessionConfigEntry(api, options, key, nullptr, &size));
+  std::string value(size, '\0');
+  check(api, ort::GetSessionConfigEntry(api, options, key, value.data(), &size));
+  value.resize(size - 1);
+  return value;
+}
 
 std::vector<ort::CustomOpDomain*> file_domains(ort::Api api) { return {domains_of(api).graph, domains_of(api).file}; }
 
@@ -185,9 +216,11 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   if (api == nullptr) return nullptr;
   return fa::guarded(api, [&] {
     fa::note_version(api, base->version());
-    int has_operators = 0;
-    fa::check(api, ort::HasSessionConfigEntry(api, options, fa::kHasOperators, &has_operators));
-    if (has_operators != 0) return;
+    if (fa::has_entry(api, options, fa::kHasOperators)) return;
+    if (fa::has_entry(api, options, fa::kOperators)) {
+      ort::CustomOpDomain* domain = fa::domain_of(api, fa::entry_of(api, options, fa::kOperators));
+      return fa::check(api, ort::AddCustomOpDomain(api, options, domain));
+    }
     for (ort::CustomOpDomain* domain : fa::file_domains(api)) fa::check(api, ort::AddCustomOpDomain(api, options, domain));
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,6 +14,14 @@ namespace fa {
 // session has the domains of files already, and RegisterCustomOps adds nothing.
 inline constexpr const char* kBringsOperators = "brings_operators";
 inline constexpr const char* kHasOperators = "ep.facompilerexecutionprovider.brings_operators";
+
+// An entry of the options of a session that uses some operators only: their names, with commas between them. To prepare all
+// operators takes ONNX Runtime some milliseconds for each session.
+inline constexpr const char* kOperators = "fa_compiler.operators";
+
+// Whether the options of a session have an entry, and the entry, which has to exist.
+bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key);
+std::string entry_of(ort::Api api, const ort::SessionOptions* options, const char* key);
 
 // The domains of files: those that RegisterCustomOps adds. They live as long as the library.
 std::vector<ort::CustomOpDomain*> file_domains(ort::Api api);

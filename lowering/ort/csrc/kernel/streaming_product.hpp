@@ -105,11 +105,11 @@ struct QueryRows {
   int64_t stride;
 };
 
-// parts[r][key] += queries[r] * keys[key], lane by lane, over kVectors loads of columns of kLanes keys; with kFirst parts is
+// parts[r][key] += queries[r] * keys[key], lane by lane, over kVectors loads of columns of kLanes keys; if `first`, parts is
 // overwritten. `last` is how many numbers the last load has, or 0 if it is full. The queries stay in registers, because
 // other loads would shorten how far the load queue looks ahead. Keys from `count` on repeat the last one.
-template <class Stored, int kRows, int kVectors, bool kFirst>
-FA_INLINE void stream_key_columns(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t last,
+template <class Stored, int kRows, int kVectors>
+FA_INLINE void stream_key_columns(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t last, bool first,
                                   Vec (&parts)[kRows][kLanes]) {
   Vec q[kRows][kVectors];
 #pragma GCC unroll 4
@@ -122,7 +122,7 @@ FA_INLINE void stream_key_columns(QueryRows queries, StoredRows<Stored> keys, in
     const typename Stored::Number* key = keys.data + smaller(j, count - 1) * keys.stride;
     Vec sum[kRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) sum[r] = kFirst ? Vec{} : parts[r][j];
+    for (int r = 0; r < kRows; ++r) sum[r] = first ? Vec{} : parts[r][j];
     prefetch_other_page<kVectors>(keys, key);
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
@@ -136,29 +136,21 @@ FA_INLINE void stream_key_columns(QueryRows queries, StoredRows<Stored> keys, in
   }
 }
 
-// All columns: kVectors loads at a time, then half as many.
-template <class Stored, int kRows, int kVectors, bool kFirst>
-FA_INLINE void stream_keys(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
+// All columns: kVectors loads at a time, then half as many. `first`: none of the columns before.
+template <class Stored, int kRows, int kVectors>
+FA_INLINE void stream_keys(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size, bool first,
                            Vec (&parts)[kRows][kLanes]) {
   constexpr int64_t kColumns = kVectors * Stored::kPerLoad;
-  if (size >= kColumns) {
-    stream_key_columns<Stored, kRows, kVectors, kFirst>(queries, keys, count, 0, parts);
-    for (size -= kColumns;; size -= kColumns) {
-      keys.data += kColumns;
-      queries.data += kVectors * kLanes;
-      if (size < kColumns) break;
-      stream_key_columns<Stored, kRows, kVectors, false>(queries, keys, count, 0, parts);
-    }
-    if (size == 0) return;
-    if constexpr (kVectors > 1) {
-      stream_keys<Stored, kRows, kVectors / 2, false>(queries, keys, count, size, parts);
-    } else {
-      stream_key_columns<Stored, kRows, 1, false>(queries, keys, count, size, parts);
-    }
-  } else if constexpr (kVectors > 1) {
-    stream_keys<Stored, kRows, kVectors / 2, kFirst>(queries, keys, count, size, parts);
-  } else {
-    stream_key_columns<Stored, kRows, 1, kFirst>(queries, keys, count, size, parts);
+  for (; size >= kColumns; size -= kColumns) {
+    stream_key_columns<Stored, kRows, kVectors>(queries, keys, count, 0, first, parts);
+    first = false;
+    keys.data += kColumns;
+    queries.data += kVectors * kLanes;
+  }
+  if constexpr (kVectors > 1) {
+    if (size > 0) stream_keys<Stored, kRows, kVectors / 2>(queries, keys, count, size, first, parts);
+  } else if (size > 0) {
+    stream_key_columns<Stored, kRows, 1>(queries, keys, count, size, first, parts);
   }
 }
 
@@ -177,8 +169,8 @@ template <class Stored>
 inline constexpr bool kHasFixedSizes = sizeof(typename Stored::Number) > 1 && kRegisters > 16;
 
 template <class Stored, int kRows, int kVectors>
-static void stream_keys_fixed(QueryRows queries, StoredRows<Stored> keys, int64_t count, float* scores,
-                              int64_t score_stride) {
+FA_INLINE void stream_keys_fixed(QueryRows queries, StoredRows<Stored> keys, int64_t count, float* scores,
+                                 int64_t score_stride) {
   constexpr bool kQueryInRegisters = kRows * kVectors <= kRegisters / 2;
   Vec query_registers[kRows][kVectors];
 #pragma GCC unroll 4
@@ -216,10 +208,22 @@ static void stream_keys_fixed(QueryRows queries, StoredRows<Stored> keys, int64_
   for (int r = 0; r < kRows; ++r) store(scores + r * score_stride, fold<kLanes / kFoldedKeys, kFoldedKeys>(parts[r]));
 }
 
-// scores[r][key] = queries[r] . keys[key] for kLanes keys and kRows rows.
+// The same for keys of any size. (noinline: in one function with it, GCC compiles stream_keys_fixed to slower code. Measured
+// for bfloat16: a step takes 4 % longer.)
 template <class Stored, int kRows>
-static void stream_keys_pass(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size, float* scores,
-                             int64_t score_stride) {
+[[gnu::noinline]] static void stream_keys_of_any_size(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
+                                                      float* scores, int64_t score_stride) {
+  Vec parts[kRows][kLanes];
+  stream_keys<Stored, kRows, kRegisters / 2 / kRows>(queries, keys, count, size, true, parts);
+  for (int r = 0; r < kRows; ++r) store(scores + r * score_stride, sum_lanes_of_each(parts[r]));
+}
+
+// scores[r][key] = queries[r] . keys[key] for kLanes keys and kRows rows. (noinline, like the values below and the functions of
+// decoding that call them: in one function the registers do not suffice for the addresses of all, and a step with AVX2 takes
+// up to a tenth longer)
+template <class Stored, int kRows>
+[[gnu::noinline]] static void stream_keys_pass(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
+                                               float* scores, int64_t score_stride) {
   constexpr int kLarge = kFixedSizes[1] / Stored::kPerLoad;
   constexpr int kSmall = kFixedSizes[0] / Stored::kPerLoad;
   if constexpr (kHasFixedSizes<Stored> && kLarge <= kMostFixedLoads) {
@@ -234,9 +238,7 @@ static void stream_keys_pass(QueryRows queries, StoredRows<Stored> keys, int64_t
       return;
     }
   }
-  Vec parts[kRows][kLanes];
-  stream_keys<Stored, kRows, kRegisters / 2 / kRows, true>(queries, keys, count, size, parts);
-  for (int r = 0; r < kRows; ++r) store(scores + r * score_stride, sum_lanes_of_each(parts[r]));
+  stream_keys_of_any_size<Stored, kRows>(queries, keys, count, size, scores, score_stride);
 }
 
 // sums[r] += weights[r] V for kVectors loads of columns. `last` is how many numbers the last load has, or 0 if it is full.
@@ -315,8 +317,8 @@ FA_INLINE void stream_values(const float* weights, int64_t weight_stride, Stored
 
 // sums += P V for `count` <= kValueKeys keys. With pairs, the weights are rounded to bfloat16 first.
 template <class Stored, int kRows>
-static void stream_values_pass(const float* weights, int64_t weight_stride, StoredRows<Stored> values, int64_t count,
-                               int64_t size, float* sums, int64_t columns) {
+[[gnu::noinline]] static void stream_values_pass(const float* weights, int64_t weight_stride, StoredRows<Stored> values,
+                                                 int64_t count, int64_t size, float* sums, int64_t columns) {
   // Three rows take three quarters of the registers, other numbers of rows half of them: a power of two of vectors for each
   // row.
   constexpr int kSums = kRows == 3 ? kRegisters * 3 / 4 : kRegisters / 2;

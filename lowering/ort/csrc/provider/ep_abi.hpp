@@ -41,7 +41,6 @@ inline constexpr Slot<void(Env*)> ReleaseEnv{92};
 inline constexpr Slot<Status*(const Env*, const void*, size_t, const SessionOptions*, Session**)> CreateSessionFromArray{8};
 inline constexpr Slot<Status*(Session*, const RunOptions*, const char* const*, const Value* const*, size_t, const char* const*, size_t, Value**)> Run{9};
 inline constexpr Slot<void(Session*)> ReleaseSession{95};
-inline constexpr Slot<Status*(const SessionOptions*, const char*, char*, size_t*)> GetSessionConfigEntry{238};
 inline constexpr Slot<Status*(const SessionOptions*, SessionOptions**)> CloneSessionOptions{12};
 inline constexpr Slot<void(SessionOptions*)> ReleaseSessionOptions{100};
 inline constexpr Slot<Status*(SessionOptions*, const char*)> SetOptimizedModelFilePath{11};

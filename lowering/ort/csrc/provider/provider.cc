@@ -190,22 +190,6 @@ class Provider : public ort::ep::Provider {
   std::unique_ptr<ComputeInfo> claimed_;  // between GetCapability and Compile
 };
 
-bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key) {
-  int found = 0;
-  check(api, ort::HasSessionConfigEntry(api, options, key, &found));
-  return found != 0;
-}
-
-// The value of an option that the session has.
-std::string entry_of(ort::Api api, const ort::SessionOptions* options, const char* key) {
-  size_t size = 0;  // with the final 0
-  check(api, ort::GetSessionConfigEntry(api, options, key, nullptr, &size));
-  std::string value(size, '\0');
-  check(api, ort::GetSessionConfigEntry(api, options, key, value.data(), &size));
-  value.resize(size - 1);
-  return value;
-}
-
 // The plans that the session may use. A session without the option has those of the environment.
 std::optional<Plans> plans_of(ort::Api api, const std::string& runtime, const ort::SessionOptions* options) {
   std::string place;

@@ -143,7 +143,7 @@ FA_INLINE void add_key_offsets(const DecodeTask& h, const DecodeStep& t) {
 
 // The products of all rows of the task with the tokens of a step: scores [rows][token_stride].
 template <class Stored>
-static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
+[[gnu::noinline]] static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
   for (int64_t j = 0; j < t.count;) {
     const int64_t count = h.contiguous(t.first + j, t.first + t.count);
     const bool last = j + count == t.count;
@@ -219,8 +219,8 @@ FA_INLINE void softmax_rows_unmasked(const DecodeTask& h, const DecodeStep& t, i
   }
 }
 
-// Scores of a step become weights, and the states are rescaled.
-FA_INLINE void softmax_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) {
+// Scores of a step become weights, and the states are rescaled. (noinline: so that it is compiled once, not for each type)
+[[gnu::noinline]] static void softmax_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) {
   const bool plain = h.d.pse == nullptr && t.hidden == nullptr && !t.masks_score;
   for (int64_t n = 0; n < h.count; ++n) {
     if (plain) {
@@ -280,7 +280,7 @@ static void add_weighted_values(const DecodeTask& h, const DecodeStep& t) {
 
 // One step: products, soft cap, online softmax, weighted values.
 template <class Keys, class Values>
-static void attend_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) {
+[[gnu::noinline]] static void attend_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) {
   multiply_keys<Keys>(h, t);
   if (h.d.softcap != 0) cap_products(h, t);
   softmax_step(h, t, s);

@@ -138,7 +138,7 @@ class Decoder {
     const DecodeScratch scratch(memory, task_rows(), plan_.token_stride(), columns_);
     const Split split = split_of(task);
     bool prefetches = false;
-    if (has_byte_products(split)) {
+    if (kHasByteProducts && has_byte_products(split)) {
       const ByteScratch bytes(static_cast<char*>(memory) + float_scratch_bytes(), plan_.task_key_heads, group_, d_.size);
       if (!prefetched) prefetch_first_keys(task_of(split, split.own, 1.0f, scratch), split.first, bytes);
       read_queries(split, scratch);
@@ -223,7 +223,7 @@ class Decoder {
     for (int64_t first = begin; first < split.end; first += plan_.tokens) {
       DecodeStep tokens{first, smaller(plan_.tokens, split.end - first), nullptr, masks_score};
       if (entry.mask != nullptr && read_mask(entry.mask + first, tokens, s.hidden)) continue;
-      if (bytes.memory != nullptr) {
+      if (kHasByteProducts && bytes.memory != nullptr) {
         attend_byte_step(heads, tokens, s, *bytes.memory, bytes.next, bytes.next_first);
       } else {
         step(heads, tokens, s);
@@ -252,22 +252,26 @@ class Decoder {
   // Runs one step with the types that the keys and values are stored in.
   void step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) const {
     switch (d_.cell) {
-      case Cell::float32: return step_of<StoredFloats, StoredFloats>(h, t, s);
-      case Cell::float16: return step_of<StoredFloat16, StoredFloat16>(h, t, s);
+      case Cell::float32: return step_of<Cell::float32, StoredFloats, StoredFloats>(h, t, s);
+      case Cell::float16: return step_of<Cell::float16, StoredFloat16, StoredFloat16>(h, t, s);
       case Cell::bfloat16:
         // In narrower vectors, merging the sums of even and odd numbers costs more than it saves.
-        if (kLanes < 16 || d_.size % StoredEvenOdd::kPerLoad != 0) return step_of<Bfloat16Keys, StoredBfloat16>(h, t, s);
-        return step_of<Bfloat16Keys, StoredEvenOdd>(h, t, s);
-      case Cell::int8: return step_of<StoredInt8, StoredInt8>(h, t, s);
+        if (kLanes < 16 || d_.size % StoredEvenOdd::kPerLoad != 0) {
+          return step_of<Cell::bfloat16, Bfloat16Keys, StoredBfloat16>(h, t, s);
+        }
+        return step_of<Cell::bfloat16, Bfloat16Keys, StoredEvenOdd>(h, t, s);
+      case Cell::int8: return step_of<Cell::int8, StoredInt8, StoredInt8>(h, t, s);
     }
   }
 
-  template <class Keys, class Values>
+  template <Cell kCell, class Keys, class Values>
   void step_of(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) const {
-    if (prefetches_pages(d_)) {
-      attend_step<Paged<Keys>, Paged<Values>>(h, t, s);
-    } else {
-      attend_step<Keys, Values>(h, t, s);
+    if constexpr (kDecodes<kCell>) {
+      if (prefetches_pages(d_)) {
+        attend_step<Paged<Keys>, Paged<Values>>(h, t, s);
+      } else {
+        attend_step<Keys, Values>(h, t, s);
+      }
     }
   }
 

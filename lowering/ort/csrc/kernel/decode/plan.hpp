@@ -7,6 +7,12 @@
 
 namespace fa::FA_ISA {
 
+// The caches that this variant decodes: those that its instructions make faster. FA_OTHERS decodes all others.
+template <Cell kCell>
+inline constexpr bool kDecodes = Isa::kHasPairs          ? kCell == Cell::bfloat16
+                                 : Isa::kHasByteProducts ? kCell == Cell::int8
+                                                         : true;
+
 // A call that reads fewer bytes of keys and values stays on one thread: it takes some 30 microseconds.
 inline constexpr int64_t kSerialBytes = 1 << 20;
 
@@ -34,7 +40,7 @@ inline constexpr int64_t kLongPage = 512;  // from here on, one head's part of a
 
 // Calls that multiply bytes (byte_products.hpp) take as many tokens at a time as the first-level cache holds. Shorter entries
 // are multiplied as floats: what the digits of their queries take would show.
-inline constexpr bool kHasByteProducts = Isa::kHasByteProducts;
+inline constexpr bool kHasByteProducts = Isa::kHasByteProducts && kDecodes<Cell::int8>;
 inline constexpr int64_t kByteTokens = 128;        // each digit's sum is exact as a float
 inline constexpr int64_t kChunk = 4 * kLanes;      // bytes of a vector
 inline constexpr int64_t kMostByteColumns = 1024;  // the sums of a digit's products then fit 32 bits, also times 256

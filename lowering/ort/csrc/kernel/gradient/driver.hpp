@@ -131,7 +131,7 @@ class Driver {
         ChunkGradient<true> part(gradients_, shape_, plan, chunk, scratch);
         body(part);
       }
-    } else if constexpr (!Isa::kHasTiles) {
+    } else if constexpr (!kHasPairs) {
       ChunkGradient<false> part(gradients_, shape_, plan, chunk, scratch);
       body(part);
     }

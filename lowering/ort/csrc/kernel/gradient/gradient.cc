@@ -5,7 +5,7 @@
 namespace fa::FA_ISA {
 
 Outcome gradient(const Gradients& gradients, const Runtime& runtime) {
-  if constexpr (Isa::kHasTiles) {
+  if constexpr (kHasPairs) {
     if (!grad::Shape(gradients.problem).pairs) return FA_OTHERS::gradient(gradients, runtime);
   }
   return grad::Driver(gradients, runtime).run();

@@ -210,6 +210,9 @@ class RowAttention {
 };
 
 static Outcome sparse_attention(const sparse::Attention& a, const Runtime& runtime) {
+  if constexpr (kHasPairs) {
+    if (!multiplies_pairs(a)) return FA_OTHERS::sparse_kernels.attention(a, runtime);
+  }
   Failure failure;
   auto with = [&](auto layout) {
     using Layout = decltype(layout);
@@ -223,7 +226,7 @@ static Outcome sparse_attention(const sparse::Attention& a, const Runtime& runti
     };
     in_parallel(runtime, a.batch.rows * heads, kRowsOfTask, part);
   };
-  with_layout(a.group(), multiplies_pairs(a), with);
+  with_layout<kHasPairs>(a.group(), with);
   return failure.outcome();
 }
 

@@ -212,9 +212,12 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
 }
 
 static Outcome sparse_gradient(const sparse::Gradient& g, const Runtime& runtime) {
+  if constexpr (kHasPairs) {
+    if (!multiplies_pairs(g.attention)) return FA_OTHERS::sparse_kernels.gradient(g, runtime);
+  }
   Outcome outcome = Outcome::done;
   auto with = [&](auto layout) { outcome = gradient_of<decltype(layout)>(g, runtime); };
-  with_layout(g.attention.group(), multiplies_pairs(g.attention), with);
+  with_layout<kHasPairs>(g.attention.group(), with);
   return outcome;
 }
 

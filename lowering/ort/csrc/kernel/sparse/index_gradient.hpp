@@ -290,7 +290,8 @@ static Outcome prepare_rows(const sparse::IndexGradient& g, const Runtime& runti
   if (g.attention == nullptr) return prepare_rows_with<GivenGradients>(g, runtime, chunk);
   Outcome outcome = Outcome::done;
   auto with = [&](auto layout) { outcome = prepare_rows_with<RowTarget<decltype(layout)>>(g, runtime, chunk); };
-  with_layout(g.attention->query.heads, is_panel_aligned(g.attention->key, Type::bfloat16), with);
+  const int64_t heads = g.attention->query.heads;
+  with_layout(heads, multiplies_pairs(heads, g.attention->key), with);
   return outcome;
 }
 
@@ -346,9 +347,13 @@ static Outcome index_gradient_of(const sparse::IndexGradient& g, const Runtime& 
 }
 
 static Outcome index_gradient(const sparse::IndexGradient& g, const Runtime& runtime) {
+  const int64_t heads = g.index.query.heads;
+  if constexpr (kHasPairs) {
+    if (!multiplies_pairs(heads, g.index.key)) return FA_OTHERS::sparse_kernels.index_gradient(g, runtime);
+  }
   Outcome outcome = Outcome::done;
   auto with = [&](auto layout) { outcome = index_gradient_of<decltype(layout)>(g, runtime); };
-  with_layout(g.index.query.heads, is_panel_aligned(g.index.key, Type::bfloat16), with);
+  with_layout<kHasPairs>(heads, with);
   return outcome;
 }
 

@@ -5,6 +5,7 @@
 // two at a time, as they lie in memory. The block itself is always float32.
 #pragma once
 
+#include "../others.hpp"
 #include "product.hpp"
 
 namespace fa::FA_ISA {
@@ -370,20 +371,33 @@ struct HeadsInLanes {
 };
 
 // Calls f with the layout that suits a group of so many heads. Few heads do not fill the lanes; of one or two vectors of
-// heads, the one is taken that leaves fewer lanes unused. `pairs`: whether the keys are rows of bfloat16 in whole panels.
-template <class F>
-static void with_layout(int64_t heads, bool pairs, F& f) {
-  if (heads <= kMostHeadsOfKeysInLanes) return f(KeysInLanes{});
-  const bool one = ceil_div(heads, kLanes) % 2 == 1;
-  if constexpr (kHasPairs) {
-    if (pairs) return one ? f(HeadsInLanes<1, true>{}) : f(HeadsInLanes<2, true>{});
+// heads, the one is taken that leaves fewer lanes unused.
+template <bool kPairs, class F>
+static void with_layout(int64_t heads, F& f) {
+  if constexpr (!kPairs) {
+    if (heads <= kMostHeadsOfKeysInLanes) return f(KeysInLanes{});
   }
-  return one ? f(HeadsInLanes<1, false>{}) : f(HeadsInLanes<2, false>{});
+  const bool one = ceil_div(heads, kLanes) % 2 == 1;
+  return one ? f(HeadsInLanes<1, kPairs>{}) : f(HeadsInLanes<2, kPairs>{});
 }
 
-// Whether attention multiplies pairs. Query and key have one type.
+// The same where a variant with products of pairs needs the other layouts, too.
+template <class F>
+static void with_layout(int64_t heads, bool pairs, F& f) {
+  if constexpr (kHasPairs) {
+    if (pairs) return with_layout<true>(heads, f);
+  }
+  with_layout<false>(heads, f);
+}
+
+// Whether a group of so many heads multiplies pairs with these keys: rows of bfloat16 in whole panels.
+FA_INLINE bool multiplies_pairs(int64_t heads, const Rows& keys) {
+  return heads > kMostHeadsOfKeysInLanes && is_panel_aligned(keys, Type::bfloat16);
+}
+
+// The same for attention. Query and key have one type.
 FA_INLINE bool multiplies_pairs(const sparse::Attention& a) {
-  return is_panel_aligned(a.key, Type::bfloat16) && is_panel_aligned(a.value, Type::bfloat16);
+  return multiplies_pairs(a.group(), a.key) && is_panel_aligned(a.value, Type::bfloat16);
 }
 
 }  // namespace fa::FA_ISA

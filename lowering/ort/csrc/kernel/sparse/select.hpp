@@ -163,9 +163,11 @@ static Outcome select_keys(const sparse::Selection& s, const Runtime& runtime) {
 
 static Outcome select_best_keys(const sparse::Selection& s, const Runtime& runtime) {
   if constexpr (kHasPairs) {
-    if (s.index.key.type == Type::bfloat16 && s.index.key.size % 2 == 0) return select_keys<true>(s, runtime);
+    if (s.index.key.type != Type::bfloat16 || s.index.key.size % 2 != 0) {
+      return FA_OTHERS::sparse_kernels.select(s, runtime);
+    }
   }
-  return select_keys<false>(s, runtime);
+  return select_keys<kHasPairs>(s, runtime);
 }
 
 }  // namespace fa::FA_ISA
