@@ -2,6 +2,7 @@
 #pragma once
 
 #include "few_rows.hpp"
+#include "finite.hpp"
 #include "skinny_tile.hpp"
 #include "merge.hpp"
 #include "results.hpp"
@@ -429,7 +430,7 @@ static void attend_blocks_once(const QueryTile& tile, int64_t begin, int64_t end
     plan_prefetches(tile, block, end);
     if (tile.shape.pairs()) {
       if constexpr (kHasPairs) attend_panels<true>(tile, first, keys, guarded, cold);
-    } else if constexpr (!Isa::kHasTiles) {
+    } else if constexpr (!kHasPairs) {
       attend_panels<false>(tile, first, keys, guarded, cold);
     }
     cold = false;

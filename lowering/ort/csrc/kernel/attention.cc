@@ -5,7 +5,7 @@
 namespace fa::FA_ISA {
 
 Outcome attention(const Problem& problem, const Runtime& runtime) {
-  if constexpr (Isa::kHasTiles) {
+  if constexpr (kHasPairs) {
     if (!Shape(problem).pairs()) return FA_OTHERS::attention(problem, runtime);
   }
   return Driver(problem, runtime).run();

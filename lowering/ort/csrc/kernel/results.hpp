@@ -3,6 +3,7 @@
 
 #include "overflow.hpp"
 #include "dropout.hpp"
+#include "finite.hpp"
 #include "masked_keys.hpp"
 #include "query_tile.hpp"
 #include "transpose.hpp"

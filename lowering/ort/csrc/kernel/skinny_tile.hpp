@@ -1,6 +1,7 @@
 // Tiles of up to kSkinnyRows query rows. The products of skinny_product.hpp read K and V directly, and nothing is packed.
 #pragma once
 
+#include "finite.hpp"
 #include "overflow.hpp"
 #include "masked_keys.hpp"
 #include "softmax_rows.hpp"

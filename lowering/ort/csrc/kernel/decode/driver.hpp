@@ -2,6 +2,7 @@
 // entry's key heads merges them.
 #pragma once
 
+#include "../finite.hpp"
 #include "byte_products.hpp"
 #include "int8.hpp"
 
