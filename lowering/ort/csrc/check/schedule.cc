@@ -41,8 +41,9 @@ static Result simulate(std::vector<HeadPlan>& plans, int64_t group, int64_t work
   std::priority_queue<Free, std::vector<Free>, std::greater<>> free;
   double busy = 0, end = 0;
   int64_t tasks = 0;
+  const auto part_of = [&](int64_t worker) { return schedule->part_of(static_cast<size_t>(worker)); };
   const auto run = [&](double start, int64_t worker, int64_t task) {
-    schedule->reserve(worker);
+    schedule->reserve(worker, part_of(worker));
     Units units = Schedule::units_of(task);
     const HeadPlan& plan = schedule->plan_of(units.first);
     const double time = time_of(plan, units, group);
@@ -52,13 +53,13 @@ static Result simulate(std::vector<HeadPlan>& plans, int64_t group, int64_t work
     free.push({start + time, worker});
   };
   for (int64_t n = 0; n < schedule->workers(); ++n) {
-    const int64_t task = schedule->take_any();
+    const int64_t task = schedule->take_any(part_of(n));
     if (task != Schedule::kNone) run(0, schedule->arrive(), task);
   }
   while (!free.empty()) {
     const auto [time, worker] = free.top();
     free.pop();
-    const int64_t task = schedule->take(worker);
+    const int64_t task = schedule->take(worker, part_of(worker));
     if (task != Schedule::kNone) run(time, worker, task);
   }
   return {tasks, 1 - busy / (end * static_cast<double>(workers))};

@@ -86,9 +86,10 @@ class Driver {
   }
 
   // One worker: takes tasks until there is none. If there are fewer threads than workers, most workers come too late.
-  static void work(void* data, size_t) {
+  static void work(void* data, size_t index) {
     auto& [driver, schedule] = *static_cast<Job*>(data);
-    int64_t task = schedule.take_any();
+    const int64_t part = schedule.part_of(index);
+    int64_t task = schedule.take_any(part);
     if (task == Schedule::kNone) return;
     const int64_t worker = schedule.arrive();
     void* memory = driver.first_scratch_;
@@ -103,8 +104,8 @@ class Driver {
     const TilesOfThread tiles;
     PrefetchQueue prefetches;
     while (task != Schedule::kNone) {
-      driver.run_task(schedule, task, schedule.reserve(worker), scratch, prefetches);
-      task = schedule.take(worker);
+      driver.run_task(schedule, task, schedule.reserve(worker, part), scratch, prefetches);
+      task = schedule.take(worker, part);
     }
     if (worker > 0) driver.runtime_.release(driver.runtime_.self, memory);
   }
