@@ -434,7 +434,7 @@ def _changed(rng: Rng, value: Any) -> tuple[Any, str]:
         return value.reshape(-1), "flat"
     if kind == 2:
         return value[None], "with an axis more"
-    if kind == 3 and value.ndim:
+    if kind == 3 and value.ndim and value.shape[0] > 0:
         return value[0], "with an axis less"
     if kind == 4:
         return value.T, "transposed"
