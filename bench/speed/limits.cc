@@ -16,8 +16,7 @@
 
 // limits.py takes away the macro for an assembler that does not know the instructions.
 #if defined(__AMX_BF16__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "../../lowering/ort/csrc/tiles.hpp"
 #define FA_TILES
 #endif
 
@@ -111,25 +110,10 @@ double bf16_block() {
 #endif
 
 #if defined(FA_TILES)
-// The layout that LDTILECFG reads: every tile has all its rows and bytes.
-struct alignas(64) TileConfiguration {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Asks Linux for the tile registers, for all threads of the process (arch_prctl, ARCH_REQ_XCOMP_PERM).
-bool tiles_are_granted() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 // Products of tiles 6 and 7 are added to tiles 0 to 5. One instruction multiplies 16 rows of 32 numbers with 32 rows of 16.
 double tile_block() {
   constexpr int kSteps = 1024, kSums = 6;
-  const TileConfiguration configuration;
+  const fa::TileConfiguration configuration;
   uint16_t halves[16 * 32];
   std::fill(std::begin(halves), std::end(halves), uint16_t{0x3f00});  // 0.5
   asm volatile("ldtilecfg %0" ::"m"(configuration));
@@ -221,7 +205,7 @@ double bf16_flops(int threads, double seconds) {
 // the rate of the instruction alone, as for the other products.
 double tile_flops(int threads, double seconds) {
 #if defined(FA_TILES)
-  if (tiles_are_granted()) return rate(threads, seconds, tile_block);
+  if (fa::tiles_are_granted()) return rate(threads, seconds, tile_block);
 #endif
   return 0 * threads * seconds;
 }

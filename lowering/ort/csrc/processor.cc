@@ -2,10 +2,7 @@
 
 #include <cpuid.h>
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "tiles.hpp"
 
 namespace fa::processor {
 
@@ -18,17 +15,6 @@ uint32_t saved_state() {
   if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & kOsxsave)) return 0;
   asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
   return eax;
-}
-
-// Asks Linux for the tile registers, for all threads of the process (arch_prctl, ARCH_REQ_XCOMP_PERM). It refuses where a
-// thread's stack for signals is too small for them.
-bool tiles_are_granted() {
-#if defined(__linux__)
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
 }
 
 }  // namespace

@@ -142,9 +142,15 @@ ort::CustomOpDomain* new_domain(ort::Api api, const char* name) {
   return domain;
 }
 
-void fill(ort::Api api, ort::CustomOpDomain* domain, const std::vector<Descriptor>& descriptors) {
-  for (const Descriptor& descriptor : descriptors) check(api, ort::CustomOpDomain_Add(api, domain, &descriptor));
+// Adds the operators whose names are `wanted`.
+template <class Wanted>
+void fill(ort::Api api, ort::CustomOpDomain* domain, const std::vector<Descriptor>& descriptors, Wanted wanted) {
+  for (const Descriptor& descriptor : descriptors) {
+    if (wanted(descriptor.op->name)) check(api, ort::CustomOpDomain_Add(api, domain, &descriptor));
+  }
 }
+
+bool always(const std::string&) { return true; }
 
 // The domains that were made for one runtime. A process may have several.
 struct Domains {
@@ -158,8 +164,8 @@ const Domains& domains_of(ort::Api api) {
   const std::lock_guard lock(mutex);
   if (const auto found = all.find(api); found != all.end()) return found->second;
   const Domains made{new_domain(api, kDomain), new_domain(api, kFileDomain)};
-  fill(api, made.graph, descriptors());
-  fill(api, made.file, file_descriptors());
+  fill(api, made.graph, descriptors(), always);
+  fill(api, made.file, file_descriptors(), always);
   return all.emplace(api, made).first->second;
 }
 
@@ -171,11 +177,9 @@ ort::CustomOpDomain* domain_of(ort::Api api, const std::string& names) {
   const std::lock_guard lock(mutex);
   if (const auto found = all.find({api, names}); found != all.end()) return found->second;
   DomainPtr domain(new_domain(api, kDomain), {api});
-  for (const Descriptor& descriptor : descriptors()) {
-    const std::string name = std::string(",").append(descriptor.op->name).append(",");
-    if (("," + names + ",").find(name) == std::string::npos) continue;
-    check(api, ort::CustomOpDomain_Add(api, domain.get(), &descriptor));
-  }
+  const std::string list = "," + names + ",";
+  fill(api, domain.get(), descriptors(),
+       [&](const std::string& name) { return list.find("," + name + ",") != std::string::npos; });
   return all.emplace(std::pair(api, names), domain.release()).first->second;
 }
 
@@ -200,11 +204,9 @@ std::vector<ort::CustomOpDomain*> file_domains(ort::Api api) { return {domains_o
 
 DomainPtr nested_domain(ort::Api api, std::string_view model) {
   DomainPtr domain(new_domain(api, kNestedDomain), {api});
-  for (const auto* all : {&descriptors(), &file_descriptors()}) {
-    for (const Descriptor& descriptor : *all) {
-      if (may_have(model, descriptor.op->name)) check(api, ort::CustomOpDomain_Add(api, domain.get(), &descriptor));
-    }
-  }
+  const auto in_model = [&](const std::string& name) { return may_have(model, name); };
+  fill(api, domain.get(), descriptors(), in_model);
+  fill(api, domain.get(), file_descriptors(), in_model);
   return domain;
 }
 

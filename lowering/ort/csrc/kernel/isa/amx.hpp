@@ -3,6 +3,7 @@
 // The instructions are written as assembly, because a compiler's intrinsics do not say that they read and write memory.
 #pragma once
 
+#include "../../tiles.hpp"
 #include "avx512bf16.hpp"
 
 namespace fa::FA_ISA::isa {
@@ -10,16 +11,6 @@ namespace fa::FA_ISA::isa {
 struct amx : avx512bf16 {
   static constexpr int kMicroRows = kTileSide;
   static constexpr bool kHasTiles = true;
-
-  // The layout that LDTILECFG reads: every tile has all its rows and bytes.
-  struct alignas(64) TileConfiguration {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  };
-  static_assert(sizeof(TileConfiguration) == 64);
 
   FA_INLINE void enable_tiles() {
     const TileConfiguration configuration;
