@@ -18,7 +18,7 @@ Grammar; the code cites the numbers of the cases:
     rest :=
       9     any tensor that has all the keys               not in float16
 
-The product is linear: (p - t q) v = p v - t (q v), and where p and q are parts of one softmax (6 to 8) they are the
+The product is linear: (p - t q) v = p v - t (q v). Where p and q are parts of one softmax (6 to 8), p v and q v are the
 same parts of its product with values that are repeated for all parts. One product at least is then an ordinary
 attention. The other one may remain a product, like that of ConViT's probabilities of positions. What is left is done to
 the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a value of +inf,
