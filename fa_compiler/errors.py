@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fa_compiler.op_registry.errors import FaCompilerError
 
-class FaCompilerError(Exception):
-    """Base of all errors that this package raises on purpose. The text is one line for the user."""
+__all__ = ["FaCompilerError", "InputError", "InternalError", "one_line", "origin"]
 
 
 class InputError(FaCompilerError):

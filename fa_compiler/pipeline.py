@@ -62,6 +62,14 @@ class Result:
         """The fused model."""
         return self._make()
 
+    def __reduce__(self) -> tuple[Callable[..., Result], tuple[Report, onnx.ModelProto | ir.Model]]:
+        """Pickled with its model, so that a process pool can return it."""
+        return _finished, (self.report, self.model)
+
+
+def _finished(report: Report, model: onnx.ModelProto | ir.Model) -> Result:
+    return Result(report, lambda: model)
+
 
 def optimize(
     model: ModelLike,

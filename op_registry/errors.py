@@ -1,12 +1,27 @@
-"""The errors of the registry. Each message is one clear line that can be shown to the user."""
+"""The base of the package's errors, and those of the registry. Each message is one clear line for the user."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
-class RegistryError(ValueError):
+class FaCompilerError(Exception):
+    """Base of all errors that this package raises on purpose. The text is one line for the user."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is: some subclasses make their text from other arguments, and a process pool returns errors."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[FaCompilerError], args: tuple[Any, ...], state: dict[str, Any]) -> FaCompilerError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class RegistryError(FaCompilerError, ValueError):
     """Base of every error of `fa_compiler.op_registry`."""
 
 

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fa_compiler.op_registry.errors import FaCompilerError
+
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-class ReferenceInputError(ValueError):
+class ReferenceInputError(FaCompilerError, ValueError):
     """An invalid or unsupported input or attribute. The text names the operator and the input."""
 
     def __init__(self, op_type: str, name: str, problem: str, node: str = "") -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fa_compiler.op_registry.errors import FaCompilerError
+
 
 class Severity(StrEnum):
     """How ATC reacts to a fault."""
@@ -55,7 +57,7 @@ class Rule:
         return FileDiagnostic(self.name, self.severity, node, message, hint or self.hint)
 
 
-class AirError(ValueError):
+class AirError(FaCompilerError, ValueError):
     """A graph that an `.air` file cannot hold, or a file that GE's loader rejects. The text is one line, names the
     operator and says what to do."""
 

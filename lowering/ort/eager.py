@@ -36,6 +36,7 @@ from fa_compiler.op_registry import (
     place_inputs,
     refusal,
 )
+from fa_compiler.op_registry.errors import FaCompilerError
 
 Array = npt.NDArray[Any]
 
@@ -56,7 +57,7 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-class KernelError(ValueError):
+class KernelError(FaCompilerError, ValueError):
     """The CPU kernel does not take these inputs or attributes. The text names the input and what was expected."""
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from fa_compiler.op_registry.errors import FaCompilerError
+
 _STEM = "libfa_compiler_ort"
 _FILE = f"{_STEM}.so"
 
@@ -18,7 +20,7 @@ OPERATORS = "fa_compiler.operators"
 commas between them. The library then registers no other operators. Such a session is made in a fraction of the time."""
 
 
-class LibraryNotBuilt(RuntimeError):
+class LibraryNotBuilt(FaCompilerError, RuntimeError):
     """The compiled library was not found in any place where an installation or a build puts it."""
 
     def __init__(self) -> None:

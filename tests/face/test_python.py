@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import re
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import networkx
@@ -15,8 +18,12 @@ from onnx import TensorProto, helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
-from fa_compiler.errors import InputError
+from fa_compiler.errors import FaCompilerError, InputError
 from fa_compiler.gain import gain_line
+from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel
+from fa_compiler.op_registry.errors import InputError as CallError
+from fa_compiler.op_registry.errors import RegOpSyntaxError, UnknownOp
+from fa_compiler.reference.call import ReferenceInputError
 
 from .builders import HEADS, attention, feeds, plain, projected, saved
 
@@ -168,3 +175,48 @@ def test_a_graph_whose_nodes_know_their_block() -> None:
     assert found.nodes["probs"]["op_type"] == "Softmax"
     assert found.edges["scaled", "probs"]["values"] == {"scaled": "[2, 4, 8, 8]"}
     assert networkx.ancestors(found, "probs") == {"key_t", "product", "scaled"}
+
+
+@pytest.mark.parametrize("kind", ["path", "ir"])
+def test_a_result_comes_back_from_another_process(kind: str, tmp_path: Path) -> None:
+    """A process pool pickles what a task returns, and what it raises."""
+    path = saved(attention(batch=2, length=8), tmp_path / "model.onnx")
+    given = path if kind == "path" else ir.load(path)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        result = pool.submit(fa_compiler.optimize, given).result()
+        with pytest.raises(InputError, match="no such file"):
+            pool.submit(fa_compiler.optimize, tmp_path / "missing.onnx").result()
+    assert result.report.count("fused") == 1
+    assert isinstance(result.model, ir.Model if kind == "ir" else onnx.ModelProto)
+    assert fa_compiler.verify(path, result.model).same
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("model.onnx is empty"),
+        UnknownOp("FlashAttentionScor", ["FlashAttentionScore"]),
+        CallError("FlashAttentionScore", "query", "is no array"),
+        RegOpSyntaxError("header.h", 3, "expected a macro"),
+        ReferenceInputError("FlashAttentionScore", "query", "has rank 1"),
+        UnsupportedModel(["node 'a' (Add): no"]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_are_pickled_as_they_are(error: FaCompilerError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_every_error_has_one_base() -> None:
+    query = np.zeros((1, 4, 8, 16), np.float32)
+    call = {"query": query, "key": query, "value": query}
+    attributes = {"head_num": 3, "input_layout": "BNSD"}
+    for run in (fa_compiler.ops.run, fa_compiler.reference.run):
+        with pytest.raises(FaCompilerError, match="head_num"):
+            run("FlashAttentionScore", call, attributes)
+        with pytest.raises(FaCompilerError, match="unknown operator 'FlashAttentionScor', did you mean"):
+            run("FlashAttentionScor", call, attributes)
+        with pytest.raises(FaCompilerError, match="keys"):
+            run("FlashAttentionScore", call | {"keys": query}, attributes)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from fa_compiler.op_registry.errors import FaCompilerError
 from fa_compiler.passes.decline import label
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModel(FaCompilerError, ValueError):
     """ATC's ONNX parser cannot take the model. `problems` are the reasons, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
