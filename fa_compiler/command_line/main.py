@@ -20,6 +20,7 @@ from fa_compiler import __version__
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.model_files.destination import is_stream
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.runtimes import RUNTIMES
@@ -31,6 +32,9 @@ DEBUG = "FA_COMPILER_DEBUG"
 
 _SILENT = logging.NullHandler()
 
+_FILES = ("output", "outputs", "report", "html", "graph")
+"""The arguments that name a file to write."""
+
 EXIT_CODES = f"""\
 exit codes:
   {OK:<5}done
@@ -40,8 +44,9 @@ exit codes:
   {INTERNAL:<5}internal error; please report it with the output of a run with {DEBUG}=1
   {INTERRUPTED:<5}interrupted
 
-A failed run leaves no output. If OUT exists, it is replaced; a link is replaced by a file. OUT may be the input only
-with --force. "-" is an ordinary file name.
+A failed run leaves no output. If OUT exists, it is replaced; a link is written through. OUT may be the input only
+with --force. "-" is an ordinary file name. If a file goes to standard output (/dev/stdout), the text goes to standard
+error.
 """
 
 
@@ -529,7 +534,8 @@ def _run(argv: Sequence[str] | None) -> int:
                 complete(top)
         args = top.parse_args(argv)
         module, _, function = args.run.partition(".")
-        code = int(getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(args))
+        with _text_beside(args):
+            code = int(getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(args))
         sys.stdout.flush()
         return code
     except SystemExit as stop:
@@ -547,6 +553,14 @@ def _run(argv: Sequence[str] | None) -> int:
             traceback.print_exc()
         report = f"this is a fault of fa-compiler; please report it with the output of a run with {DEBUG}=1"
         return _fail(f"internal error: {type(error).__name__}: {one_line(error)}; {report}", INTERNAL)
+
+
+def _text_beside(args: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+    """Send the text of the run to standard error, if one of its files goes to standard output."""
+    files = (getattr(args, name, None) for name in _FILES)
+    if any(file is not None and is_stream(file, sys.stdout) for file in files):
+        return contextlib.redirect_stdout(sys.stderr)
+    return contextlib.nullcontext()
 
 
 def _fail(message: str, code: int) -> int:

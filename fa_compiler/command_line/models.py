@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ import onnx
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.errors import InputError
 from fa_compiler.gain import gain_line
+from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
-from fa_compiler.model_files.writing import Staging, check_place, is_special, staging, write, write_model
+from fa_compiler.model_files.writing import Staging, check_place, staging, write, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
 from fa_compiler.passes.report import Code, Progress, printable
@@ -146,13 +148,13 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
     """Refuse a report, a page or a drawing that would overwrite the model, its weights or another file of the run."""
     output = getattr(args, "output", None)
     named = {"model": output, "report": getattr(args, "report", None), "page": args.html, "graph": args.graph}
-    places: dict[Path, str] = {}
+    places: dict[str, str] = {}
     for what, path in named.items():
         if path is None:
             continue
         if path is not output:
             check_place(path, loaded)
-        other = places.setdefault(path.resolve(), what)
+        other = places.setdefault(os.path.realpath(path), what)
         if other != what:
             raise InputError(f"{path} cannot be both the {other} and the {what}")
 

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -160,9 +160,9 @@ def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> 
     return {name: typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(place: Path | BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file that `load_inputs` reads, whatever the names are: some are arguments of numpy.savez."""
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(place, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)

@@ -15,6 +15,7 @@ import onnx
 
 from fa_compiler.errors import InputError
 from fa_compiler.model_files import tensors
+from fa_compiler.model_files.destination import is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes.report import Progress, Report
@@ -36,6 +37,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a file system that takes no more bytes."""
 
 
+@dataclass(frozen=True)
+class _Move:
+    """A written file, the place to which it is moved, and the name that the user gave this place."""
+
+    written: Path
+    place: Path
+    target: Path
+
+
 @dataclass
 class Staging:
     """The files of one run.
@@ -45,22 +55,25 @@ class Staging:
     """
 
     progress: Progress | None = None
-    _moves: list[tuple[Path, Path]] = field(default_factory=list)
+    _moves: list[_Move] = field(default_factory=list)
     _made: list[Path] = field(default_factory=list)
 
     def reserve(self, target: Path) -> Path:
-        """A new empty file beside `target`, which `commit` will move to `target`; a device itself, if `target` is one.
+        """A new empty file beside the place of `target`, to which `commit` will move it.
+
+        A pipe, a device or an open file of this process is returned itself (`destination`).
 
         Raises:
-            InputError: the folder does not exist or cannot be written, or `target` is a folder.
+            InputError: the folder does not exist or cannot be written, or `target` is a folder or a circle of links.
         """
         if target.is_dir():
             raise InputError(f"{target} is a folder; give the name of the file to write")
         if is_special(target):
             return target
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        self.create(temporary, target)
-        self._moves.append((temporary, target))
+        place = real_place(target)
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}.tmp")
+        self.create(temporary, place if target.is_symlink() else target)
+        self._moves.append(_Move(temporary, place, target))
         return temporary
 
     def create(self, path: Path, target: Path) -> None:
@@ -78,17 +91,17 @@ class Staging:
     def commit(self) -> None:
         """Move every file to its target. Raises InputError."""
         while self._moves:
-            temporary, target = self._moves[0]
+            move = self._moves[0]
             try:
-                if target.is_dir():
-                    raise InputError(f"{target} is a folder; give the name of the file to write")
-                if target.exists() and not target.is_symlink():
-                    temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-                temporary.replace(target)
+                if move.place.is_dir():
+                    raise InputError(f"{move.target} is a folder; give the name of the file to write")
+                if move.place.exists():
+                    move.written.chmod(stat.S_IMODE(move.place.stat().st_mode))
+                move.written.replace(move.place)
             except OSError as error:
-                raise cannot_write(target, error) from None
+                raise cannot_write(move.target, error) from None
             del self._moves[0]
-            _sync_folder(target.parent)
+            _sync_folder(move.place.parent)
         self._made.clear()
 
     def discard(self) -> None:
@@ -113,7 +126,7 @@ def staging(progress: Progress | None = None) -> Iterator[Staging]:
 def write(path: Path, chunks: Iterable[bytes | memoryview], target: Path) -> None:
     """Write and sync a reserved file. Errors (InputError) name `target`."""
     try:
-        with path.open("wb") as file:
+        with open_for_writing(path) as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
@@ -341,12 +354,7 @@ def _same(left: Path, right: Path) -> bool:
     try:
         return left.samefile(right)
     except OSError:
-        return left.resolve() == right.resolve()
-
-
-def is_special(path: Path) -> bool:
-    """Whether a path is an existing pipe or device. It is written to and never replaced: /dev/null must stay."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+        return os.path.realpath(left) == os.path.realpath(right)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,7 +117,7 @@ def _opened(task: ShardedRun, communicator: Communicator) -> _Opened:
     if not session.record.caches:
         raise InputError(f"{task.loaded.name} has no caches: --caches does not go with it")
     file = of_rank(task.caches, rank, communicator.size)
-    if place.resolve() == file.resolve():
+    if os.path.realpath(place) == os.path.realpath(file):
         raise InputError(f"{place} holds the caches; choose another name for the outputs")
     infos = {info.name: info for info in graph_inputs(task.loaded.proto)}
     presents = {present: infos.pop(name) for name, present in session.record.caches.items()}

@@ -363,13 +363,42 @@ def test_new_output_obeys_the_umask(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o640
 
 
-def test_link_at_the_output_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_link_at_the_output_is_written_through(exists: bool, tmp_path: Path) -> None:
+    path, out, place = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx", tmp_path / "other" / "m.onnx"
+    place.parent.mkdir()
+    if exists:
+        place.write_bytes(b"old")
+        place.chmod(0o640)
+    out.symlink_to("other/m.onnx")
+    (tmp_path / "report.json").symlink_to("other/r.json")
+    assert main(["optimize", str(path), "-o", str(out), "--report", str(tmp_path / "report.json"), "--quiet"]) == 0
+    assert out.is_symlink()
+    assert ops(place) == ["FlashAttention"]
+    assert json.loads((place.parent / "r.json").read_text())["model"] == str(path)
+    assert not exists or place.stat().st_mode & 0o777 == 0o640
+    assert {file.name for file in place.parent.iterdir()} == {"m.onnx", "r.json"}
+
+
+def test_failed_run_leaves_what_a_link_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out, place = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx", tmp_path / "m.onnx"
+    place.write_bytes(b"old")
+    out.symlink_to(place)
+    monkeypatch.setattr("fa_compiler.command_line.models._agrees", lambda *arguments: False)
+    assert main(["optimize", str(path), "-o", str(out), "--verify", "--quiet"]) == 1
+    assert place.read_bytes() == b"old"
+    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "out.onnx", "m.onnx"}
+
+
+def test_link_that_leads_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
-    (tmp_path / "elsewhere").write_bytes(b"precious")
-    out.symlink_to("elsewhere")
-    assert main(["optimize", str(path), "-o", str(out), "--quiet"]) == 0
-    assert not out.is_symlink()
-    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+    out.symlink_to("out.onnx")
+    assert main(["optimize", str(path), "-o", str(out)]) == 2
+    assert "is a link that leads back to itself" in capfd.readouterr().err
+    out.unlink()
+    out.symlink_to("missing/m.onnx")
+    assert main(["optimize", str(path), "-o", str(out)]) == 2
+    assert f"there is no folder {tmp_path / 'missing'}; make it first" in capfd.readouterr().err
 
 
 def test_output_to_a_pipe(tmp_path: Path) -> None:
@@ -383,6 +412,35 @@ def test_output_to_a_pipe(tmp_path: Path) -> None:
     assert main(["optimize", str(path), "-o", "/dev/null", "--quiet"]) == 0
     assert main(["optimize", str(path), "-o", "/dev/null", "--quiet", "--verify"]) == 2
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("mode", ["pipe", "wb", "ab"])
+def test_output_to_standard_output(mode: str, name: str, tmp_path: Path) -> None:
+    """The file alone is there, the text is on standard error, and a file that is appended to keeps what it held."""
+    path, file = saved(attention(), tmp_path / "model.onnx"), tmp_path / "file"
+    file.write_bytes(b"before")
+    command = [*COMMAND, "optimize", str(path), "-o", name]
+    if mode == "pipe":
+        done = subprocess.run(command, capture_output=True, check=True)
+        content = done.stdout
+    else:
+        with file.open(mode) as stream:
+            done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, check=True)
+        content = file.read_bytes()
+        assert content.startswith(b"before") == (mode == "ab")
+        content = content.removeprefix(b"before")
+    assert [node.op_type for node in onnx.load_model_from_string(content).graph.node] == ["FlashAttention"]
+    assert f"wrote {name}" in done.stderr.decode()
+    assert os.path.lexists(name)
+
+
+def test_report_to_standard_output(tmp_path: Path) -> None:
+    path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    command = [*COMMAND, "optimize", str(path), "-o", str(out), "--report", "/dev/stdout"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert json.loads(done.stdout)["model"] == str(path)
+    assert f"wrote {out}, /dev/stdout" in done.stderr.decode()
 
 
 def test_dash_is_a_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

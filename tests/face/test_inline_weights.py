@@ -180,7 +180,8 @@ def test_force_over_the_input(link: str, tmp_path: Path) -> None:
     assert main(["optimize", str(path), "-o", str(other), "--quiet"]) == 2
     assert main(["optimize", str(path), "-o", str(other), "--quiet", "--force", "--verify"]) == 0
     assert as_parsed(other) == expected
-    assert link == "same" or path.read_bytes() == content
+    assert (path.read_bytes() == content) == (link == "hard")
+    assert other.is_symlink() == (link == "symbolic")
     assert {file.name for file in tmp_path.iterdir()} == {path.name, other.name}
 
 
