@@ -24,23 +24,14 @@ logged by the logger "fa_compiler".
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
+from fa_compiler import interrupts as _interrupts
 
-def _end_command() -> None:
-    """End the process after an interrupt, if it is the command `fa-compiler`, which has no handler yet."""
-    program = sys.argv[0] if sys.argv else ""
-    if program.replace("\\", "/").rpartition("/")[2] in ("fa-compiler", "fa-compiler.exe", "-m", "__main__.py"):
-        print("fa-compiler: error: interrupted; nothing was written", file=sys.stderr)
-        sys.exit(130)
+if _interrupts.is_command():  # before the other imports, which take most of a second
+    _interrupts.end_at_once()
 
-
-try:
-    from fa_compiler.op_registry import schemas as _schemas
-except KeyboardInterrupt:
-    _end_command()
-    raise
+from fa_compiler.op_registry import schemas as _schemas
 
 if TYPE_CHECKING:
     from fa_compiler import ops, reference

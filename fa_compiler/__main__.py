@@ -2,13 +2,7 @@
 
 import sys
 
-from fa_compiler import _end_command
-
-try:
-    from fa_compiler.command_line.main import main
-except KeyboardInterrupt:
-    _end_command()
-    raise
+from fa_compiler.command_line.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,14 +9,13 @@ import importlib
 import logging
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
-from fa_compiler import __version__
+from fa_compiler import __version__, interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.errors import InputError, one_line
@@ -512,14 +511,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own by default) and return its exit code."""
     logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns about is refused, repaired or kept
     if argv is None:
-        signal.signal(signal.SIGTERM, lambda number, frame: signal.default_int_handler(number, frame))
+        interrupts.raise_in_run()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         return _run(argv)
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", INTERRUPTED)
+        return _fail(interrupts.MESSAGE, INTERRUPTED)
     except BrokenPipeError:
         with Path(os.devnull).open("w") as nowhere, contextlib.suppress(OSError, ValueError):
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -540,19 +539,24 @@ def _run(argv: Sequence[str] | None) -> int:
         return code
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else OK
-    except (InputError, RegistryError) as error:
-        return _fail(one_line(error), BAD_INPUT)
     except BrokenPipeError:
         raise
-    except OSError as error:
-        return _fail(one_line(error), BAD_INPUT)
-    except MemoryError:
-        return _fail("not enough memory", BAD_INPUT)
     except Exception as error:
-        if os.environ.get(DEBUG):
-            traceback.print_exc()
-        report = f"this is a fault of fa-compiler; please report it with the output of a run with {DEBUG}=1"
-        return _fail(f"internal error: {type(error).__name__}: {one_line(error)}; {report}", INTERNAL)
+        if interrupts.arrived():
+            raise KeyboardInterrupt from error
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """Print the line of an error, and return the exit code."""
+    if isinstance(error, (InputError, RegistryError, OSError)):
+        return _fail(one_line(error), BAD_INPUT)
+    if isinstance(error, MemoryError):
+        return _fail("not enough memory", BAD_INPUT)
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    report = f"this is a fault of fa-compiler; please report it with the output of a run with {DEBUG}=1"
+    return _fail(f"internal error: {type(error).__name__}: {one_line(error)}; {report}", INTERNAL)
 
 
 def _text_beside(args: argparse.Namespace) -> contextlib.AbstractContextManager[object]:

@@ -187,13 +187,49 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
+_CONVERTING = """
+import signal, sys
+import fa_compiler.pipeline as pipeline
+from fa_compiler.command_line.main import main
+
+def fuse(*args):
+    try:
+        signal.raise_signal(NUMBER)
+    except KeyboardInterrupt:
+        raise ERROR("initialization failed") from None
+
+pipeline.fuse = fuse
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [("SIGINT", "ImportError"), ("SIGTERM", "RuntimeError"), ("SIGINT", "OSError")]
+)
+def test_an_interrupt_that_comes_out_as_another_error(number: str, error: str, tmp_path: Path) -> None:
+    """As native code makes one of it while it imports a module."""
+    saved(attention(), tmp_path / "model.onnx")
+    program = _CONVERTING.replace("NUMBER", f"signal.{number}").replace("ERROR", error)
+    command = [sys.executable, "-c", program, "optimize", "model.onnx", "-o", "out.onnx"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr) == (130, "fa-compiler: error: interrupted; nothing was written\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
 _HASTY = """
-import sys
+import signal, sys
 
 class Interrupting:
     def find_spec(self, name, *others):
         if name == sys.argv[1]:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
 sys.argv[0] = "/usr/bin/fa-compiler"

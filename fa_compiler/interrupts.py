@@ -1,0 +1,64 @@
+"""Ctrl-C and SIGTERM end the command `fa-compiler` with one line and one exit code, whenever they arrive.
+
+While the command is imported, the process ends at once: nothing has been written yet. Later KeyboardInterrupt is
+raised, so that files are cleaned up. Native code may turn it into another error while it imports a module, such as an
+ImportError; `arrived` tells the two apart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import FrameType
+from typing import NoReturn
+
+from fa_compiler.command_line.exit_codes import INTERRUPTED
+
+MESSAGE = "interrupted; nothing was written"
+
+_PROGRAMS = ("fa-compiler", "fa-compiler.exe")
+
+_received: list[int] = []
+
+
+def is_command() -> bool:
+    """Whether this process is the command `fa-compiler`, and not a program that uses the package."""
+    program = sys.argv[0] if sys.argv else ""
+    if program.replace("\\", "/").rpartition("/")[2] in _PROGRAMS:
+        return True
+    given = sys.orig_argv[1:]
+    return any(pair == ("-m", "fa_compiler") for pair in pairwise(given))
+
+
+def end_at_once() -> None:
+    """From now on, an interrupt ends the process."""
+    _install(_end)
+
+
+def raise_in_run() -> None:
+    """From now on, an interrupt raises KeyboardInterrupt."""
+    _install(_raise)
+
+
+def arrived() -> bool:
+    """Whether an interrupt has arrived since `raise_in_run`."""
+    return bool(_received)
+
+
+def _install(handler: Callable[[int, FrameType | None], NoReturn]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # the shell of a background job lets Ctrl-C be ignored
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, f"fa-compiler: error: {MESSAGE}\n".encode())
+    os._exit(INTERRUPTED)
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    _received.append(number)
+    raise KeyboardInterrupt
