@@ -7,6 +7,7 @@ The checker gets a light copy of the model, which differs in these points:
     an output without a type            is an inner value, for the same reason
     an unknown operator                 of a standard domain, which the installed onnx does not have, is in an unknown
                                         domain: the checker does not check nodes of unknown domains
+    a deprecated operator               that ONNX Runtime runs (`DEPRECATED`) is in an unknown domain, too
     leftovers of a converter            in training graphs (`LEFT_OVER`) are in an unknown domain, too: they do not
                                         run, but the attention in the same graph can be fused
     an old IR version                   is raised to 4, or to 8 in a model with functions: for older versions the
@@ -31,6 +32,10 @@ LIGHT = 1 << 16
 LEFT_OVER = {"BatchNormalization": 6}
 """The number of outputs by which a leftover node of a standard operator is recognised. tf2onnx converts TensorFlow's
 FusedBatchNormV3 to a BatchNormalization and keeps all six outputs, because the gradient reads them."""
+
+DEPRECATED = frozenset({"GroupNormalization"})
+"""Operators that ONNX Runtime runs in the opsets for which onnx calls them deprecated: GroupNormalization of opset 18
+to 20, whose scale and bias are for groups. The checker refuses a node of them."""
 
 _PLACEHOLDER = "fa_compiler.placeholder"
 _UNLISTED = 4
@@ -136,7 +141,9 @@ class _Known:
         domain = "" if domain == "ai.onnx" else domain
         if domain not in self._versions:
             return True
-        return bool(defs.has(op_type, self._versions[domain], domain))
+        if not defs.has(op_type, self._versions[domain], domain):
+            return False
+        return not (op_type in DEPRECATED and defs.get_schema(op_type, self._versions[domain], domain).deprecated)
 
 
 def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, main: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Faults of a model that the ONNX checker accepts and the passes cannot handle.
 
     an output without a name, or one that nothing in the graph makes
+    two weights of one name with different numbers
     an opset version or a type number that does not exist
     a name whose bytes are not UTF-8
     a tensor whose data do not fit its shape
@@ -13,6 +14,8 @@ The passes inline functions, and they read an attribute as the type that its ope
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import onnx
 
@@ -38,7 +41,7 @@ def unchecked_fault(model: onnx.ModelProto) -> str | None:
         for opset in owner.opset_import:
             if opset.domain in STANDARD and not 0 < opset.version < 1 << 31:
                 return f"there is no opset {opset.version} of domain '{opset.domain}'"
-    if (found := _output_fault(model.graph)) is not None:
+    if (found := _output_fault(model.graph) or _weight_fault(model.graph)) is not None:
         return found
     owners = (model, model.graph, *model.functions)
     if (found := next(filter(None, map(_metadata_fault, owners)), None)) is not None:
@@ -58,6 +61,16 @@ def _output_fault(graph: onnx.GraphProto) -> str | None:
         if info.name not in made:
             return f"no node makes the output {_shown(info.name)} of its graph"
     return None
+
+
+def _weight_fault(graph: onnx.GraphProto) -> str | None:
+    """Equal ones are repaired before. The light copy of `checker` makes inputs of large ones, and its error names
+    these."""
+    counts = Counter(tensor.name for tensor in graph.initializer)
+    repeated = next((name for name, count in counts.items() if count > 1 and name), None)
+    if repeated is None:
+        return None
+    return f"{counts[repeated]} weights have the name {_shown(repeated)}, and their numbers differ"
 
 
 def _tensor_fault(model: onnx.ModelProto) -> str | None:

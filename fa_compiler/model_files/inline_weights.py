@@ -93,6 +93,16 @@ class FileWeights:
             count -= len(chunk)
         self.check()
 
+    def are_equal(self, first: onnx.TensorProto, second: onnx.TensorProto) -> bool:
+        """Whether two tensors that were left in the file have the same bytes.
+
+        Raises:
+            InputError: the file cannot be read, or was changed.
+        """
+        (start, count), (other, other_count) = extent(first), extent(second)
+        pairs = zip(self.chunks(start, count), self.chunks(other, other_count), strict=False)
+        return count == other_count and all(left == right for left, right in pairs)
+
     def make_inline(self, tensor: onnx.TensorProto) -> None:
         """Read the content of a tensor that was left in the file into the tensor.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from fa_compiler.model_files import inline_weights, repairs
 from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
-from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, repaired
+from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, distinct_weights, repaired
 from fa_compiler.model_files.subgraphs import Subgraphs
 from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location, message_size
 
@@ -178,7 +179,8 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
     if (problem := _not_carried(below)) is not None:
         raise InputError(f"{name} {problem}")
     _check_expansion(read.proto, name)
-    proto, notes = as_runtime_reads(below)
+    distinct = distinct_weights(read.proto, read.weights)
+    proto, notes = as_runtime_reads(below, distinct)
     if (problem := checker.fault(proto, full=False)) is not None:
         try:
             proto, more_notes = repaired(proto)
@@ -188,7 +190,9 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
         problem = checker.fault(proto, full=False) if more_notes else problem
     if problem is not None:
         raise InputError(f"{name} is not a valid ONNX model: {problem}")
-    for index, tensor in enumerate(all_tensors(proto)):  # the main graph's initializers come first
+    # The initializers of the main graph come first.
+    positions = itertools.chain(distinct, itertools.count(len(read.proto.graph.initializer)))
+    for index, tensor in zip(positions, all_tensors(proto), strict=False):
         if is_external(tensor) and index not in read.kept_in_file:
             files[location(tensor)] = check_external(tensor, folder, name)
     below = below if proto is read.proto else Subgraphs.of(proto)

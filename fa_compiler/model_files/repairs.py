@@ -7,6 +7,8 @@ No repair changes the meaning that the model has in ONNX Runtime:
     a size below 0              of an input or output becomes dynamic
     an input that is an output  has one type: that of the input replaces the one that is declared for the output
     a weight that is an output  has the type and the shape of its numbers, if the output declares others
+    equal weights of one name   in the main graph: one of them is left out
+    two entries of one key      in the metadata of the model: the last one counts
     "" and "ai.onnx"            are one domain: the last of two imports counts, and all nodes name the domain ""
     a graph without a name      gets a name
     a device configuration      is removed if it names no configuration or no tensor, or if the IR version has none;
@@ -17,11 +19,13 @@ A graph with a cycle, or with one name for two values, is not changed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 from onnx import defs
 
+from fa_compiler.model_files.inline_weights import FileWeights
 from fa_compiler.model_files.subgraphs import Subgraphs, all_nodes, graphs_below, graphs_of
 
 ONE_VERSION = frozenset(
@@ -53,18 +57,44 @@ class OrderError(Exception):
     """There is no order in which the nodes can run. The text gives the reason."""
 
 
-def as_runtime_reads(below: Subgraphs) -> tuple[onnx.ModelProto, list[str]]:
+def as_runtime_reads(below: Subgraphs, distinct: Sequence[int]) -> tuple[onnx.ModelProto, list[str]]:
     """A copy of the model without the parts that other tools read differently from ONNX Runtime, and a sentence for
-    each change; the model itself and no sentences if there is no such part."""
+    each change; the model itself and no sentences if there is no such part. `distinct` are the `distinct_weights`."""
     model = below.model
     imports = any(_other_opsets(owner) for owner in (model, *model.functions))
     sizes = any(map(_negative, (*model.graph.input, *model.graph.output)))
     devices = next(_unreadable_devices(model, below.nodes), None) is not None
     passed_on = bool(_passed_on(model))
-    if not imports and not sizes and not devices and not passed_on:
+    repeated = len(distinct) < len(model.graph.initializer) or bool(_repeated_keys(model))
+    if not imports and not sizes and not devices and not passed_on and not repeated:
         return model, []
     copy = _copy(model)
-    return copy, [*_standard_opsets(copy), *_outputs_passed_on(copy), *_open_sizes(copy), *_devices(copy)]
+    return copy, [
+        *_standard_opsets(copy),
+        *_equal_weights(copy, distinct),
+        *_metadata_of_one_key(copy),
+        *_outputs_passed_on(copy),
+        *_open_sizes(copy),
+        *_devices(copy),
+    ]
+
+
+def distinct_weights(model: onnx.ModelProto, weights: FileWeights | None) -> list[int]:
+    """The positions of the initializers of the main graph without those that repeat an earlier one.
+
+    Initializers of one name that differ all stay, and the checker refuses them: of two small ones ONNX Runtime takes
+    the last, and of two large ones the first. `weights` is the file of the large ones, if they were left in it.
+
+    Raises:
+        InputError: the file cannot be read, or was changed.
+    """
+    first: dict[str, onnx.TensorProto] = {}
+    stays = []
+    for index, tensor in enumerate(model.graph.initializer):
+        before = first.setdefault(tensor.name, tensor)
+        if before is tensor or not tensor.name or not _equal(before, tensor, weights):
+            stays.append(index)
+    return stays
 
 
 def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -159,6 +189,42 @@ def _outputs_passed_on(model: onnx.ModelProto) -> Iterator[str]:
         info.type.CopyFrom(kind)
         article = "an" if what == "input" else "a"
         yield f"the output '{info.name}' is {article} {what}, and declared with another type: it has that of the {what}"
+
+
+def _equal(first: onnx.TensorProto, second: onnx.TensorProto, weights: FileWeights | None) -> bool:
+    if first == second:
+        return True
+    if weights is None or not (weights.owns(first) and weights.owns(second)):
+        return False
+    same_kind = first.data_type == second.data_type and list(first.dims) == list(second.dims)
+    return same_kind and weights.are_equal(first, second)
+
+
+def _equal_weights(model: onnx.ModelProto, distinct: Sequence[int]) -> Iterator[str]:
+    tensors = model.graph.initializer
+    dropped = sorted(set(range(len(tensors))) - set(distinct))
+    names = list(dict.fromkeys(tensors[index].name for index in dropped))
+    for index in reversed(dropped):
+        del tensors[index]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"the weight '{names[0]}'{more} is in the model twice with equal numbers: one is left out"
+
+
+def _repeated_keys(model: onnx.ModelProto) -> list[str | bytes]:
+    counts = Counter(prop.key for prop in model.metadata_props)
+    return [key for key, count in counts.items() if count > 1]
+
+
+def _metadata_of_one_key(model: onnx.ModelProto) -> Iterator[str]:
+    if not (keys := _repeated_keys(model)):
+        return
+    last = {prop.key: prop for prop in model.metadata_props}
+    kept = [onnx.StringStringEntryProto.FromString(prop.SerializeToString()) for prop in last.values()]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    yield f"the metadata hold the key {keys[0]!r}{more} more than once: the last one counts, as in ONNX Runtime"
 
 
 def _negative(info: onnx.ValueInfoProto) -> bool:
