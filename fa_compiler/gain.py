@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import onnx
 
 from fa_compiler.model_files.subgraphs import all_nodes
-from fa_compiler.passes import Report
+from fa_compiler.passes import Block, Report
+from fa_compiler.passes.options import DECODE
 
 TILED = ("ort", "ascend")
 """The targets whose kernels hold a tile of the scores at a time."""
@@ -22,8 +24,42 @@ def nodes_of(model: onnx.ModelProto) -> int:
     return sum(1 for _ in all_nodes(model.graph.node))
 
 
-def score_bytes(*sizes: int) -> int:
-    """The bytes of the scores and the probabilities of one attention, of these sizes."""
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one attention and one sequence: its query heads, rows and keys. A size of 0 is open."""
+
+    heads: int
+    rows: int
+    keys: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the scores grow with the sequence."""
+        return not (self.rows and self.keys)
+
+    def count_bytes(self, tokens: int) -> int:
+        """The bytes of the scores and the probabilities, where each open size is this number of tokens."""
+        return _bytes_of(self.heads, self.rows or tokens, self.keys or tokens)
+
+
+def largest_scores(report: Report) -> Scores | None:
+    """The largest scores that a fused attention does not hold any more; None where nothing is known of them.
+
+    Kernels of other runtimes may hold the scores, so nothing is said of them.
+    """
+    if report.target not in TILED:
+        return None
+    found = [_scores_of(block) for block in report.blocks if block.status == "fused" and block.heads and block.heads[0]]
+    return max(found, key=lambda scores: scores.count_bytes(TOKENS), default=None)
+
+
+def _scores_of(block: Block) -> Scores:
+    assert block.heads is not None
+    rows, keys = block.scores or (0, 0)
+    return Scores(block.heads[0], 1 if DECODE in block.assumed else rows, keys)
+
+
+def _bytes_of(*sizes: int) -> int:
     return 2 * SCORE_BYTES * math.prod(sizes)
 
 
@@ -40,24 +76,22 @@ def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -
     """One line of before and after; None where nothing was fused.
 
     The memory is that of the largest fused attention: at the model's own sizes where they are fixed, else of one
-    sequence of TOKENS tokens. Kernels of other runtimes may hold the scores, so nothing is said of them.
+    sequence, whose open sizes are TOKENS tokens.
     """
     fused = [block for block in report.blocks if block.status == "fused" and block.kind != "backward"]
     if not fused:
         return None
-    line = f"{nodes_of(before):,} nodes before, {nodes_of(after):,} after"
-    if report.target not in TILED:
+    line, scores = f"{nodes_of(before):,} nodes before, {nodes_of(after):,} after", largest_scores(report)
+    if scores is None:
         return line
     shapes = _fixed_shapes(before)
     sizes = [shapes[block.anchor] for block in fused if block.anchor in shapes]
     if sizes and len(sizes) == len(fused):
-        largest = max(score_bytes(*shape) for shape in sizes)
+        largest = max(_bytes_of(*shape) for shape in sizes)
         return f"{line}; up to {in_units(largest)} of scores and probabilities are not held any more"
-    heads = max((block.heads[0] for block in fused if block.heads and block.heads[0]), default=0)
-    if not heads:
-        return line
-    size = in_units(score_bytes(heads, TOKENS, TOKENS))
-    return f"{line}; at {TOKENS:,} tokens {size} of scores and probabilities are not held any more"
+    where = f"at {TOKENS:,} tokens" if scores.is_open else "for each sequence"
+    size = in_units(scores.count_bytes(TOKENS))
+    return f"{line}; {where} {size} of scores and probabilities are not held any more"
 
 
 def _fixed_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:

@@ -377,6 +377,7 @@ class _Run:
             layout=fused.layout,
             mask=fused.mask_label,
             heads=fused.heads,
+            scores=fused.scores,
             extensions=self._extensions(fused.node),
             assumed=fused.assumed,
             missed=(*missed, *fused.missed),

@@ -243,9 +243,9 @@ class Block:
     """One softmax or attention op of the model, or the gradient of one, and what became of it.
 
     A forward block and the backward block of its gradient name each other in `pair`; the backward block follows the
-    forward block directly. `heads` is (N1, N2), the numbers of query and key heads, 0 where unknown before the model
-    runs. `mask` is a short word: "none", "atten_mask", "real_shift", "causal", ... `node` is the name of the fused
-    node.
+    forward block directly. `heads` is (N1, N2), the numbers of query and key heads, and `scores` is (S1, S2), the rows
+    and keys of the scores of one head; each is 0 where unknown before the model runs. `mask` is a short word: "none",
+    "atten_mask", "real_shift", "causal", ... `node` is the name of the fused node.
     """
 
     id: int
@@ -258,6 +258,7 @@ class Block:
     layout: str | None = None
     mask: str | None = None
     heads: tuple[int, int] | None = None
+    scores: tuple[int, int] | None = None
     extensions: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     code: Code | None = None

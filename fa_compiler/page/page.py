@@ -16,7 +16,7 @@ from importlib import resources
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.gain import in_units, nodes_of, score_bytes
+from fa_compiler.gain import Scores, in_units, largest_scores, nodes_of
 from fa_compiler.lowering.drawing import Arrow, Box, sheet, shortened, svg
 from fa_compiler.lowering.onnx_file import to_graph_operators
 from fa_compiler.model_files.foreign_types import without_types
@@ -156,9 +156,8 @@ def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto 
     yield "<dl class='cards'>"
     yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cards.items())
     yield "</dl>"
-    heads = [block.heads[0] for block in report.blocks if block.status == "fused" and block.heads and block.heads[0]]
-    if heads:
-        yield from _memory(max(heads))
+    if (scores := largest_scores(report)) is not None:
+        yield from _memory(scores)
     if result is not None:
         yield from _operators(original, result)
     yield "</section>"
@@ -172,16 +171,21 @@ def _verdict(fused: int, total: int) -> str:
     return f"{fused} of {total} attentions {_plural(fused, 'is', 'are')} fused."
 
 
-def _memory(heads: int) -> Iterator[str]:
+def _memory(scores: Scores) -> Iterator[str]:
+    fixed = [f"{size:,} {_plural(size, what)}" for size, what in ((scores.rows, "row"), (scores.keys, "key")) if size]
+    of = ", ".join((f"{scores.heads} {_plural(scores.heads, 'head')}", *fixed, "one sequence"))
     yield "<h3>Memory that is not needed any more</h3>"
     yield (
-        f"<p>The scores and the probabilities of one attention with {heads} {_plural(heads, 'head')}, one sequence and "
-        "float32 numbers. The fused operator holds a tile of them at a time.</p>"
+        f"<p>The scores and the probabilities of one attention with {of} and float32 numbers. The fused operator holds "
+        "a tile of them at a time.</p>"
     )
+    if not scores.is_open:
+        yield f"<p>{in_units(scores.count_bytes(0))}</p>"
+        return
     yield "<table><thead><tr><th scope='col'>tokens</th><th scope='col'>scores and probabilities</th></tr></thead>"
     yield "<tbody>"
     for length in LENGTHS:
-        size = in_units(score_bytes(heads, length, length))
+        size = in_units(scores.count_bytes(length))
         yield f"<tr><td>{length:,}</td><td>{size}</td></tr>"
     yield "</tbody></table>"
 

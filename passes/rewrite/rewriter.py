@@ -64,6 +64,8 @@ class Fused:
     node: ir.Node
     layout: str
     heads: tuple[int, int]
+    scores: tuple[int, int]
+    """The rows and keys of the scores of one head, 0 where a size is open."""
     mask: MaskPlan
     assumed: tuple[str, ...]
     missed: tuple[Missed, ...]
@@ -222,8 +224,9 @@ class Rewriter:
             place_beside()
         self.trace(match)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
+        scores = match.space.size(match.roles.q_seq).const or 0, match.space.size(match.roles.kv_seq).const or 0
         assumed = tuple(dict.fromkeys((*match.mask.assumed, *made.vouched)))
-        return Fused(made.node, made.plan.name, heads, match.mask, assumed, tuple(missed), made.mask_label)
+        return Fused(made.node, made.plan.name, heads, scores, match.mask, assumed, tuple(missed), made.mask_label)
 
     def _operands(self, match: AttentionMatch, plan: LayoutPlan, emitter: LayoutEmitter) -> dict[str, ir.Value | None]:
         """Query, key and value, with their rotated parts if these are operands of their own, in the plan's layout."""

@@ -170,7 +170,8 @@ class SparseFlashBuilder:
             place_beside()
         self.rewriter.trace(match)
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
-        return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), mask_label)
+        scores = space.size(roles.q_seq).const or 0, space.size(roles.kv_seq).const or 0
+        return Fused(node, "BSND", (heads, kv_heads), scores, match.mask, match.mask.assumed, (), mask_label)
 
     def _of_rows(self, view: View, depth: Axes) -> ir.Value:
         roles = self.match.roles

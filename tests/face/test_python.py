@@ -135,6 +135,38 @@ def test_what_was_gained() -> None:
     assert gain_line(fa_compiler.inspect(plain()), plain(), plain()) is None
 
 
+def _decoder(rows: int | str, keys: int | str) -> onnx.ModelProto:
+    """An attention of so many rows to so many keys."""
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, HEADS, size, 16])
+        for name, size in (("query", rows), ("key", keys), ("value", keys), ("out", rows))
+    ]
+    model = attention()
+    del model.graph.input[:], model.graph.output[:]
+    model.graph.input.extend(infos[:3])
+    model.graph.output.append(infos[3])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "told", "on_page"),
+    [
+        ("s", "s", f"at 4,096 tokens {HEADS * 128} MiB", f"<td>2,048</td><td>{HEADS * 32} MiB</td>"),
+        ("s", 2048, f"at 4,096 tokens {HEADS * 64} MiB", f"<td>2,048</td><td>{HEADS * 32} MiB</td>"),
+        (1, "t", f"at 4,096 tokens {HEADS * 32} KiB", f"<td>2,048</td><td>{HEADS * 16} KiB</td>"),
+        (1, 2048, f"for each sequence {HEADS * 16} KiB", f"<p>{HEADS * 16} KiB</p>"),
+    ],
+)
+def test_what_a_decoding_step_gains(rows: int | str, keys: int | str, told: str, on_page: str, tmp_path: Path) -> None:
+    """One row, or a cache of a fixed size: these sizes count, and not a square of tokens."""
+    model, page = _decoder(rows, keys), tmp_path / "page.html"
+    result = fa_compiler.optimize(model)
+    line = gain_line(result.report, model, result.model)
+    assert line is not None and f"{told} of scores" in line
+    assert main(["inspect", str(saved(model, tmp_path / "model.onnx")), "--html", str(page)]) == 0
+    assert on_page in page.read_text()
+
+
 def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "fa_compiler"):
         fa_compiler.inspect(attention())
