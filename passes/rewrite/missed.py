@@ -1,7 +1,9 @@
 """What the operands of a fused attention miss: copies, repeated heads, and types that are made wider.
 
 missed :=
-    1 an operand or the result in the layout, if the model held all of them in one
+    1 an operand or the result in the layout, if the model held all of them in one. Nobody can do much about new rows
+      beside keys of another number, such as those of a cache: the layout of the keys is taken, because they are more.
+      A single row is the same in every layout
     2 one key head for several query heads, if key and value had equal numbers of heads, and these were neighbours
     3 16-bit products, if all operands, the result and the factors were of 16 bits
 """
@@ -19,21 +21,18 @@ from fa_compiler.passes.nodes import SIXTEEN_BITS, is_op
 from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource
 from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Dim
 
-NAMES = ("query", "key", "value", "query of the added product", "key of the added product")
+ADDED_QUERY, ADDED_KEY = "query of the added product", "key of the added product"
+NAMES = ("query", "key", "value", ADDED_QUERY, ADDED_KEY)
+OF_ROWS = frozenset({"query", ADDED_QUERY, "result"})
+"""What has the rows of the query; the others have those of the keys."""
 
 
 def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo) -> Iterator[Missed]:
     """What operands and result miss in this plan. Where keys and values are read from pages, only the query counts."""
     operands = list(zip(NAMES, match.views, plan.operands, strict=False))[: 1 if plan.paged else None]
-    moved = {name: source.value for name, view, source in operands if _is_transposed(view, source)}  # 1
-    if any(isinstance(move, Transpose) for move in plan.destination.plan):
-        moved["result"] = plan.destination.value
-    if moved:
-        reason = f"the model holds {_listed(tuple(moved))} in another order than the layout {plan.name}"
-        orders = ["[batch, rows, heads, size]", *(["[batch, heads, rows, size]"] if plan.name != PACKED else [])]
-        hint = f"hold query, key, value and result alike, as {' or '.join(orders)}"
-        yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
+    yield from _copies(match, plan, operands)  # 1
     repeated = {name: view.base for name, view, _ in operands[1:3] if _repeats_heads(view, match)}  # 2
     if repeated:
         few, *both = repeated
@@ -50,6 +49,40 @@ def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo)
         reason = f"{_listed(tuple(short))} {'are' if len(short) > 1 else 'is'} of 16 bits, {_listed(wide)} of 32"
         hint = "give operands, factors and result one 16-bit type, if it is exact enough"
         yield Missed(MissedCode.WIDE, reason, next(iter(short.values())).name, hint)
+
+
+def _copies(
+    match: AttentionMatch, plan: LayoutPlan, operands: Sequence[tuple[str, View, OperandSource]]
+) -> Iterator[Missed]:
+    """What is transposed for the layout, and how much that is."""
+    roles, space = match.roles, match.space
+    one_row = space.size(roles.q_seq) == 1
+    moved = {name: source.value for name, view, source in operands if _is_transposed(view, source)}
+    if any(isinstance(move, Transpose) for move in plan.destination.plan):
+        moved["result"] = plan.destination.value
+    if one_row:
+        moved = {name: value for name, value in moved.items() if name not in OF_ROWS}
+    if not moved:
+        return
+    rows = roles.batch + roles.q_seq + roles.heads
+    keys = roles.batch + roles.kv_seq + roles.kv_heads
+    elements = {
+        "query": rows + roles.head_dim,
+        "key": keys + roles.head_dim,
+        "value": keys + roles.value_head_dim,
+        "result": rows + roles.value_head_dim,
+    }
+    if match.rope is not None:
+        elements |= {ADDED_QUERY: rows + match.rope.head_dim, ADDED_KEY: keys + match.rope.head_dim}
+    count = sum((space.size(elements[name]) for name in moved), Dim(0))
+    reason = f"the model holds {_listed(tuple(moved))} in another order than the layout {plan.name}"
+    reason += f": {count} elements are copied"
+    orders = ["[batch, rows, heads, size]", *(["[batch, heads, rows, size]"] if plan.name != PACKED else [])]
+    hint: str | None = f"hold query, key, value and result alike, as {' or '.join(orders)}"
+    if OF_ROWS.issuperset(moved) and space.size(roles.q_seq) != space.size(roles.kv_seq):
+        reason += "; keys and values, which may be more, are read where they are"
+        hint = None
+    yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
 
 
 def _is_transposed(view: View, source: OperandSource) -> bool:

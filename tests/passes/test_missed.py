@@ -255,8 +255,16 @@ LOST = {
     ),
     "transposed": Lost(
         MissedCode.COPIES,
-        "the model holds result in another order than the layout BNSD",
+        "the model holds result in another order than the layout BNSD: 32*B*S elements are copied",
         "alike",
+        lambda: parse(
+            PRODUCT_QK + SOFTMAX.format("s") + TURNED, inputs=CROSS.replace("T", "S"), outputs="float[B,S,4,8] y"
+        ),
+    ),
+    "new rows beside a cache": Lost(
+        MissedCode.COPIES,
+        "32*B*S elements are copied; keys and values, which may be more, are read where they are",
+        "",
         lambda: parse(PRODUCT_QK + SOFTMAX.format("s") + TURNED, outputs="float[B,S,4,8] y"),
     ),
     "repeated": Lost(
@@ -329,6 +337,13 @@ def test_a_loss_is_named_and_its_hint_helps(name: str) -> None:
 def test_nothing_is_missed(mask: str, use: str) -> None:
     """A band, padding beside it, and padding that runs along the rows: only one of them is read."""
     (block,) = fuse(ir.from_proto(masked(mask, use, more=KEPT))).blocks
+    assert block.status == "fused" and not block.missed
+
+
+def test_a_single_row_is_the_same_in_every_layout() -> None:
+    inputs = CROSS.replace("S", "1")
+    model = parse(PRODUCT_QK + SOFTMAX.format("s") + TURNED, inputs=inputs, outputs="float[B,1,4,8] y")
+    (block,) = fuse(ir.from_proto(model)).blocks
     assert block.status == "fused" and not block.missed
 
 
