@@ -7,6 +7,7 @@
                    one of ours (domain `ascend`, for the plugin), or one of domain npu
     If             its condition becomes a scalar
     constants      a Constant node holds a tensor, of a type that the parser knows
+    outputs        one that depends on constants only is computed, see `constant_outputs`
     weights        in files move from subgraphs to the main graph: the parser finds the files of the main graph only
     names          see `names`
 
@@ -21,7 +22,8 @@ import onnx_ir as ir
 from onnx import defs
 from onnx_ir.passes.common import InlinePass
 
-from fa_compiler.lowering.ascend.onnx_route import changes, forms, names, parser
+from fa_compiler.lowering.ascend.diagnostic import Severity
+from fa_compiler.lowering.ascend.onnx_route import changes, constant_outputs, forms, names, parser
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
@@ -60,10 +62,12 @@ def lower(model: ir.Model) -> None:
     _set_target(model, target)
     if problems := _convert(model, info, source, target):
         raise UnsupportedModel(problems)
-    if problems := _unsupported(model, info, target):
-        raise UnsupportedModel(problems)
     for graph in all_graphs(model):
         _plain_constants(graph)
+    if problems := _unsupported(model, info, target):
+        raise UnsupportedModel(problems)
+    if problems := constant_outputs.fold(model):
+        raise UnsupportedModel(problems)
     _hoist(model)
     names.make_unique(model, all_graphs(model))
     model.ir_version = min(model.ir_version, IR_VERSION)
@@ -164,10 +168,7 @@ def _came_with_18(node: ir.Node) -> bool:
     """Whether no older opset can express the node."""
     if node.domain not in STANDARD or node.op_type in EXPANSIONS:
         return False
-    if parser.takes("", node.op_type, parser.NEWEST) and not parser.takes("", node.op_type, TARGET):
-        return True
-    attributes = {name: attr.value for name, attr in node.attributes.items()}
-    return node.op_type in ("ScatterElements", "ScatterND") and attributes.get("reduction") in ("max", "min")
+    return parser.takes("", node.op_type, parser.NEWEST) and not parser.takes("", node.op_type, TARGET)
 
 
 def _set_target(model: ir.Model, target: int) -> None:
@@ -266,7 +267,8 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
         elif not domain:
             problems += [
                 problem_at(node, f"{found.sentence}; export without it, or try --route air")
-                for found in plugin_mismatches(NodeForm.of_node(node, target))
+                for found in plugin_mismatches(NodeForm.of_node(node, target, info))
+                if found.severity is not Severity.NOTE
             ]
             problems += _illegal_types(node, info, target)
     tensors = [value.const_value for graph in all_graphs(model) for value in graph.initializers.values()]
