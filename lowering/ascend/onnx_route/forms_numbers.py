@@ -84,7 +84,7 @@ def floored(rewrite: Rewrite) -> None:
     zero = rewrite.scalar(0, left)
     signs = [builder.op("Less", [value, zero], BOOL) for value in (rest, right)]
     other = builder.op("Xor", signs, BOOL)
-    some = builder.op("Not", [builder.op("Equal", [rest, zero], BOOL)], BOOL)
+    some = builder.op("Or", [builder.op(sign, [rest, zero], BOOL) for sign in ("Less", "Greater")], BOOL)
     raised = rewrite.op("Add", [rest, right], left)
     rewrite.replace(rewrite.op("Where", [builder.op("And", [other, some], BOOL), raised, rest], left))
 
