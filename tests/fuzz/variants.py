@@ -406,6 +406,11 @@ def _changed(one: Call, version: int, rng: random.Random) -> Call:
 # -- the model --------------------------------------------------------------------------------------
 
 
+def operator_of(seed: int) -> str:
+    """The operator that a seed draws."""
+    return random.Random(seed).choice(sorted(BASES))
+
+
 def drawn(seed: int) -> Variant | None:
     """The model of a seed; None where the operator does not have the drawn opset, or a variant is no model at all."""
     rng = random.Random(seed)
@@ -466,6 +471,9 @@ def _placed(one: Call, version: int, rng: random.Random) -> Variant | None:
         ends = list(onnx.shape_inference.infer_shapes(plain).graph.output)
     except onnx.shape_inference.InferenceError:
         return None
+    for end in ends:  # ONNX's inference gives the statistics no types
+        if one.op_type == "BatchNormalization" and not end.type.HasField("tensor_type"):
+            end.CopyFrom(helper.make_tensor_value_info(end.name, ends[0].type.tensor_type.elem_type, [3]))
     if not all(end.type.HasField("tensor_type") for end in ends):
         return None
     if "branch" in place:
