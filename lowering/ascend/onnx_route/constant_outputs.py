@@ -41,7 +41,7 @@ def fold(model: ir.Model) -> list[str]:
                 sentence = f"the output '{output.name}' depends on constants only, and ONNX Runtime does not compute it"
                 problems.append(problem_at(maker, f"{sentence} ({' '.join(str(error).split())[:100]})"))
                 continue
-            _replace(graph, output, ir.tensor(value))
+            _replace(graph, output, value)
             sweep(graph, [maker])
     return problems
 
@@ -101,10 +101,11 @@ def _computed(nodes: list[ir.Node], output: ir.Value, model: ir.Model) -> np.nda
     return np.asarray(value)
 
 
-def _replace(graph: ir.Graph, output: ir.Value, tensor: ir.TensorProtocol) -> None:
+def _replace(graph: ir.Graph, output: ir.Value, array: np.ndarray) -> None:
     """Make an output of a graph a constant of the same name."""
+    tensor = ir.tensor(array)
     if takes_initializers(graph):
-        value = ir.Value(const_value=tensor, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype))
+        value = ir.Value(const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
         replace_value(output, value)
         tensor.name = value.name
         graph.register_initializer(value)

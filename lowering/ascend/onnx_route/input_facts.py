@@ -29,7 +29,7 @@ def input_facts(model: onnx.ModelProto, graphs: Sequence[onnx.GraphProto]) -> Ma
     }
     if all(facts.get(name, InputFact()).rank is not None for name in wanted):
         return facts
-    return facts | {name: InputFact(*known, name in made) for name, *known in _inferred(model)}
+    return facts | {name: InputFact(dtype, rank, name in made) for name, dtype, rank in _inferred(model)}
 
 
 def _declared(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None, int | None]]:

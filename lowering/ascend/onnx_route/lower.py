@@ -1,7 +1,8 @@
 """Converts a fused model to one that ATC's ONNX parser takes: of opset 17, or 18 if the model needs it.
 
     functions      are all inlined
-    opset          a model of 8 to 17 keeps its opset; a newer one becomes 17, or 18 for operators that 18 introduced
+    opset          a model of 8 to 17 keeps its opset; a newer one becomes 17, or 18 for operators that 18 introduced;
+                   one of 8 or 9 becomes 10 if it has a TopK, see `lift`
     nodes          `changes` converts them to the opset, `expansions` replaces unknown operators, and `forms` rewrites
                    what the parser's plugins do not read. Each node must then be one that the parser takes and reads,
                    one of ours (domain `ascend`, for the plugin), or one of domain npu
@@ -26,6 +27,7 @@ from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route import changes, constant_outputs, forms, names, parser
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
+from fa_compiler.lowering.ascend.onnx_route.lift import LIFTED, lift, needs_lift
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
@@ -56,6 +58,10 @@ def lower(model: ir.Model) -> None:
     if problems:
         raise UnsupportedModel(problems)
     source = _one_import(model)
+    if needs_lift(model, source):
+        if problems := lift(model):
+            raise UnsupportedModel(problems)
+        source = LIFTED
     target = _target(model, source)
     remember_versions(model)
     info = analyse(model)

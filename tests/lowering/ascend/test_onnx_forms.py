@@ -245,6 +245,19 @@ EQUAL: dict[str, tuple[int, str, str]] = {
         f"g({X}) => (float[] a, float[] b) {{ a = Softmax<axis = 2>(x) b = Hardmax<axis = 1>(x) }}",
         "computes axis 1 only",
     ),
+    "the largest of old": (
+        9,
+        "g(float[3,4] x) => (float[] v, int64[] i, float[] b, float[] c) "
+        "{ v, i = TopK<k = 2>(x) b = Slice<starts = [1], ends = [-1], axes = [1]>(x) "
+        "c = Slice<starts = [0, 1], ends = [2, 9]>(x) }",
+        "k as a constant of the wrong size",
+    ),
+    "the largest of the oldest": (
+        8,
+        "g(float[2,3,4] x, float[3] s) => (float[] v, int64[] i) "
+        "{ n = BatchNormalization<spatial = 1>(x, s, s, s, s) v, i = TopK<k = 2>(n) }",
+        "k as a constant of the wrong size",
+    ),
     "numbers of elements": (
         13,
         f"g({X}, int32[A,4] z, float v) => (int64[] a, int64[] b, int64[] c) "
@@ -541,10 +554,11 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         "b = Constant<value = int64[2] {1, 5}>() y = Col2Im(x, i, b) }",
         "pads of 2 numbers, and images have 4",
     ),
-    "the largest of old": (
+    "the largest of old, upsampled": (
         9,
-        "g(float[3,4] x) => (float[] y, int64[] i) { y, i = TopK<k = 2>(x) }",
-        "k as a constant of the wrong size",
+        "g(float[1,1,3,4] x) => (float[] z, int64[] i) { s = Constant<value = float[4] {1, 1, 2, 2}>() "
+        "z, i = TopK<k = 2>(x) y = Upsample(x, s) }",
+        "opset 10 does not have this node",
     ),
     "several drawn numbers": (
         15,
