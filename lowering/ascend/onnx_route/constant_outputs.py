@@ -15,7 +15,15 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import problem_at
-from fa_compiler.passes.nodes import STANDARD, all_graphs, all_nodes, subgraphs, takes_initializers, values_read
+from fa_compiler.passes.nodes import (
+    STANDARD,
+    all_graphs,
+    all_nodes,
+    reached,
+    subgraphs,
+    takes_initializers,
+    values_read,
+)
 from fa_compiler.passes.surgery import replace_value, sweep
 
 RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -26,8 +34,9 @@ def fold(model: ir.Model) -> list[str]:
     """Replace the outputs of constants by their values, in place; returns the problems of those that have none."""
     problems = []
     for graph in all_graphs(model):
+        connected = _connected(graph)
         for output in list(graph.outputs):
-            nodes = _hanging(graph, output)
+            nodes = _hanging(graph, output, connected)
             if not nodes:
                 continue
             maker = nodes[-1]
@@ -46,25 +55,31 @@ def fold(model: ir.Model) -> list[str]:
     return problems
 
 
-def _hanging(graph: ir.Graph, output: ir.Value) -> list[ir.Node]:
-    """The nodes that compute an output of a graph, in order; none if it is kept: an input of the graph or a value from
-    outside is among what they read, or it is the result of a node without inputs."""
-    maker = output.producer()
-    if maker is None or maker.graph is not graph or not maker.inputs:
-        return []
+def _connected(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes of a sorted graph that depend on an input of it, or on a value from outside."""
     weights = set(graph.initializers.values())
     found: set[ir.Node] = set()
-    ahead = [maker]
-    while ahead:
-        node = ahead.pop()
-        found.add(node)
+    for node in graph:
         for value in _read(node):
             source = value.producer()
-            if source is not None and source.graph is graph:
-                ahead += [] if source in found else [source]
-            elif value not in weights:
-                return []
+            if source in found or (value not in weights and (source is None or source.graph is not graph)):
+                found.add(node)
+                break
+    return found
+
+
+def _hanging(graph: ir.Graph, output: ir.Value, connected: set[ir.Node]) -> list[ir.Node]:
+    """The nodes that compute an output of a graph, in order; none if it is kept, because it depends on an input of the
+    graph or is the result of a node without inputs."""
+    maker = output.producer()
+    if maker is None or maker.graph is not graph or not maker.inputs or maker in connected:
+        return []
+    found = set(reached([maker], _makers))
     return [node for node in graph if node in found]
+
+
+def _makers(node: ir.Node) -> list[ir.Node]:
+    return [maker for value in _read(node) if (maker := value.producer()) is not None]
 
 
 def _read(node: ir.Node) -> list[ir.Value]:
