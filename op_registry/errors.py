@@ -67,10 +67,14 @@ class RegOpSyntaxError(RegistryError):
         super().__init__(f"{path}:{line}: {message}")
 
 
+LISTED = 100
+"""A message lists all known names if they are not more than these."""
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown `name`: the closest known name, or all known names."""
+    """The end of a message about an unknown `name`: the closest known name, or all known names if they are few."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f", did you mean {close[0]!r}?"
-    return f"; known are {', '.join(names)}" if names else ""
+    return f"; known are {', '.join(names)}" if 0 < len(names) <= LISTED else ""

@@ -6,14 +6,17 @@ import json
 import re
 import subprocess
 import sys
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
 
+from fa_compiler.lowering.ascend.onnx_route import plugin_reads
 from tests.fuzz import checks
 from tests.fuzz.__main__ import main
 from tests.fuzz.corpus import corpus
 from tests.fuzz.kind import GROUPS, chosen, load, names
+from tests.fuzz.variants import operator_of
 from tests.fuzz.worker import checked
 
 FAULTY = "tests.fuzz.faulty.ends"
@@ -25,6 +28,18 @@ def test_cases_of_each_kind(name: str) -> None:
     outcomes = [checked(kind, seed) for seed in range(4)]
     assert all(outcome.word for outcome in outcomes)
     assert checked(kind, 3) == outcomes[3]
+
+
+@pytest.mark.parametrize("op_type", ["GlobalMaxPool", "ScatterND", "Softmax", "TopK"])
+def test_a_rule_of_the_front_end_that_is_missing(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rules of an operator, a few of its variants are findings; with them, none is."""
+    kind, seeds = load("atc_front_end"), islice((seed for seed in count() if operator_of(seed) == op_type), 30)
+    drawn = list(seeds)
+    assert not [seed for seed in drawn if checked(kind, seed).finding is not None]
+    cases = {name: case for name, case in plugin_reads.CASES.items() if name != op_type}
+    monkeypatch.setattr(plugin_reads, "CASES", cases)
+    titles = {outcome.finding.title for seed in drawn if (outcome := checked(kind, seed)).finding is not None}
+    assert any(op_type in title for title in titles)
 
 
 def test_what_is_left_out_of_the_measure_is_there() -> None:

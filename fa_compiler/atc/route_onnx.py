@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
@@ -16,7 +17,7 @@ from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air import AirError
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
-from fa_compiler.lowering.ascend.diagnostic import Severity
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Severity
 from fa_compiler.lowering.ascend.graph import Op
 from fa_compiler.lowering.ascend.infer.graph import infer_model
 from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, plugin
@@ -33,6 +34,8 @@ from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.pipeline import invalid_result, make_options
 
 FILE, PLUGIN = "model.onnx", "plugin"
+SHOWN = 3
+"""A note about several nodes names this many of them."""
 
 
 def build(job: Job) -> RouteResult:
@@ -132,12 +135,24 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Ro
     serious = [diagnostic for diagnostic in diagnostics if diagnostic.severity is not Severity.NOTE]
     if serious:
         raise InternalError(f"{job.loaded.name}: ATC would not take the model ({serious[0].rule}): {serious[0]}")
+    notes += _open(diagnostics)
     details = {
         "opset": next(entry.version for entry in proto.opset_import if not entry.domain),
         "operators": dict(sorted(Counter(node.op_type for node in all_nodes(model.graph)).items())),
         "outputs": [value.name for value in proto.graph.output],
     }
     return RouteResult(FILE, 5, _inputs(proto, job), fused, details, notes)
+
+
+def _open(diagnostics: Sequence[FileDiagnostic]) -> list[str]:
+    """One sentence for each thing that the check of the written file leaves open, with the first nodes."""
+    nodes: dict[str, list[str]] = {}
+    for diagnostic in diagnostics:
+        nodes.setdefault(f"{diagnostic.message}; {diagnostic.hint}", []).append(diagnostic.node)
+    return [
+        f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}: {sentence}"
+        for sentence, names in nodes.items()
+    ]
 
 
 def _inputs(proto: onnx.ModelProto, job: Job) -> list[Input]:

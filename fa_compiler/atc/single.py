@@ -19,9 +19,10 @@ from fa_compiler.lowering.ascend.air.check_prototypes import DTYPE, check_op, en
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
 from fa_compiler.lowering.ascend.infer import RULES, Fact, InferenceError, OpFacts
 from fa_compiler.lowering.ascend.infer.graph import constant
-from fa_compiler.lowering.ascend.single_op import check_text, to_json
+from fa_compiler.lowering.ascend.single_op import broken_constraints, check_text, to_json
+from fa_compiler.lowering.ascend.single_op.rules import CONSTRAINT
 from fa_compiler.lowering.ascend.single_op.spelling import TYPES, type_spelling
-from fa_compiler.op_registry import NodeView, TensorInfo, get, names, verify
+from fa_compiler.op_registry import get, names
 from fa_compiler.op_registry.dtypes import canonical, to_numpy
 from fa_compiler.op_registry.errors import UnknownOp, suggestion
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
@@ -90,7 +91,8 @@ def text_of(op: Op, name: str, constants: Mapping[str, Weight] | None = None) ->
         text = json.dumps([to_json(op, name, constants)], indent=1, allow_nan=False) + "\n"
     except ValueError as error:
         raise InputError(f"{op.type}: {error}") from None
-    diagnostics = check_text(text.encode())
+    # The constraints are checked for the product and the version of the prototype, which the text does not hold.
+    diagnostics = [found for found in check_text(text.encode()) if found.rule != CONSTRAINT.name]
     if verdict(diagnostics) != ACCEPTED:
         raise InternalError(f"{op.name}: the JSON is not well formed ({diagnostics[0].rule}): {diagnostics[0]}")
     return text
@@ -112,7 +114,8 @@ def by_hand(
         outputs: tensors in the same form; an output that follows from the inputs may be left out.
         attrs: attributes such as "head_num=12".
         constants: the values of inputs, such as "actual_seq_qlen=128,512".
-        soc: the product for which the operator's numbered constraints are checked; None skips this check.
+        soc: the product for which the operator's numbered constraints are checked; None checks what holds on every
+            product.
         cann: the version of the prototype; None is the newest.
 
     Raises:
@@ -129,8 +132,7 @@ def by_hand(
     described = _once("--output-desc", (_tensor(item, "--output-desc") for item in outputs))
     op.output_descs = _outputs(spec, op, described, values)
     _legal_types(op)
-    if soc is not None and op_type in names():
-        _verify(spec, op, values, soc, cann)
+    _verify(spec, op, values, soc, cann)
     return text_of(op, op_type, values)
 
 
@@ -316,34 +318,9 @@ def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fa
     return found
 
 
-def _infos(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> dict[str, Any]:
-    infos: dict[str, Any] = {}
-    for desc in op.input_descs:
-        found = entry_of(spec.inputs, desc.name)
-        if desc.is_absent or found is None or desc.shape is None:
-            continue
-        weight = values.get(desc.name)
-        value = None
-        if weight is not None:
-            value = np.frombuffer(weight.load(), to_numpy(weight.dtype)).reshape(weight.shape)
-        info = TensorInfo(desc.dtype, tuple(size if size >= 0 else None for size in desc.shape), value)
-        if found[0].kind is Kind.DYNAMIC:
-            infos.setdefault(found[0].name, []).append(info)
-        else:
-            infos[desc.name] = info
-    return infos
-
-
-def _plain(op: Op) -> dict[str, Any]:
-    return {name: attr.value for name, attr in op.attrs.items()}
-
-
-def _verify(spec: OpSpec, op: Op, values: Mapping[str, Weight], soc: str, cann: str | None) -> None:
-    outputs = {
-        desc.name: TensorInfo(desc.dtype, tuple(size if size >= 0 else None for size in desc.shape or ()))
-        for desc in op.output_descs
-    }
-    found = verify(NodeView(spec.name, op.name, _infos(spec, op, values), outputs, _plain(op)), soc, cann)
+def _verify(spec: OpSpec, op: Op, values: Mapping[str, Weight], soc: str | None, cann: str | None) -> None:
+    found = broken_constraints(op, values, soc, cann)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise InputError(f"{spec.name} cannot run on {soc} in this form: {found[0]}{more}")
+        place = "any product" if soc is None else soc
+        raise InputError(f"{spec.name} cannot run on {place} in this form: {found[0]}{more}")

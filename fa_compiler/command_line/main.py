@@ -469,7 +469,7 @@ def _add_single_op(commands: _Commands) -> None:
     command.add_argument("--output-desc", metavar="NAME=1,512:float16", action="append", default=[])
     command.add_argument("--attr", metavar="NAME=VALUE", action="append", default=[])
     command.add_argument("--const", metavar="NAME=1,2,3", action="append", default=[], help="the values of an input")
-    command.add_argument("--soc-version", metavar="S", help="also check the operator's constraints on this product")
+    command.add_argument("--soc-version", metavar="S", help="check the operator's constraints on this product too")
     command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
     command.add_argument("-o", "--output", metavar="FILE.json", type=Path)
     command.add_argument("--check", metavar="FILE.json", type=Path, help="check a file instead of writing one")

@@ -144,3 +144,10 @@ def test_an_unknown_layout_breaks_a_numbered_constraint() -> None:
         attrs = ["num_heads=2", f"input_layout={layout}"]
         with pytest.raises(InputError, match="input_layout"):
             by_hand("PromptFlashAttention", inputs, ["attention_out=1,8,8,16:float16"], attrs, [], "Ascend910B2", None)
+
+
+def test_what_no_product_runs_is_refused_without_a_product() -> None:
+    inputs = [f"{name}=1,2,128,64:float16" for name in ("query", "key", "value")]
+    with pytest.raises(InputError, match="cannot run on any product in this form: FA.3 .* head_num is 3, expected 2"):
+        by_hand("FlashAttentionScore", inputs, [], ["head_num=3", "input_layout=BNSD"], [], None, None)
+    by_hand("FlashAttentionScore", inputs, [], ["head_num=2", "input_layout=BNSD"], [], None, None)

@@ -17,7 +17,7 @@ from tests.fuzz import kinds
 GROUPS = {
     "graphs": ("compose", "gradients", "mutate", "ready_made", "runtimes", "spellings", "symbolic", "tested"),
     "parallel": ("caches", "ranks"),
-    "operators": ("calls", "wrong_calls"),
+    "operators": ("atc_front_end", "calls", "wrong_calls"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
 }
 """Words for several kinds, on the command line; `all` is every kind there is."""

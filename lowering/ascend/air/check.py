@@ -54,11 +54,10 @@ def check_message(proto: Proto, folder: Path | None = None) -> list[FileDiagnost
     except AirError:  # a missing file of weights, for which there is a diagnostic already
         return found
     found += check_prototypes.check(model)
-    return (
-        found
-        if check_edges.CYCLE.name in {diagnostic.rule for diagnostic in found}
-        else [*found, *check_shapes.check(model)]
-    )
+    without_shapes = {check_edges.CYCLE.name, check_ends.SUBGRAPH_LOST.name}
+    if without_shapes & {diagnostic.rule for diagnostic in found}:
+        return found
+    return [*found, *check_shapes.check(model)]
 
 
 def verdict(diagnostics: list[FileDiagnostic]) -> str:

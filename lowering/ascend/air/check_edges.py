@@ -17,6 +17,7 @@ ANCHOR = Rule("edge-anchor", Severity.REJECTED, "give the operator a descriptor 
 INDEX = Rule("edge-index", Severity.WRONG, 'write "name:index" with a number from 0 on, or -1 for a control edge')
 GRAPH_INPUT = Rule("graph-input", Severity.REJECTED, "list operators of the graph, or leave the list empty")
 GRAPH_OUTPUT = Rule("graph-output", Severity.REJECTED, "list operators of the graph, or use NetOutput")
+GRAPH_OUTPUT_IGNORED = Rule("graph-output-ignored", Severity.WRONG, 'write "name:index", or use NetOutput')
 GRAPH_OUTPUT_INDEX = Rule("graph-output-index", Severity.LATER, "list outputs that the operators have")
 DUPLICATE = Rule("duplicate-name", Severity.WRONG, "give each operator of a graph its own name")
 UNLINKED = Rule("unlinked-input", Severity.LATER, 'connect it, or declare it absent (type undefined, layout "")')
@@ -40,6 +41,8 @@ def rejections(model: Proto) -> Iterator[FileDiagnostic]:
         for rule, entries in ((GRAPH_INPUT, graph.input), (GRAPH_OUTPUT, graph.output)):
             for text in entries:
                 edge = split_edge(text)
+                if edge is None and rule is GRAPH_OUTPUT:
+                    continue  # the loader ignores it
                 if edge is None or edge[0] not in ops:
                     yield rule(graph.name, f"{text!r} is listed, but names no operator")
 
@@ -75,8 +78,10 @@ def check(graph: Proto) -> Iterator[FileDiagnostic]:
         yield from _unlinked(op)
     yield from _misread(graph.name, (*graph.input, *graph.output))
     for text in graph.output:
-        name, index = split_edge(text) or ("", -1)
-        if not 0 <= index < len(ops[name].output_desc):
+        edge = split_edge(text)
+        if edge is None:
+            yield GRAPH_OUTPUT_IGNORED(graph.name, f"the entry {text!r} of the outputs has no index: GE ignores it")
+        elif not 0 <= edge[1] < len(ops[edge[0]].output_desc):
             yield GRAPH_OUTPUT_INDEX(graph.name, f"the output {text!r} does not exist")
     yield from _cycle(graph)
 

@@ -11,6 +11,7 @@ from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 
 SUBGRAPH = Rule("subgraph", Severity.REJECTED, "write the graph, under exactly that name")
+SUBGRAPH_LOST = Rule("subgraph-lost", Severity.WRONG, "write the graph, under exactly that name")
 GRAPH_TWICE = Rule("graph-name-twice", Severity.WRONG, "give each graph its own name")
 UNREACHABLE = Rule("unreachable-graph", Severity.WRONG, "leave it out, or name it in an operator's subgraphs")
 SHARED = Rule("shared-graph", Severity.WRONG, "give each operator its own copy")
@@ -24,17 +25,29 @@ DISAGREE = Rule("outputs-disagree", Severity.WRONG, "leave the graph's list of o
 
 
 def rejections(model: Proto) -> Iterator[FileDiagnostic]:
-    """The subgraphs that the loader does not find."""
+    """The subgraphs that the loader does not find. It looks for them only in a file with two graphs or more."""
+    if len(model.graph) > 1:
+        yield from (SUBGRAPH(name, message) for name, message in _missing(model))
+
+
+def lost(model: Proto) -> Iterator[FileDiagnostic]:
+    """The subgraphs that are not in a file with one graph, which the loader takes without them."""
+    if len(model.graph) == 1:
+        yield from (SUBGRAPH_LOST(name, f"{message}, and GE does not miss it") for name, message in _missing(model))
+
+
+def _missing(model: Proto) -> Iterator[tuple[str, str]]:
     names = {graph.name for graph in model.graph}
     for graph in model.graph:
         for op in graph.op:
             for name in op.subgraph_name:
                 if name not in names:
-                    yield SUBGRAPH(op.name, f"its subgraph {name!r} is not in the file")
+                    yield op.name, f"its subgraph {name!r} is not in the file"
 
 
 def check(model: Proto) -> Iterator[FileDiagnostic]:
-    """The diagnostics of a model that has all its subgraphs."""
+    """The diagnostics of a model that the loader does not reject."""
+    yield from lost(model)
     yield from _subgraphs(model)
     owners = {name: op for graph in model.graph for op in graph.op for name in op.subgraph_name}
     for graph in model.graph:
@@ -61,7 +74,7 @@ def _subgraphs(model: Proto) -> Iterator[FileDiagnostic]:
     reached, ahead = set(), [model.graph[0].name]
     while ahead:
         name = ahead.pop()
-        if name not in reached:
+        if name in graphs and name not in reached:
             reached.add(name)
             ahead += [inner for op in graphs[name].op for inner in op.subgraph_name]
     for graph in model.graph[1:]:
@@ -94,7 +107,7 @@ def _indices(graph: str, inputs: list[Proto]) -> Iterator[FileDiagnostic]:
 
 
 def _ends(graph: Proto, ends: list[Proto]) -> Iterator[FileDiagnostic]:
-    listed = dict.fromkeys(map(split_edge, graph.output))
+    listed = dict.fromkeys(edge for edge in map(split_edge, graph.output) if edge is not None)
     if len(ends) > 1:
         yield TWO_ENDS(ends[1].name, "the graph has more than one NetOutput")
     elif ends and listed:

@@ -11,6 +11,7 @@ from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severit
 MISSING = Rule("name-map", Severity.WRONG, "write _{side}_name_key and _{side}_name_value")
 UNEQUAL = Rule("name-map-length", Severity.WRONG, "write one position for each name")
 PAST = Rule("name-map-past-descs", Severity.LATER, "name only descriptors that exist")
+PAST_OUTPUTS = Rule("name-map-past-outputs", Severity.WRONG, "name only descriptors that exist")
 TWICE = Rule("name-map-twice", Severity.WRONG, "give each name its own position")
 UNNAMED = Rule("name-map-incomplete", Severity.WRONG, "name every descriptor")
 LOST = Rule("lost-attr", Severity.WRONG, "set val_type on every list, and a value in every attribute")
@@ -95,8 +96,11 @@ def _map(op: Proto, side: str, count: int) -> Iterator[FileDiagnostic]:
         return
     for key, value in zip(keys, values, strict=True):
         if not 0 <= value < count:
-            name = key.decode(errors="replace")
-            yield PAST(op.name, f"{side} {name} is said to be number {value} of {count}: GE crashes on that")
+            text = f"{side} {key.decode(errors='replace')} is said to be number {value} of {count}"
+            if side == "input":
+                yield PAST(op.name, f"{text}: GE crashes on that")
+            else:
+                yield PAST_OUTPUTS(op.name, f"{text}: GE keeps the name for an output that is not there")
     if len({*keys}) < len(keys) or len({*values}) < len(values):
         yield TWICE(op.name, f"{names} gives a name or a position twice")
     elif len(keys) < count:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from fa_compiler.lowering.ascend.air.decode import CONSTANTS, FORMATS, file_at, location_of, type_name
+from fa_compiler.lowering.ascend.air.decode import CONSTANTS, FORMATS, file_at, layout_of, location_of, type_name
 from fa_compiler.lowering.ascend.air.schema import Proto, TensorDescriptor
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.dtypes import data_size
@@ -14,6 +14,7 @@ from fa_compiler.lowering.ascend.dtypes import data_size
 DIMS = Rule("dims", Severity.LATER, "use sizes from 0, -1 for an unknown size, [-2] for an unknown rank")
 TYPE = Rule("dtype-number", Severity.WRONG, "use the numbers of ge.proto.DataType")
 LAYOUT = Rule("layout", Severity.NOTE, 'write "ND", unless your CANN has it')
+LAYOUT_NUMBER = Rule("layout-number", Severity.WRONG, "leave format_for_int out, or write the number of the layout")
 RANGE = Rule(
     "shape-range", Severity.LATER, "give one [low, high] for each dimension that holds its size, -1 for no bound"
 )
@@ -50,10 +51,22 @@ def _desc(node: str, desc: Proto) -> Iterator[FileDiagnostic]:
             node,
             f"{desc.name or 'a tensor'} has the layout {desc.layout!r}, which GE may not know",
         )
+    if "format_for_int" in desc.attr and not _is_same_layout(desc):
+        number = desc.attr["format_for_int"].i
+        text = f"has the layout {desc.layout!r} and format_for_int {number}"
+        yield LAYOUT_NUMBER(
+            node, f"{desc.name or 'a tensor'} {text}: GE takes the number, {layout_of(desc) or 'reserved'}"
+        )
     if "shape_range" in desc.attr:
         rows = [list(row.list_i) for row in desc.attr["shape_range"].list_list_int.list_list_i]
         if len(rows) != len(dims) or not all(map(_covers, rows, dims)):
             yield RANGE(node, f"the ranges {rows} of {desc.name or 'a tensor'} do not match its shape {dims}")
+
+
+def _is_same_layout(desc: Proto) -> bool:
+    """Whether the number of a layout says what its text says. Two that are not in the table are not compared."""
+    text = "" if desc.layout in ("RESERVED", "FORMAT_RESERVED") else desc.layout
+    return layout_of(desc) == text or not {layout_of(desc), text} & {*FORMATS.values()}
 
 
 def _covers(row: list[int], dim: int) -> bool:

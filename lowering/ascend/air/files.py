@@ -73,7 +73,7 @@ def rejections(proto: Proto) -> Iterator[FileDiagnostic]:
 
 
 def _decoded(proto: Proto, folder: Path | None, name: str) -> Model:
-    for diagnostic in rejections(proto):
+    for diagnostic in (*rejections(proto), *check_ends.lost(proto)):
         raise AirError(f"{name}: {diagnostic}")
     return decode(proto, folder)
 
@@ -95,7 +95,7 @@ def serialise(
     if inline > message_limit:
         raise AirError(_too_large(model, inline))
     proto = encode(model, places)
-    for diagnostic in rejections(proto):
+    for diagnostic in (*rejections(proto), *check_ends.lost(proto)):
         raise AirError(f"{model.name} cannot be written: {diagnostic}")
     size = proto.ByteSize()
     if size > message_limit:

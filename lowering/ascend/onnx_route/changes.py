@@ -1,8 +1,9 @@
 """Converts a node to an older opset.
 
 `CHANGES` lists, for every operator of the parser that changed after opset 17, the versions at which it changed. The
-entry is a rule that converts the node to the version before. It is None if only more types were added: the node then
-stays unchanged, and its types are checked at the end. An operator that did not change is not in the table.
+entry is a rule that converts the node to the version before. It is None if only more types were added, or values that
+the parser's plugin does not take: the node then stays unchanged, and is checked at the end. An operator that did not
+change is not in the table.
 
 | what | becomes | because |
 | --- | --- | --- |
@@ -14,7 +15,6 @@ stays unchanged, and its types are checked at the end. An operator that did not 
 | AveragePool, LpPool with dilations; ceil_mode | refused | no dilations before; the last window counts differently |
 | Resize | refused with half_pixel_symmetric | new in 19; `forms` handles the attributes of 18 |
 | GridSample linear, cubic | bilinear, bicubic | the older names, for images of 4 dimensions |
-| ScatterElements, ScatterND with max or min | refused | new in 18 |
 | IsInf of float16 | of float32 | the cast keeps infinities and makes no new ones |
 """
 
@@ -104,7 +104,7 @@ def split_sizes(rewrite: Rewrite) -> None:
     if count != len(node.outputs) or count < 1:
         rewrite.fail(f"num_outputs is {count} for {len(node.outputs)} outputs")
     size = shape[axis].const
-    if shape[axis].exact_div(count) is not None:
+    if builder.opset < 18 and shape[axis].exact_div(count) is not None:
         return
     if size is not None:
         part = -(-size // count)
@@ -166,12 +166,6 @@ def grid_modes(rewrite: Rewrite) -> None:
     rewrite.node.attributes["mode"] = ir.AttrString("mode", mode)
 
 
-def no_extremes(rewrite: Rewrite) -> None:
-    """ScatterElements and ScatterND of opset 18."""
-    if (reduction := rewrite.text("reduction", "none")) in ("max", "min"):
-        rewrite.fail(f"the reduction {reduction!r} came with opset 18")
-
-
 def infinite_halves(rewrite: Rewrite) -> None:
     """IsInf of opset 20."""
     data = rewrite.needed(0)
@@ -184,7 +178,7 @@ _LATER: dict[int, RewriteRule | None] = dict.fromkeys((21, 23, 24, 25))
 _CASTS: dict[int, RewriteRule | None] = {**_ANY, 19: drop("saturate"), 24: drop("round_mode")}
 _REDUCE: dict[int, RewriteRule | None] = {18: axes_as_attribute}
 _EXTREMES: dict[int, RewriteRule | None] = {18: axes_as_attribute, 20: booleans}
-_SCATTER: dict[int, RewriteRule | None] = {18: no_extremes}
+_NEW_REDUCTIONS: dict[int, RewriteRule | None] = {18: None}
 _TYPES_22: dict[int, RewriteRule | None] = {22: None}
 _ONLY_TYPES = (
     *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Sin", "Sinh", "Tan"),
@@ -201,7 +195,7 @@ CHANGES: Mapping[str, Mapping[int, RewriteRule | None]] = {
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"), _REDUCE),
     **dict.fromkeys(("ReduceProd", "ReduceSumSquare"), _REDUCE),
     **dict.fromkeys(("ReduceMax", "ReduceMin"), _EXTREMES),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), _SCATTER),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _NEW_REDUCTIONS),
     "AveragePool": {19: pool, 22: None},
     "Cast": _CASTS,
     "CastLike": _CASTS,

@@ -8,7 +8,8 @@
                 operator has; types (E19999)
     later       an input that no node makes, an absent input in a branch (E11019); missing required attributes and
                 inputs; operators that a plugin builds wrongly
-    never       attributes that a plugin does not read; weights that are read from the wrong position
+    never       attributes that a plugin does not read; weights that are read from the wrong position; outputs that
+                depend on constants only; the flags that a plugin leaves to all later nodes
 
 A node of a plugin's domain is expected to become the GE operator of the same name, with the same order of inputs and
 outputs and the same names of attributes. The generated plugin does this.
@@ -26,8 +27,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.onnx_route import parser
+from fa_compiler.lowering.ascend.onnx_route.check_outputs import check_outputs
 from fa_compiler.lowering.ascend.onnx_route.check_weights import check_weights
-from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
+from fa_compiler.lowering.ascend.onnx_route.input_facts import input_facts
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plugin_mismatches
 from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
 from fa_compiler.op_registry import names as operators
 from fa_compiler.passes.nodes import STANDARD
@@ -50,6 +53,10 @@ ELEMENT = Rule("element-type", _REJECTED, "use a type that ATC knows (E19999)")
 BRANCHES = Rule("branches", _REJECTED, "an If has then_branch and else_branch and nothing else (E19999)")
 FORM = Rule("plugin-form", _REJECTED, "convert the model with `fa-compiler atc --route onnx` (E11010, E19999)")
 UNREAD = Rule("plugin-misses", Severity.WRONG, "convert the model with `fa-compiler atc --route onnx`")
+STOPS = Rule("plugin-stops", _LATER, "convert the model with `fa-compiler atc --route onnx`")
+OPEN = Rule("plugin-unknown", Severity.NOTE, "compare the results on the device")
+PLUGIN_RULES = {Severity.REJECTED: FORM, Severity.LATER: STOPS, Severity.WRONG: UNREAD, Severity.NOTE: OPEN}
+FLAGS = Rule("plugin-flags", Severity.WRONG, "convert the model with `fa-compiler atc --route onnx`")
 GAP = Rule("gap-in-branch", _LATER, "give the input, or use an operator without it (E11019)")
 UNLINKED = Rule("unlinked", _LATER, "correct the name (E11019)")
 BROKEN = Rule("broken-plugin", _LATER, "use the plugin that `fa-compiler atc --route onnx` writes")
@@ -105,6 +112,8 @@ def check_model(
     if found:
         return found
     found += _empty_outputs(graphs)
+    found += _flags(graphs)
+    facts = input_facts(model, graphs)
     known: set[str] = set()
     read: set[str] = set()
     for graph in graphs:
@@ -120,10 +129,11 @@ def check_model(
             ]
             found += _node(node, own)
             if node.domain in STANDARD and node.op_type != "If":
-                found += _plugin(node, imports["ai.onnx"], read)
+                found += _plugin(node, imports["ai.onnx"], read, facts)
             if graph is not model.graph and "" in node.input:
                 found.append(GAP(_label(node), "it has an absent input and lies in a branch of an If"))
         found += check_weights(graph, folder, is_main=graph is model.graph)
+    found += check_outputs(model.graph)
     return sorted(found, key=lambda diagnostic: diagnostic.severity is not Severity.REJECTED)
 
 
@@ -214,16 +224,35 @@ def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[FileDiagnostic]
         yield BRANCHES(_label(node), "its attributes are not the two branches")
 
 
-def _plugin(node: onnx.NodeProto, version: int, read: set[str]) -> Iterator[FileDiagnostic]:
+def _flags(graphs: list[onnx.GraphProto]) -> Iterator[FileDiagnostic]:
+    """The plugin of ConvTranspose sets flags for the whole file, and does not reset them."""
+    earlier = ""
+    for graph in graphs:
+        for node in graph.node:
+            if node.domain not in STANDARD or node.op_type != "ConvTranspose":
+                continue
+            names = {attr.name for attr in node.attribute}
+            if earlier and "output_shape" not in names:
+                sentence = (
+                    f"{earlier} has output_shape, and ATC's plugin treats all later ConvTransposes as if they had it"
+                )
+                yield FLAGS(_label(node), sentence)
+            if "output_shape" in names:
+                earlier = _label(node)
+
+
+def _plugin(
+    node: onnx.NodeProto, version: int, read: set[str], facts: Mapping[str, InputFact]
+) -> Iterator[FileDiagnostic]:
     """The diagnostics of a node for the plugin of its operator: what it refuses, and what it ignores."""
     try:
-        form = NodeForm.of_proto(node, version, read)
+        form = NodeForm.of_proto(node, version, read, facts)
         found = list(plugin_mismatches(form))
     except (ValueError, TypeError, AttributeError) as error:
         yield FORM(_label(node), f"an attribute is of another type than {node.op_type} has ({error})")
         return
     for each in found:
-        yield (FORM if each.is_refused else UNREAD)(_label(node), each.sentence)
+        yield PLUGIN_RULES[each.severity](_label(node), each.sentence)
 
 
 def _attention(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:

@@ -5,6 +5,8 @@ There is one rule for each operator. The modules of the rules have tables of the
     forms_shapes    operators that move or reduce elements, or compute shapes
     forms_windows   convolutions and pooling
     forms_numbers   elementwise operators and products
+    forms_random    random numbers
+    forms_scatter   ScatterND
     forms_several   operators with several inputs and outputs
     forms_resize    Resize and Upsample
 
@@ -12,7 +14,7 @@ In addition, for every operator:
 
 | operator | becomes | where |
 | --- | --- | --- |
-| Pad with axes | pads for all axes | as in `changes` |
+| Split with num_outputs | sizes as input | as in `changes` |
 | any node with absent inputs at the end | the node without them | always |
 | Clip, Slice, Resize with another absent input | Min; axes and empty regions are written | in a branch of an If |
 """
@@ -26,12 +28,14 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route import (
     forms_numbers,
+    forms_random,
     forms_resize,
+    forms_scatter,
     forms_several,
     forms_shapes,
     forms_windows,
 )
-from fa_compiler.lowering.ascend.onnx_route.changes import pads_of_all_axes
+from fa_compiler.lowering.ascend.onnx_route.changes import split_sizes
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, RewriteRule
 
 
@@ -66,28 +70,38 @@ def without_gaps(rewrite: Rewrite) -> None:
 FORMS: Mapping[str, RewriteRule] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), forms_shapes.last_index),
     **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), forms_windows.window),
-    **dict.fromkeys(("GRU", "LSTM"), forms_several.batch_first),
-    **dict.fromkeys(("Hardmax", "LogSoftmax"), forms_shapes.one_axis),
+    **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), forms_shapes.one_axis),
     **dict.fromkeys(("Mean", "Sum"), forms_numbers.sums),
-    **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), forms_shapes.all_axes),
+    **dict.fromkeys(("RandomNormalLike", "RandomUniformLike"), forms_random.type_of_input),
     **dict.fromkeys(("Resize", "Upsample"), forms_resize.resize),
+    "BatchNormalization": forms_numbers.no_statistics,
+    "Bernoulli": forms_random.no_zero_seed,
     "Clip": forms_numbers.clip,
+    "Col2Im": forms_windows.no_columns,
     "ConstantOfShape": forms_shapes.fill_bytes,
     "ConvTranspose": forms_windows.transposed_window,
     "DepthToSpace": forms_shapes.block_of_one,
     "Dropout": forms_numbers.dropout,
     "EyeLike": forms_shapes.eye,
+    "GRU": forms_several.batch_first,
     "GatherND": forms_shapes.batch_indices,
     "Gemm": forms_numbers.scaled_product,
+    "GlobalMaxPool": forms_windows.global_maximum,
     "GridSample": forms_numbers.grid_defaults,
     "IsInf": forms_numbers.one_sign,
+    "LayerNormalization": forms_numbers.zero_bias,
     "Mod": forms_numbers.floored,
+    "Multinomial": forms_random.counted_in_int32,
     "NonMaxSuppression": forms_several.suppression_defaults,
-    "Pad": pads_of_all_axes,
+    "Pad": forms_shapes.pad,
+    "ReduceLogSum": forms_shapes.all_axes,
     "ReduceSumSquare": forms_shapes.squares,
+    "ScatterND": forms_scatter.flat_indices,
     "Selu": forms_numbers.selu,
     "Shape": forms_shapes.shape_bounds,
+    "Size": forms_shapes.size,
     "SoftmaxCrossEntropyLoss": forms_several.cross_entropy,
+    "Split": split_sizes,
     "Transpose": forms_shapes.transpose_perm,
     "Unique": forms_shapes.flat,
 }

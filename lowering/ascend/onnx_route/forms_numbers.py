@@ -11,6 +11,8 @@
 | Gemm with alpha and no third input | a Mul follows it | always |
 | Sum, Mean | a chain of Add, then Div | the shapes differ: GE's result has the shape of the first input |
 | GridSample | the defaults are written out | always |
+| LayerNormalization without a third input | the same with zeros | the type is not float32 |
+| BatchNormalization with statistics | refused | before opset 14; newer ones have no such plugin |
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def floored(rewrite: Rewrite) -> None:
     zero = rewrite.scalar(0, left)
     signs = [builder.op("Less", [value, zero], BOOL) for value in (rest, right)]
     other = builder.op("Xor", signs, BOOL)
-    some = builder.op("Not", [builder.op("Equal", [rest, zero], BOOL)], BOOL)
+    some = builder.op("Or", [builder.op(sign, [rest, zero], BOOL) for sign in ("Less", "Greater")], BOOL)
     raised = rewrite.op("Add", [rest, right], left)
     rewrite.replace(rewrite.op("Where", [builder.op("And", [other, some], BOOL), raised, rest], left))
 
@@ -135,6 +137,27 @@ def scaled_product(rewrite: Rewrite) -> None:
     flips = {name: int_attr(rewrite.node, name, 0) for name in ("transA", "transB")}
     product = rewrite.op("Gemm", [left, right], left, flips)
     rewrite.replace(rewrite.op("Mul", [product, rewrite.scalar(alpha, left)], left))
+
+
+def zero_bias(rewrite: Rewrite) -> None:
+    """LayerNormalization: without a bias its plugin adds one of float32."""
+    node, data, scale, builder = rewrite.node, rewrite.needed(0), rewrite.needed(1), rewrite.builder
+    if rewrite.given(2) is not None or rewrite.dtype(data) == FLOAT:
+        return
+    sizes = [size.const for size in rewrite.shape(scale)]
+    if None not in sizes:
+        zeros = builder.constant(np.zeros([each or 0 for each in sizes], rewrite.dtype(scale).numpy()), "bias")
+    else:
+        zeros = rewrite.op("Expand", [rewrite.scalar(0, scale), builder.op("Shape", [scale], INT64)], scale)
+    node.resize_inputs(3)
+    node.replace_input_with(2, zeros)
+
+
+def no_statistics(rewrite: Rewrite) -> None:
+    """BatchNormalization: nobody knows which statistics the outputs of its plugin are."""
+    read = [output.name for place, output in enumerate(rewrite.node.outputs) if place and rewrite.is_read(place)]
+    if read and rewrite.builder.opset < 14:
+        rewrite.fail(f"its output '{read[0]}' is read, a statistic; export for inference (model.eval())")
 
 
 def grid_defaults(rewrite: Rewrite) -> None:

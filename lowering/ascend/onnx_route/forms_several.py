@@ -2,7 +2,7 @@
 
 | operator | becomes | where |
 | --- | --- | --- |
-| LSTM, GRU with layout 1 | Transposes around layout 0 | always |
+| GRU with layout 1 | Transposes around layout 0 | always |
 | NonMaxSuppression with absent inputs | the defaults are written out | always |
 | SoftmaxCrossEntropyLoss | LogSoftmax, GatherElements and sums: GE's loss ignores class 0 by default | always |
 """
@@ -21,14 +21,14 @@ BOOL = ir.DataType.BOOL
 
 
 def batch_first(rewrite: Rewrite) -> None:
-    """LSTM and GRU of opset 14."""
+    """GRU of opset 14."""
     node, builder = rewrite.node, rewrite.builder
     layout = int_attr(node, "layout", 0)
     rewrite.drop("layout")
     if not layout:
         return
     data, inputs = rewrite.needed(0), list(node.inputs)
-    for index in (0, 5, 6):
+    for index in (0, 5):
         value = rewrite.given(index)
         if value is not None:
             inputs[index] = rewrite.op("Transpose", [value], value, {"perm": (1, 0, 2)})

@@ -7,9 +7,12 @@
 | ArgMax, ArgMin of the last index | of the reversed axis; the index is counted from its end | always |
 | ArgMin | a Cast to int64 follows, because GE's result is int32 | always |
 | GatherND with batch_dims | the indices of the batch precede the given ones | the rank of the indices is known |
-| LogSoftmax, Hardmax before opset 13 | over the last axis of a Flatten, then a Reshape | always |
+| Softmax, LogSoftmax, Hardmax before opset 13 | over the last axis of a Flatten, then a Reshape | it has more axes |
 | ReduceSumSquare of opset 18 | ReduceSum of the squares | it has axes |
-| Reduce* before opset 13 | the axes are written out | the plugin needs them, and the rank is known |
+| ReduceLogSum before opset 13 | the axes are written out | the rank is known |
+| Size | the product of the Shape | always |
+| Pad with axes | pads for all axes | as in `changes` |
+| Pad of float16 before opset 11 | Pad of float32 between two Casts | always |
 | EyeLike | Equal of two Ranges; a constant before opset 11 | the rank, or the size, is known |
 | ConstantOfShape | its value as bytes | always |
 | DepthToSpace with blocks of 1 | Identity | always |
@@ -21,10 +24,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.lowering.ascend.onnx_route.changes import pads_of_all_axes
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
 from fa_compiler.passes.nodes import int_attr
 
-BOOL = ir.DataType.BOOL
+BOOL, HALF = ir.DataType.BOOL, ir.DataType.FLOAT16
 END = (1 << 63) - 1
 """An index after the end of every axis. ONNX uses it for "to the end"."""
 
@@ -135,6 +139,30 @@ def all_axes(rewrite: Rewrite) -> None:
         rewrite.write(axes=range(len(rewrite.shape(rewrite.needed(0)))))
 
 
+def size(rewrite: Rewrite) -> None:
+    """Size: the type of its result in GE is not known."""
+    data, builder = rewrite.needed(0), rewrite.builder
+    shape = builder.info.shape(data)
+    sizes = [None] if shape is None else [dim.const for dim in shape]
+    if None not in sizes:
+        count = np.array(np.prod([each or 0 for each in sizes], dtype=np.int64))
+        return rewrite.replace(builder.constant(count, "number"))
+    every = builder.op("Shape", [data], INT64)
+    return rewrite.replace(builder.op("ReduceProd", [every], INT64, {"keepdims": 0}))
+
+
+def pad(rewrite: Rewrite) -> None:
+    """Pad. Before opset 11 its plugin makes the padding of float32; the casts keep the numbers of float16."""
+    node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
+    if builder.opset >= 11:
+        return pads_of_all_axes(rewrite)
+    if rewrite.dtype(data) != HALF:
+        return None
+    wide = builder.cast(data, ir.DataType.FLOAT)
+    padded = rewrite.op("Pad", [wide], wide, {name: attr.value for name, attr in node.attributes.items()})
+    return rewrite.replace(builder.cast(padded, HALF))
+
+
 def squares(rewrite: Rewrite) -> None:
     """ReduceSumSquare with axes as input, which its plugin does not connect."""
     node, data, axes = rewrite.node, rewrite.needed(0), rewrite.given(1)
@@ -147,14 +175,13 @@ def squares(rewrite: Rewrite) -> None:
 
 
 def one_axis(rewrite: Rewrite) -> None:
-    """LogSoftmax and Hardmax: before opset 13 they run over all axes from their axis on."""
+    """Softmax, LogSoftmax and Hardmax: before opset 13 they run over all axes from their axis on."""
     node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
     if builder.opset >= 13:
         return
-    rank = len(rewrite.shape(data))
     axis = int_attr(node, "axis", 1)
-    if axis in (-1, rank - 1):
-        node.attributes["axis"] = ir.AttrInt64("axis", axis)
+    node.attributes["axis"] = ir.AttrInt64("axis", axis)
+    if axis == -1 or axis == (rank := len(rewrite.shape(data))) - 1:
         return
     flat = rewrite.op("Flatten", [data], data, {"axis": axis % max(rank, 1)})
     result = rewrite.op(node.op_type, [flat], data, {"axis": -1 if builder.opset >= 11 else 1})

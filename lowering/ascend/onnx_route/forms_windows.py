@@ -3,6 +3,9 @@
 | operator | becomes | where |
 | --- | --- | --- |
 | Conv, ConvTranspose without kernel_shape | the same with the weight's kernel_shape | the size of the weight is known |
+| Conv without strides | the same with strides, in which its plugin counts the axes | kernel_shape is known |
+| GlobalMaxPool | ReduceMax | the tensor has not 4 dimensions |
+| Col2Im | refused: its plugin takes no pads that ONNX has | always |
 | pooling and convolutions with auto_pad | pads | the plugin lacks that auto_pad, and the sizes are known |
 | ConvTranspose with output_shape | pads | the sizes are known |
 | MaxPool with dilations | MaxPool of a volume of depth 1 | the rank is 3 or 4 |
@@ -53,6 +56,8 @@ def window(rewrite: Rewrite) -> None:
     if node.op_type == "Conv" and "kernel_shape" not in node.attributes and (known := _weight_kernel(rewrite)):
         rewrite.write(kernel_shape=known)
     kernel, auto = rewrite.numbers("kernel_shape"), rewrite.text("auto_pad", "NOTSET")
+    if node.op_type == "Conv" and "strides" not in node.attributes and kernel:
+        rewrite.write(strides=[1] * len(kernel))
     strides, dilations = rewrite.numbers("strides", [1] * len(kernel)), rewrite.numbers("dilations", [1] * len(kernel))
     if node.op_type == "MaxPool" and not rewrite.is_read(1):
         rewrite.drop("storage_order")
@@ -90,6 +95,23 @@ def _as_volume(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], 
     attrs["pads"] = [*none, *pads[:half], *none, *pads[half:]]
     pooled = rewrite.op("MaxPool", [builder.units("Unsqueeze", data, axes)], data, attrs)
     rewrite.replace(builder.units("Squeeze", pooled, axes))
+
+
+def global_maximum(rewrite: Rewrite) -> None:
+    """GlobalMaxPool."""
+    data, builder = rewrite.needed(0), rewrite.builder
+    axes = list(range(2, len(rewrite.shape(data))))
+    if len(axes) == 2:
+        return
+    if builder.opset >= 18:
+        rewrite.replace(rewrite.op("ReduceMax", [data, builder.ints(axes)], data))
+    else:
+        rewrite.replace(rewrite.op("ReduceMax", [data], data, {"axes": axes}))
+
+
+def no_columns(rewrite: Rewrite) -> None:
+    """Col2Im."""
+    rewrite.fail("ATC's plugin takes pads of 2 numbers, and images have 4; export without Col2Im, or try --route air")
 
 
 def transposed_window(rewrite: Rewrite) -> None:

@@ -1,12 +1,14 @@
 """Converts a fused model to one that ATC's ONNX parser takes: of opset 17, or 18 if the model needs it.
 
     functions      are all inlined
-    opset          a model of 8 to 17 keeps its opset; a newer one becomes 17, or 18 for operators that 18 introduced
+    opset          a model of 8 to 17 keeps its opset; a newer one becomes 17, or 18 for operators that 18 introduced;
+                   one of 8 or 9 becomes 10 if it has a TopK, see `lift`
     nodes          `changes` converts them to the opset, `expansions` replaces unknown operators, and `forms` rewrites
                    what the parser's plugins do not read. Each node must then be one that the parser takes and reads,
                    one of ours (domain `ascend`, for the plugin), or one of domain npu
     If             its condition becomes a scalar
     constants      a Constant node holds a tensor, of a type that the parser knows
+    outputs        one that depends on constants only is computed, see `constant_outputs`
     weights        in files move from subgraphs to the main graph: the parser finds the files of the main graph only
     names          see `names`
 
@@ -21,9 +23,11 @@ import onnx_ir as ir
 from onnx import defs
 from onnx_ir.passes.common import InlinePass
 
-from fa_compiler.lowering.ascend.onnx_route import changes, forms, names, parser
+from fa_compiler.lowering.ascend.diagnostic import Severity
+from fa_compiler.lowering.ascend.onnx_route import changes, constant_outputs, forms, names, parser
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
+from fa_compiler.lowering.ascend.onnx_route.lift import LIFTED, lift, needs_lift
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
@@ -54,16 +58,22 @@ def lower(model: ir.Model) -> None:
     if problems:
         raise UnsupportedModel(problems)
     source = _one_import(model)
+    if needs_lift(model, source):
+        if problems := lift(model):
+            raise UnsupportedModel(problems)
+        source = LIFTED
     target = _target(model, source)
     remember_versions(model)
     info = analyse(model)
     _set_target(model, target)
     if problems := _convert(model, info, source, target):
         raise UnsupportedModel(problems)
-    if problems := _unsupported(model, info, target):
-        raise UnsupportedModel(problems)
     for graph in all_graphs(model):
         _plain_constants(graph)
+    if problems := _unsupported(model, info, target):
+        raise UnsupportedModel(problems)
+    if problems := constant_outputs.fold(model):
+        raise UnsupportedModel(problems)
     _hoist(model)
     names.make_unique(model, all_graphs(model))
     model.ir_version = min(model.ir_version, IR_VERSION)
@@ -164,10 +174,7 @@ def _came_with_18(node: ir.Node) -> bool:
     """Whether no older opset can express the node."""
     if node.domain not in STANDARD or node.op_type in EXPANSIONS:
         return False
-    if parser.takes("", node.op_type, parser.NEWEST) and not parser.takes("", node.op_type, TARGET):
-        return True
-    attributes = {name: attr.value for name, attr in node.attributes.items()}
-    return node.op_type in ("ScatterElements", "ScatterND") and attributes.get("reduction") in ("max", "min")
+    return parser.takes("", node.op_type, parser.NEWEST) and not parser.takes("", node.op_type, TARGET)
 
 
 def _set_target(model: ir.Model, target: int) -> None:
@@ -266,7 +273,8 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
         elif not domain:
             problems += [
                 problem_at(node, f"{found.sentence}; export without it, or try --route air")
-                for found in plugin_mismatches(NodeForm.of_node(node, target))
+                for found in plugin_mismatches(NodeForm.of_node(node, target, info))
+                if found.severity is not Severity.NOTE
             ]
             problems += _illegal_types(node, info, target)
     tensors = [value.const_value for graph in all_graphs(model) for value in graph.initializers.values()]

@@ -1,7 +1,8 @@
 """The checker of single-op JSON: the rules of ATC's parser, and then those of the prototype.
 
 The codes in the messages are those that ATC prints. The rules of the prototype (required attributes, types, names) are
-those of an `.air` file; ATC's parser does not check them.
+those of an `.air` file; ATC's parser does not check them. If they hold, the numbered constraints of an attention
+operator follow, as far as they are checked on every product: the file does not name its product.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from fa_compiler.lowering.ascend.air.check_prototypes import check_op
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.dtypes import attr_name, is_type
+from fa_compiler.lowering.ascend.single_op.constraints import broken_constraints
 from fa_compiler.lowering.ascend.single_op.json_form import from_json, is_absent
 from fa_compiler.lowering.ascend.single_op.spelling import (
     ABSENT_FORMAT,
@@ -46,6 +48,9 @@ ATTR_TYPE = Rule("attr-type", Severity.REJECTED, f"use one of {', '.join(ATTR_KI
 NAME = Rule("file-name", Severity.NOTE, "use letters, digits, '.', '_' and '-': ATC names the .om otherwise")
 CONST_TYPE = Rule("const-type", Severity.NOTE, "ATC leaves the value out")
 CONST_SIZE = Rule("const-size", Severity.WRONG, "write one number for each element, flat")
+CONSTRAINT = Rule(
+    "constraint", Severity.LATER, "correct the call: the operator does not run in this form on any product"
+)
 
 _NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,128}")
 
@@ -91,8 +96,11 @@ def _entry(entry: Any, node: str) -> list[FileDiagnostic]:
     if any(diagnostic.severity is Severity.REJECTED for diagnostic in found):
         return found
     found += _counts(entry, op_type, node)
-    op, _ = from_json(entry)
-    return found + list(check_op(op))
+    op, constants = from_json(entry)
+    found += check_op(op)
+    if any(diagnostic.severity is not Severity.NOTE for diagnostic in found):
+        return found
+    return [*found, *(CONSTRAINT(node, str(broken)) for broken in broken_constraints(op, constants))]
 
 
 def _keys(entry: Mapping[str, Any], node: str) -> Iterator[FileDiagnostic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from fa_compiler.lowering.ascend.air import (
 from fa_compiler.lowering.ascend.air.check import NOT_AIR, check, check_message
 from fa_compiler.lowering.ascend.air.decode import split_edge
 from fa_compiler.lowering.ascend.air.encode import encode
-from fa_compiler.lowering.ascend.air.files import write
+from fa_compiler.lowering.ascend.air.files import read, write
 from fa_compiler.lowering.ascend.air.schema import ModelDef
-from fa_compiler.lowering.ascend.diagnostic import Rule, Severity
+from fa_compiler.lowering.ascend.diagnostic import AirError, Rule, Severity
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
 from tests.lowering.ascend.graphs import attention, branches
@@ -62,6 +63,19 @@ def declare(
         kinds = [*(numbers[entry.kind] for entry in spec.inputs), more[1]]
     op(proto, "attn").attr["_ir_inputs_key"].list.s.extend(name.encode() for name in names)
     op(proto, "attn").attr["_ir_inputs_value"].list.i.extend(kinds)
+
+
+OUTPUTS = ("softmax_max", "softmax_sum", "softmax_out", "attention_out")
+
+
+def declare_outputs(proto: Any, names: Sequence[str], kinds: Sequence[int]) -> None:
+    """Write `_ir_outputs_*` on the attention."""
+    op(proto, "attn").attr["_ir_outputs_key"].list.s.extend(name.encode() for name in names)
+    op(proto, "attn").attr["_ir_outputs_value"].list.i.extend(kinds)
+
+
+def number_layout(desc: Any, number: int) -> None:
+    desc.attr["format_for_int"].i = number
 
 
 def newer_attr(proto: Any) -> None:
@@ -110,6 +124,7 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_edges.NO_TYPE, lambda p: absent(op(p, "NetOutput").input_desc[0])),
     (check_edges.GRAPH_INPUT, lambda p: p.graph[0].input.append("nobody:0")),
     (check_edges.GRAPH_OUTPUT, lambda p: listed(p, "nobody:0")),
+    (check_edges.GRAPH_OUTPUT_IGNORED, lambda p: listed(p, "attn")),
     (check_edges.GRAPH_OUTPUT_INDEX, lambda p: listed(p, "attn:9")),
     (check_edges.DUPLICATE, lambda p: p.graph[0].op.add().CopyFrom(op(p, "mask"))),
     (check_edges.UNLINKED, lambda p: op(p, "attn").input.__setitem__(0, "")),
@@ -119,6 +134,7 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_names.MISSING, lambda p: [op(p, "attn").attr.pop(f"_input_name_{part}") for part in ("key", "value")]),
     (check_names.UNEQUAL, lambda p: op(p, "attn").attr["_input_name_value"].list.i.pop()),
     (check_names.PAST, lambda p: op(p, "attn").attr["_input_name_value"].list.i.__setitem__(0, 99)),
+    (check_names.PAST_OUTPUTS, lambda p: op(p, "attn").attr["_output_name_value"].list.i.__setitem__(0, 99)),
     (check_names.TWICE, lambda p: op(p, "attn").attr["_input_name_value"].list.i.__setitem__(0, 1)),
     (check_names.UNNAMED, lambda p: drop(p)),
     (check_names.LOST, lambda p: op(p, "attn").attr["odd"].list.i.append(1)),
@@ -132,7 +148,11 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_names.UNKNOWN_KIND, lambda p: set_list(op(p, "attn").attr["odd"], "i", 99)),
     (check_declared.INPUTS, lambda p: declare(p, ["query", "value"], [0, 0])),
     (check_declared.INPUTS, lambda p: declare(p, ["query", "key"], [0, 1])),
-    (check_declared.INPUTS, lambda p: declare(p, ["query", "key"], [0])),
+    (check_declared.DROPPED, lambda p: declare(p, ["query", "key"], [0])),
+    (check_declared.DROPPED, lambda p: declare_outputs(p, ["softmax_max"], [])),
+    (check_declared.OUTPUTS, lambda p: declare_outputs(p, ["softmax_sum"], [0])),
+    (check_declared.OUTPUTS, lambda p: declare_outputs(p, ["softmax_max"], [1])),
+    (check_declared.OUTPUTS, lambda p: declare_outputs(p, [*OUTPUTS, "newer"], [0] * 5)),
     (check_declared.INPUTS, lambda p: declare(p, more=("newer", 0))),
     (check_declared.ATTRS, lambda p: op(p, "attn").attr["_ir_attr_names"].list.s.extend([b"keep_prob"])),
     (check_declared.ATTRS, lambda p: newer_attr(p)),
@@ -140,6 +160,8 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_tensors.DIMS, lambda p: op(p, "q").output_desc[0].shape.dim.__setitem__(0, -3)),
     (check_tensors.TYPE, lambda p: setattr(op(p, "q").output_desc[0], "dtype", 77)),
     (check_tensors.LAYOUT, lambda p: setattr(op(p, "q").output_desc[0], "layout", "XYZ")),
+    (check_tensors.LAYOUT_NUMBER, lambda p: number_layout(op(p, "attn").input_desc[0], 77)),
+    (check_tensors.LAYOUT_NUMBER, lambda p: number_layout(op(p, "attn").input_desc[0], 0)),
     (check_tensors.RANGE, lambda p: ranges(op(p, "q").output_desc[0], (1, 4))),
     (check_tensors.RANGE, lambda p: ranges(op(p, "q").output_desc[0], (2, 4), (12, 12), (128, 128), (64, 64))),
     (check_tensors.CONST_FORM, lambda p: op(p, "mask").attr.pop("value")),
@@ -155,7 +177,7 @@ ATTENTION: list[tuple[Rule, Change]] = [
     ),
     (check_ends.GRAPH_TWICE, lambda p: setattr(p.graph.add(), "name", "fas_graph")),
     (check_ends.UNREACHABLE, lambda p: setattr(p.graph.add(), "name", "more")),
-    (check_ends.SUBGRAPH, lambda p: op(p, "attn").subgraph_name.append("nowhere")),
+    (check_ends.SUBGRAPH_LOST, lambda p: op(p, "attn").subgraph_name.append("nowhere")),
     (check_ends.SHARED, lambda p: op(p, "attn").subgraph_name.append("fas_graph")),
     (check_ends.DATA_FORM, lambda p: op(p, "q").ClearField("input_desc")),
     (check_ends.DATA_FORM, lambda p: op(p, "q").input.append("k:0")),
@@ -264,6 +286,39 @@ def test_a_file_may_declare_the_prototype_it_was_written_with() -> None:
     proto = encode(attention())
     declare(proto, more=("newer", 1))
     assert check_message(proto) == []
+
+
+def test_the_number_of_the_same_layout_is_no_finding() -> None:
+    """GE writes both, and in the bytes behind the first one how the layout is split into groups."""
+    proto = encode(attention())
+    number_layout(op(proto, "attn").input_desc[0], 2 | 16 << 8)
+    op(proto, "attn").input_desc[3].layout = "FORMAT_RESERVED"
+    number_layout(op(proto, "attn").input_desc[3], 40)
+    op(proto, "mask").output_desc[0].layout = "NC1HWC0_C04"
+    number_layout(op(proto, "mask").output_desc[0], 12)
+    assert "layout-number" not in {diagnostic.rule for diagnostic in check_message(proto)}
+
+
+def test_a_file_without_its_subgraph_is_not_read() -> None:
+    """GE takes a file with one graph, but an operator without its body is no model to go on with."""
+    proto = encode(attention())
+    op(proto, "attn").subgraph_name.append("nowhere")
+    assert "rejected" not in {str(diagnostic.severity) for diagnostic in check_message(proto)}
+    with pytest.raises(AirError, match="its subgraph 'nowhere' is not in the file"):
+        decoded(proto)
+
+
+def decoded(proto: Any) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "m.air"
+        place.write_bytes(proto.SerializeToString())
+        return read(place)
+
+
+def test_an_unknown_operator_is_no_list_of_all() -> None:
+    proto = encode(attention())
+    op(proto, "attn").type = "ZZZZZZZZ"
+    assert max(len(diagnostic.message) for diagnostic in check_message(proto)) < 200
 
 
 def test_bytes_that_are_no_model(tmp_path: Path) -> None:

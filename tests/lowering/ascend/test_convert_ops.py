@@ -239,6 +239,7 @@ INDEXING = [
     Case("ScatterElements", [X, np.array([[[0, -1, 1, 2]]]), draw(1, 1, 4)], attrs={"axis": 1}),
     Case("ScatterElements", [X, np.zeros((1, 2, 4), I64), draw(1, 2, 4)], attrs={"axis": 1, "reduction": "add"}),
     Case("ScatterElements", [X, np.zeros((1, 2, 4), I64), draw(1, 2, 4)], attrs={"axis": 1, "reduction": "max"}),
+    Case("ScatterElements", [X, np.zeros((1, 2, 4), I64), draw(1, 2, 4)], attrs={"axis": 1, "reduction": "mul"}),
     Case("ScatterElements", [X, np.array([[[-1]]]), draw(1, 1, 1)], attrs={"reduction": "min"}, open=True),
     Case("ScatterElements", [BOTH[0], np.array([[0, 2]]), BOTH[1][:1, :2]], attrs={"axis": 1}),
     Case("ScatterND", [X, np.array([[0, 1], [-1, -1]]), draw(2, 4)]),

@@ -104,11 +104,6 @@ EQUAL: dict[str, tuple[int, str]] = {
     "casts": (24, f"g({X}, float16[1] t) => (float16[] y, float16[] z) {{ y = CastLike(x, t) z = Cast<to = 10>(x) }}"),
     "bits": (18, "g(int32[2,6] x) => (int32[] y, int32[] z) { y = BitwiseNot(x) z = ReduceL1(x) }"),
     "largest": (24, f"g({X}) => (float[] v, int64[] i) {{ k = Constant<value_ints = [2]>() v, i = TopK(x, k) }}"),
-    "largest update": (
-        18,
-        "g(float[4,3] x, int64[4,3] i, float[4,3] u) => (float[] y) "
-        '{ y = ScatterElements<reduction = "max">(x, i, u) }',
-    ),
     "in a branch": (
         20,
         f"g({X}, bool c) => (float[2,6,4] y) {{ y = If(c) <then_branch = t() => (float[2,6,4] a) {{ a = Gelu(x) }}, "
@@ -124,7 +119,7 @@ def test_equal_outputs(case: str) -> None:
     version, text = EQUAL[case]
     model = parsed(text, version)
     result = lowered(model)
-    needs_18 = case in ("bits", "largest update")
+    needs_18 = case == "bits"
     assert opset(result) == (18 if needs_18 else 17)
     for seed in range(2):
         feeds = drawn(model, seed)

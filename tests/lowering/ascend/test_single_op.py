@@ -78,7 +78,7 @@ def test_constants_and_dynamic_inputs() -> None:
     op.input_descs += [absent("pse_shift"), absent("atten_mask")]
     op.input_descs.append(TensorDesc("actual_seq_lengths", "DT_INT64", (1,)))
     op.output_descs = [TensorDesc("attention_out", "DT_FLOAT16", shape), TensorDesc("softmax_lse", "DT_FLOAT", (1,))]
-    op.attrs = {"num_heads": Attr("Int", 12)}
+    op.attrs = {"num_heads": Attr("Int", 12), "input_layout": Attr("String", "BNSD")}
     lengths = {"actual_seq_lengths": weight(np.array([77]), "DT_INT64")}
     entry = to_json(op, "fia", lengths)
     assert entry["input_desc"][5]["const_value"] == [77]
@@ -128,6 +128,7 @@ BROKEN: list[tuple[Rule, Change]] = [
     (rules.ATTR_TYPE, lambda d: d[0]["attr"][0].__setitem__("type", "int32")),
     (rules.CONST_TYPE, lambda d: d[0]["input_desc"][6].update(is_const=True, const_value=[1])),
     (rules.CONST_SIZE, lambda d: d[0]["input_desc"][0].update(is_const=True, const_value=[1])),
+    (rules.CONSTRAINT, lambda d: next(attr for attr in d[0]["attr"] if attr["name"] == "head_num").update(value=3)),
 ]
 
 
@@ -151,6 +152,19 @@ def test_what_is_no_array() -> None:
 def test_every_rule_has_a_test() -> None:
     known = {value.name for value in vars(rules).values() if isinstance(value, Rule)}
     assert known == {rule.name for rule, _ in BROKEN} | {rules.NOT_JSON.name, rules.NOT_ARRAY.name}
+
+
+def test_constraints_need_a_right_prototype() -> None:
+    """A file that breaks the prototype has no constraints to speak of; what only some products refuse is no fault."""
+    document = [fused()]
+    heads = next(attr for attr in document[0]["attr"] if attr["name"] == "head_num")
+    heads.update(name="heads", value=3)
+    assert rules.CONSTRAINT.name not in {found.rule for found in check_text(json.dumps(document).encode())}
+    wide = [fused()]
+    for tensor in (*wide[0]["input_desc"], *wide[0]["output_desc"]):
+        if tensor["type"] == "float16":
+            tensor["type"] = "bfloat16"
+    assert check_text(json.dumps(wide).encode()) == []
 
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])

@@ -28,7 +28,7 @@ def _gather_elements(call: GeCall) -> str:
 
 @handles("ScatterElements")
 def _scatter_elements(call: GeCall) -> str:
-    call.only("reduction", "none", "add")
+    call.only("reduction", "none", "add", "mul")
     axis, reduction = call.attr("axis"), call.attr("reduction")
     return call.node(
         "ScatterElements", call.x("data"), call.x("indices"), call.x("updates"), axis=axis, reduction=reduction

@@ -45,8 +45,8 @@ def _gather_elements(call: OnnxCall) -> Tensor:
 
 @handles("Scatter", "ScatterElements")
 def _scatter_elements(call: OnnxCall) -> Tensor:
-    """GE's ScatterElements has no other reduction than the sum. A maximum or minimum is converted to an operator that
-    scatters at indices of all axes."""
+    """GE's ScatterElements adds and multiplies. A maximum or minimum is converted to an operator that scatters at
+    indices of all axes."""
     axis = call.axis(0)
     reduction = call.text("reduction", "none")
     indices = _wrapped(call, 1, call.size(call.x(), axis))
@@ -60,7 +60,7 @@ def _scatter_elements(call: OnnxCall) -> Tensor:
         ]
         places = _joined(call, parts)
         return call.emitter.op(f"TensorScatter{reduction.title()}", call.x(0), places, call.x(2), out=call.out())
-    if reduction not in ("none", "add"):
+    if reduction not in ("none", "add", "mul"):
         raise CannotMapError(f"ScatterElements of GE has no reduction {reduction}")
     narrow = call.x().dtype == "DT_BOOL"  # GE's operators scatter no booleans
     data, updates = (call.cast(x, "DT_INT8") if narrow else x for x in (call.x(0), call.x(2)))
