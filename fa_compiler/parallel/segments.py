@@ -32,6 +32,7 @@ from fa_compiler.op_registry.collectives import (
     SEQUENCE_ATTENTION,
     SEQUENCE_GRADIENT,
     SEQUENCE_PART,
+    TOKEN_EXTREMES,
 )
 
 
@@ -161,7 +162,8 @@ def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
     known = (
-        node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION)
+        node.op_type in (ALL_GATHER, TOKEN_EXTREMES, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION)
+        or (node.op_type == ALL_REDUCE and "reduction" not in attrs)
         or (node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS)
         or (node.op_type == SEQUENCE_GRADIENT and attrs.get("method") in (GATHER, RING))
     )
