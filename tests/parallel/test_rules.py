@@ -480,6 +480,20 @@ def test_an_input_that_is_an_output(tmp_path: Path) -> None:
     check(expected, by_ranks(result.path, RANKS, feeds))
 
 
+def test_an_input_with_a_default(tmp_path: Path) -> None:
+    """It stays an input of the ranks, which all of them have whole. A caller may leave it out."""
+    made = model([node("MatMul", "x w", "h"), node("Add", "h p")], {"w": W, "p": TABLE[:1]}, 3)
+    made.graph.input.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, ["any", WIDTH]))
+    session = ort.InferenceSession(made.SerializeToString())
+    result = fa_compiler.shard(made, tmp_path / "out", RANKS, axes={"x": 1})
+    assert result.report.inputs == {"x": 1}
+    for more in ({}, {"p": TABLE[1:2]}, {"p": RNG.standard_normal((LENGTH, WIDTH)).astype(np.float32)}):
+        feeds = {"x": X, **more}
+        check({"y": session.run(["y"], feeds)[0]}, by_ranks(result.path, RANKS, feeds))
+    with pytest.raises(InputError, match="the input 'p' has a default, which every rank has whole"):
+        fa_compiler.shard(made, tmp_path / "other", RANKS, axes={"p": 0})
+
+
 def test_two_names_for_one_length(tmp_path: Path) -> None:
     """The length of the attention is that of x and of a mask, to which an exporter gave another name. Both become the
     sequence, and inputs of two lengths are refused."""
