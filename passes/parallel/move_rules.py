@@ -49,7 +49,7 @@ def units(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Valu
     source = needed(node, 0)
     ranks = len(sharder.shape(source, node)), len(sharder.shape(node.outputs[0], node))
     named, longer = axes_of(node), max(ranks)
-    if named is None:  # a Squeeze without axes would remove a sequence of which a rank has one token
+    if not named:  # a Squeeze without axes would remove a sequence of which a rank has one token
         raise Refusal("its axes are unknown", node)
     places = {axis % longer for axis in named}
     others = [dim for dim in range(longer) if dim not in places]
@@ -351,5 +351,5 @@ def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtyp
     own = sharder.emit("ReduceProd", [sizes], INT64, {"keepdims": 0})
     every = sharder.emit("Mul", [sharder.emit("Div", [own, count], INT64), length], INT64)
     if dtype in (INT64, ir.DataType.INT32):
-        every = sharder.emit("Max", [every, sharder.constant(np.array(1))], INT64)
+        every = sharder.larger(every, sharder.constant(np.array(1)))
     return _as(sharder, _scalar(sharder, every), INT64, dtype)

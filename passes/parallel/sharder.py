@@ -389,7 +389,7 @@ class Sharder:
         sizes = self.emit("Shape", [whole], INT64)
         last = self.emit("Gather", [sizes, self.constant(np.array([own.dim]))], INT64, {"axis": 0})
         last = self.emit("Sub", [last, self.constant(np.array([1]))], INT64)
-        index = self.emit("Min", [positions, last], INT64)
+        index = self.smaller(positions, last)
         return self.emit("Gather", [whole, index], self.info.dtype(value), {"axis": own.dim})
 
     def part_of_target(self, target: ir.Value, dim: int, rank: int, node: ir.Node) -> ir.Value:
@@ -509,6 +509,14 @@ class Sharder:
             self.nodes.append(node)
             self._clones[key] = node
         return self._clones[key].outputs[0]
+
+    def smaller(self, one: ir.Value, other: ir.Value) -> ir.Value:
+        """The smaller of int64 numbers. Min and Max take them from opset 12 on."""
+        return self.emit("Where", [self.emit("Less", [one, other], BOOL), one, other], INT64)
+
+    def larger(self, one: ir.Value, other: ir.Value) -> ir.Value:
+        """The larger of int64 numbers."""
+        return self.emit("Where", [self.emit("Less", [one, other], BOOL), other, one], INT64)
 
     def emit_copy(self, value: ir.Value) -> ir.Value:
         """The same tensor as another value, which can have a name of its own."""
