@@ -80,7 +80,8 @@ def sequence_gradient(
     statistics = {name: inputs[name] for name in STATISTICS}
     keys = {name: tokens_first(inputs[name], layout) for name in ("key", "value")}
     by = _ring_gradient if attrs["method"] == RING else _gathered_gradient
-    made = by(communicator, parts, _Gradient(call, rows, statistics), keys)
+    with np.errstate(all="ignore"):  # NaN and infinities in sums
+        made = by(communicator, parts, _Gradient(call, rows, statistics), keys)
     heads = {"dq": call.heads, "dk": call.key_heads, "dv": call.key_heads}
     dtype = inputs["query"].dtype
     return [from_tokens_first(made[name].astype(dtype, copy=False), layout, count) for name, count in heads.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -166,10 +166,8 @@ def selected(communicator: Communicator, parts: Parts, part: Array, indices: Arr
 def reduced(communicator: Communicator, part: Array) -> Array:
     """The sum over the ranks. All ranks add in the same order, so they get the same numbers."""
     every = communicator.gather_all(part, [part.shape] * communicator.size)
-    total = every[0]
-    for other in every[1:]:
-        total = total + other
-    return np.asarray(total, part.dtype)
+    with np.errstate(all="ignore"):  # infinities of both signs
+        return np.asarray(reduce(np.add, every), part.dtype)
 
 
 def extremes(communicator: Communicator, parts: Parts, part: Array, axis: int, inner: bool, reduction: str) -> Array:

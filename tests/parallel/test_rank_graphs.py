@@ -211,6 +211,16 @@ def compare(inputs: Mapping[str, Array], layout: str, band: str, method: str, pa
     np.testing.assert_allclose(found, by_kernel(attrs, inputs), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layout", ["SBH", "BNSD"])
+def test_scores_of_the_lowest_number(layout: str, order: str) -> None:
+    """The largest score of keys may be that of a part without a key, which has no weight beside them."""
+    inputs = attention_inputs(layout, "rows", "rows")
+    inputs["real_shift"][:, :, 3] = inputs["real_shift"][:, :, 15:] = np.finfo(np.float32).min
+    inputs["atten_mask"][0, 0, 15, 9:] = inputs["atten_mask"][0, 0, 17, :17] = True
+    compare(inputs, layout, "causal", "ring", Parts(order, 3, LENGTH))
+
+
 def test_ranks_that_share_key_heads() -> None:
     """6 ranks have a query head each, and two of them read one key head."""
     compare(attention_inputs("BNSD", "rows", "rows"), "BNSD", "causal", "all-to-all", Parts(ZIGZAG, 6, LENGTH))
