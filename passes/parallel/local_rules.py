@@ -72,7 +72,8 @@ def cast_like(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
     dtype = sharder.info.dtype(node.outputs[0])
     if dtype is None:
         raise Refusal("the type of its result is unknown", node)
-    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, {"to": int(dtype)})
+    saturate = {"saturate": 0} if int_attr(node, "saturate", 1) == 0 else {}
+    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, {"to": int(dtype), **saturate})
 
 
 def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:

@@ -220,9 +220,9 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     _, length, _ = sharder.part
     zero, one = sharder.constant(np.array(0)), sharder.constant(np.array(1))
     every = sharder.emit("Range", [zero, _scalar(sharder, length), one], INT64)
-    ends = [None if value is None else sharder.whole(value, node) for value in (begin, end)]
-    steps = [] if step is None else [sharder.whole(step, node)]
-    indices = sharder.emit("Slice", [every, *ends, sharder.constant(np.array([0])), *steps], INT64)
+    given = [each for each in (begin, end, step) if each is not None]
+    first, last, *steps = (_as(sharder, sharder.whole(e, node), _known_dtype(sharder, e, node), INT64) for e in given)
+    indices = sharder.emit("Slice", [every, first, last, sharder.constant(np.array([0])), *steps], INT64)
     return _select(sharder, node, data, bounds[0][0], indices)
 
 
@@ -344,12 +344,11 @@ def _sum(sharder: Sharder, value: ir.Value, axes: list[int], dtype: ir.DataType,
 
 def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtype: ir.DataType) -> ir.Value:
     """The number of elements along some axes of a whole tensor, of which the rank has a part, as a scalar; 1 where
-    there are none, since integers are not divided by 0."""
+    there are none, whose mean is 0."""
     _, length, count = sharder.part
     sizes = sharder.emit("Shape", [local], INT64)
     sizes = sharder.emit("Gather", [sizes, sharder.constant(np.array(axes))], INT64, {"axis": 0})
     own = sharder.emit("ReduceProd", [sizes], INT64, {"keepdims": 0})
     every = sharder.emit("Mul", [sharder.emit("Div", [own, count], INT64), length], INT64)
-    if dtype in (INT64, ir.DataType.INT32):
-        every = sharder.larger(every, sharder.constant(np.array(1)))
-    return _as(sharder, _scalar(sharder, every), INT64, dtype)
+    every = _scalar(sharder, sharder.larger(every, sharder.constant(np.array(1))))
+    return _as(sharder, every, INT64, dtype)

@@ -99,7 +99,7 @@ class Draw:
 
     def size(self) -> int:
         """That of a dimension that is not the sequence."""
-        return self.rng.choice((1, 2, 2, 3, 4, self.length, 0 if self.rng.random() < 0.1 else 2))
+        return 0 if self.flip(0.08) else self.rng.choice((1, 2, 2, 3, 4, self.length))
 
     def base(self, least: int = 1, most: int = 4) -> Operand:
         """A tensor with the sequence."""

@@ -63,7 +63,7 @@ def model(nodes: Sequence[onnx.NodeProto], weights: dict[str, Array], rank: int)
 def both(made: onnx.ModelProto, folder: Path) -> tuple[dict[str, Array], dict[str, Array], Sharded]:
     """The outputs of one process and of the ranks."""
     every = {"x": X, "ids": IDS}
-    feeds = {each.name: every[each.name] for each in made.graph.input}
+    feeds = {each.name: every[each.name] for each in made.graph.input if each.name in every}
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(made.SerializeToString(), options)
@@ -93,6 +93,7 @@ SHORT = [
 LIMITS = {"low": np.array(-1, np.float32), "high": np.array(1, np.float32), "large": np.array(6e4, np.float32)}
 INTEGERS = [node("Mul", "x many", "l"), node("Cast", "l", "d", to=TensorProto.INT32)]
 MANY = {"many": np.array(1e5, np.float32)}
+ADDED = [node("Add", "x p")]
 
 PARTS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
     "projection": ([node("MatMul", "x w")], {"w": W}, 3),
@@ -274,6 +275,16 @@ PARTS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
     ),
     "tiled features": ([node("Tile", "x times")], {"times": ints(1, 1, 2)}, 3),
     "padded features": ([node("Pad", "x pads")], {"pads": ints(0, 0, 1, 0, 0, 2)}, 3),
+    "a norm whose weight has another type": (
+        [node("SimplifiedLayerNormalization", "x g", "n", axis=-1), node("Cast", "n", to=1)],
+        {"g": W[0].astype(np.float16)},
+        3,
+    ),
+    "a product of letters, of which one has 1 in place of the tokens": (
+        [node("Einsum", "x v", equation="bse,bs->bse")],
+        {"v": W[:BATCH, :1]},
+        3,
+    ),
     "the best features": ([node("TopK", "x k", "y i", axis=-1)], {"k": ints(3)}, 3),
     "features pooled as pixels": ([node("GlobalAveragePool", "x")], {}, 3),
     "a norm of a sum with positions": (
@@ -397,6 +408,34 @@ def test_tokens_that_are_taken_out_or_reduced(name: str, tmp_path: Path) -> None
     check(expected, found, 2**-10 if "16 bits" in name else TOLERANCE)  # a sum may be rounded to either side
 
 
+@pytest.mark.parametrize("nodes", [[*INTEGERS, node("ReduceMean", "d", "m", axes=[1]), node("Cast", "m", to=1)], ADDED])
+def test_opset_11(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
+    """Min and Max take no integers there."""
+    made = model(nodes, {**MANY, "p": W[None, :1]}, 3)
+    made.graph.input.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, [1, "open", WIDTH]))
+    made.opset_import[0].version = 11
+    expected, found, _ = both(made, tmp_path)
+    check(expected, found)
+
+
+def test_a_slice_by_int32(tmp_path: Path) -> None:
+    made = model(*WHOLE["the last tokens"])
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.INT64:
+            narrow = numpy_helper.to_array(tensor).astype(np.int32)
+            tensor.CopyFrom(numpy_helper.from_array(narrow, tensor.name))
+    expected, found, _ = both(made, tmp_path)
+    check(expected, found)
+
+
+def test_the_mean_of_nothing(tmp_path: Path) -> None:
+    made = model(
+        [node("Slice", "x zero zero two", "e"), node("ReduceMean", "e", keepdims=0)], {"two": ints(2), **SIZES}, 0
+    )
+    expected, found, _ = both(made, tmp_path)
+    check(expected, found)
+
+
 MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
     "a convolution": (
         [node("Transpose", "x", "t", perm=[0, 2, 1]), node("Conv", "t k", pads=[1, 1])],
@@ -450,6 +489,12 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         {"w": W, "pads": ints(0, 1, 0, 0, -1, 0)},
         3,
         "node 'Pad_y' (Pad): it mixes the sequence: it pads the sequence, or is not proven to leave it as it is",
+    ),
+    "a Squeeze of whatever is 1": (
+        [node("MatMul", "x w", "h"), node("Squeeze", "h none")],
+        {"w": W, "none": ints()},
+        3,
+        "node 'Squeeze_y' (Squeeze): its axes are unknown",
     ),
     "an operator that nobody knows": (
         [node("MatMul", "x w", "h"), node("MeanVarianceNormalization", "h", axes=[0, 1, 2])],
