@@ -9,12 +9,19 @@ rank's own tokens only.
     SequencePart       (length)                      int64 [L], [1] and [1]: the positions of the rank's tokens, the
                                                      number of all tokens, and the number L of its own
     AllGather          part                          the parts of all ranks along `axis`, in the order of the sequence
-    AllReduce          part                          the sum, max or min (`reduction`) over the ranks, each element
+    AllReduce          part                          the sum over the ranks of each element
+    TokenExtremes      part                          the largest or smallest (`reduction`, max or min) of each element
+                                                     over all tokens, or the parts of all ranks where one has a NaN
     SelectTokens       part, indices                 Gather(whole, indices, axis) from the parts of all ranks
     SequenceAttention  those of FlashAttentionScore  attention_out of the rank's own queries to the keys of all ranks;
                                                      also softmax_max and softmax_sum, if a gradient reads them
     SequenceGradient   those of its gradient         dq, dk and dv of the rank's own tokens
     CacheAttention     those of FlashAttentionScore  attention_out, whole, of whole queries to the keys of all ranks
+
+TokenExtremes has the `reduction` max or min. Its dimension `axis` has the tokens alone, in front of others (`inner` 0)
+or behind them (`inner` 1), and has the others alone in the result. So ReduceMax of the result along this dimension is
+ReduceMax of the whole tensor. What it gives where an element is NaN depends on all elements, in ONNX Runtime: the
+result then is the whole tensor.
 
 SequenceAttention has the attributes of FlashAttentionScore and `method`, SequenceGradient those of
 FlashAttentionScoreGrad and the `method` of its attention, which is gather or ring. query, key, value, dy and
@@ -50,6 +57,7 @@ sequence."""
 SEQUENCE_PART = "SequencePart"
 ALL_GATHER = "AllGather"
 ALL_REDUCE = "AllReduce"
+TOKEN_EXTREMES = "TokenExtremes"
 SELECT_TOKENS = "SelectTokens"
 SEQUENCE_ATTENTION = "SequenceAttention"
 CACHE_ATTENTION = "CacheAttention"

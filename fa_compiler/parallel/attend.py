@@ -21,7 +21,18 @@ LARGEST = np.finfo(np.float32).max
 """softmax_sum of a row without a key; its softmax_max is the negative number."""
 
 FREE_OF_OTHER_KEYS = ("", "zero", "nan")
-"""The values of cpu_empty_rows for which a row without a key does not depend on any key."""
+"""The values of cpu_empty_rows for which the result of a row without a key does not depend on any key."""
+WITHOUT_GRADIENTS = ("", "zero")
+"""The values of cpu_empty_rows for which a row without a key adds nothing to the gradients of values."""
+
+
+def without_key(total: Array) -> Array:
+    """Where is softmax_sum that of a row without a key?
+
+    softmax_max does not tell: the scores of keys may be the lowest number of float32, too, as masks make them. The sum
+    of a row with keys is at most the number of keys.
+    """
+    return np.asarray(total == LARGEST)
 
 
 def sizes_of(attrs: Mapping[str, Any], inputs: Mapping[str, Array]) -> Geometry:
@@ -69,17 +80,18 @@ class Call:
     bias: Array | None = None
     sink: Array | None = None
 
-    @property
-    def needs_all_keys(self) -> bool:
-        """Does a row depend on keys that the band excludes?"""
-        empty = str(self.attrs.get("cpu_empty_rows", ""))
-        return empty not in FREE_OF_OTHER_KEYS or "cpu_mask_value" in self.attrs
+    def keys_of(self, rows: Chunk, keys: Chunk, free: Sequence[str] = FREE_OF_OTHER_KEYS) -> Chunk | None:
+        """The keys of a range that the results of the rows may depend on; None if there are none.
 
-    def keys_of(self, rows: Chunk, keys: Chunk) -> Chunk | None:
-        """The keys of a range that the rows may depend on; None if there are none."""
-        if self.needs_all_keys:
+        Rows without a key depend on keys that the band excludes, unless `free` has cpu_empty_rows.
+        """
+        if str(self.attrs.get("cpu_empty_rows", "")) not in free or "cpu_mask_value" in self.attrs:
             return keys
         return keys_in_band(rows, keys, self.pre, self.after)
+
+    def keys_with_gradients(self, rows: Chunk, keys: Chunk) -> Chunk | None:
+        """The keys of a range to whose gradients the rows may add anything; None if there are none."""
+        return self.keys_of(rows, keys, WITHOUT_GRADIENTS)
 
     def of_heads(self, heads: slice, key_heads: slice) -> Call:
         """The same for some of the heads."""

@@ -24,7 +24,7 @@ import numpy as np
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry.collectives import FORWARD_OUTPUTS, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED
-from fa_compiler.parallel.attend import LARGEST, sizes_of
+from fa_compiler.parallel.attend import LARGEST, sizes_of, without_key
 from fa_compiler.parallel.communicator import Array, Communicator, as_bytes
 from fa_compiler.parallel.parts import Parts, gathered
 
@@ -42,7 +42,8 @@ MOST_MERGED = 16
 class Partial:
     """Results of rows whose softmax was over some of their keys: out [rows, Dv], top and total [rows] in float32.
 
-    The rows are those of [B, N, S]. A row without a key has -LARGEST as its maximum `top`, and `total` is the sum.
+    The rows are those of [B, N, S]. `top` is their maximum and `total` their sum; of a row without a key they are
+    -LARGEST and LARGEST.
     """
 
     out: Array
@@ -94,15 +95,16 @@ def merged(every: Sequence[Partial], sink: Array | None, empty_rows: str) -> Arr
     """
     if not all(each.is_finite for each in every):
         return None
-    levels = [np.where(each.top == -LARGEST, -np.inf, each.top) for each in every]
+    levels = [np.where(without_key(each.total), -np.inf, each.top) for each in every]
     top = np.max(levels, axis=0)
     if (top == -np.inf).any() and empty_rows not in ("", "zero"):
         return None
     top = np.where(top == -np.inf, np.float32(0), top)
-    lse = [level - top + np.log(each.total) for level, each in zip(levels, every, strict=True)]
-    results = [each.out for each in every]
-    if sink is not None:
-        lse, results = [*lse, sink - top], [*results, np.zeros_like(results[0])]
+    with np.errstate(over="ignore"):  # the difference of the lowest and the largest number
+        lse = [level - top + np.log(each.total) for level, each in zip(levels, every, strict=True)]
+        results = [each.out for each in every]
+        if sink is not None:
+            lse, results = [*lse, sink - top], [*results, np.zeros_like(results[0])]
     while len(results) > 1:
         groups = range(0, len(results), MOST_MERGED)
         joined = [_updated(lse[at : at + MOST_MERGED], results[at : at + MOST_MERGED]) for at in groups]

@@ -7,7 +7,8 @@
                   arrive, and joins the result with what it has (RingAttentionUpdate).
 
 What a ring cannot compute exactly as one process does, it computes by gathering: scores that are NaN or infinite make
-the statistics of a row undefined. All ranks agree on this after each ring.
+the statistics of a row undefined, and values that are NaN or infinite count in one part, where their weight is 0 beside
+the keys of another one. All ranks agree on this after each ring.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry import geometry
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, FORWARD_OUTPUTS, GATHER, RING, STATISTICS, Chunk
-from fa_compiler.parallel.attend import LARGEST, Call, from_tokens_first, sizes_of, tokens_first
+from fa_compiler.parallel.attend import LARGEST, Call, from_tokens_first, sizes_of, tokens_first, without_key
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.parts import Parts, gathered
 
@@ -79,7 +80,8 @@ def sequence_gradient(
     statistics = {name: inputs[name] for name in STATISTICS}
     keys = {name: tokens_first(inputs[name], layout) for name in ("key", "value")}
     by = _ring_gradient if attrs["method"] == RING else _gathered_gradient
-    made = by(communicator, parts, _Gradient(call, rows, statistics), keys)
+    with np.errstate(all="ignore"):  # NaN and infinities in sums
+        made = by(communicator, parts, _Gradient(call, rows, statistics), keys)
     heads = {"dq": call.heads, "dk": call.key_heads, "dv": call.key_heads}
     dtype = inputs["query"].dtype
     return [from_tokens_first(made[name].astype(dtype, copy=False), layout, count) for name, count in heads.items()]
@@ -109,7 +111,7 @@ def _gathered_gradient(
     totals = {f"d{name[0]}": np.zeros(array.shape, np.float32) for name, array in whole.items()}
     results = []
     for rows, place in own_chunks(parts, communicator.rank):
-        columns = own.call.keys_of(rows, (0, parts.length)) or (0, parts.length)
+        columns = own.call.keys_with_gradients(rows, (0, parts.length)) or (0, parts.length)
         found = own.of(rows, place, {name: array[slice(*columns)] for name, array in whole.items()}, columns)
         results.append(found["dq"])
         for name, total in totals.items():
@@ -139,7 +141,7 @@ def _ring_gradient(
         pending = None if step == size - 1 else communicator.pass_on(held, shapes)
         for columns, there in own_chunks(parts, owner):
             for rows, place in chunks:
-                if own.call.keys_of(rows, columns) is None:
+                if own.call.keys_with_gradients(rows, columns) is None:
                     continue
                 found = own.of(rows, place, dict(zip(keys, (array[there] for array in held), strict=True)), columns)
                 dq[place] += found["dq"]
@@ -251,7 +253,7 @@ class _Rows:
         if self._call.keys_of(self._rows, columns) is None:
             return
         found = self._call.run(self._query, keys, self._rows, columns, self._first, FORWARD_OUTPUTS)
-        self.undefined |= not all(np.isfinite(found[name]).all() for name in STATISTICS)
+        self.undefined |= not all(np.isfinite(each).all() for each in found.values())
         self._found = found if self._found is None else _joined(self._found, found)
 
     @property
@@ -272,7 +274,7 @@ class _Rows:
             empty = np.ones((batch, self._call.heads, tokens), np.bool_)
         else:
             out = self._found["attention_out"]
-            empty = self._found["softmax_max"][..., 0] == -LARGEST
+            empty = without_key(self._found["softmax_sum"][..., 0])
         if self._empty in ("", "zero") or not empty.any():
             return out
         group = self._call.heads // self._call.key_heads
@@ -284,15 +286,21 @@ class _Rows:
 
 
 def _joined(one: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
-    """Two partial results of the same rows as one. The sum of two rows without keys stays finite."""
+    """Two partial results of the same rows as one.
+
+    A part without a key has no weight beside the other one, even if the largest score there is the lowest number. So
+    its sum becomes 0, except that of the second of two parts without keys: their result is such a part, too.
+    """
+    empty, also = (without_key(part["softmax_sum"]) for part in (one, other))
+    one = {**one, "softmax_sum": np.where(empty, np.float32(0), one["softmax_sum"])}
+    other = {**other, "softmax_sum": np.where(also & ~empty, np.float32(0), other["softmax_sum"])}
     inputs = {
         f"{part}_{new}": found[old]
         for part, found in (("prev", one), ("cur", other))
         for old, new in (("attention_out", "attn_out"), ("softmax_max", "softmax_max"), ("softmax_sum", "softmax_sum"))
     }
     joined = eager.run("RingAttentionUpdate", inputs, {"input_layout": "SBH"})
-    sums = np.minimum(joined["softmax_sum"], LARGEST)
-    return {"attention_out": joined["attn_out"], "softmax_max": joined["softmax_max"], "softmax_sum": sums}
+    return {"attention_out": joined["attn_out"], **{name: joined[name] for name in STATISTICS}}
 
 
 METHODS: Mapping[str, Method] = {GATHER: by_gather, ALL_TO_ALL: by_all_to_all, RING: by_ring}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -163,14 +163,31 @@ def selected(communicator: Communicator, parts: Parts, part: Array, indices: Arr
     return picked.reshape((*part.shape[:axis], *indices.shape, *part.shape[axis + 1 :]))
 
 
-def reduced(communicator: Communicator, part: Array, reduction: str) -> Array:
-    """The sum, maximum or minimum over the ranks. All ranks add in the same order, so they get the same numbers."""
+def reduced(communicator: Communicator, part: Array) -> Array:
+    """The sum over the ranks. All ranks add in the same order, so they get the same numbers."""
     every = communicator.gather_all(part, [part.shape] * communicator.size)
-    function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduction]
-    total = every[0]
-    for other in every[1:]:
-        total = function(total, other)
-    return np.asarray(total, part.dtype)
+    with np.errstate(all="ignore"):  # infinities of both signs
+        return np.asarray(reduce(np.add, every), part.dtype)
+
+
+def extremes(communicator: Communicator, parts: Parts, part: Array, axis: int, inner: bool, reduction: str) -> Array:
+    """A tensor whose maximum (`reduction` max) or minimum along an axis is that of the whole tensor.
+
+    `part` has the rank's tokens along this axis, alone or with `inner` behind others, else in front of them. The result
+    has one number in place of the tokens: their maximum or minimum. Where an element of any rank is NaN, it is the
+    whole tensor instead: what a runtime makes of it then depends on where the NaN is.
+    """
+    function = {"max": np.maximum, "min": np.minimum}[reduction]
+    count = parts.count(communicator.rank)
+    others = part.shape[axis] // count
+    front, behind = part.shape[:axis], part.shape[axis + 1 :]
+    tokens = axis + inner
+    split = part.reshape(*front, *((others, count) if inner else (count, others)), *behind)
+    own = function.reduce(split, axis=tokens)
+    largest = function.reduce(communicator.gather_all(own, [own.shape] * communicator.size))
+    if largest.dtype.kind == "f" and np.isnan(largest).any():
+        return gathered(communicator, parts, split, tokens).reshape(*front, others * parts.length, *behind)
+    return np.asarray(largest, part.dtype)
 
 
 def _cut(array: Array, axis: int, start: int, stop: int) -> Array:

@@ -32,6 +32,7 @@ from fa_compiler.op_registry.collectives import (
     SEQUENCE_ATTENTION,
     SEQUENCE_GRADIENT,
     SEQUENCE_PART,
+    TOKEN_EXTREMES,
 )
 
 
@@ -80,9 +81,9 @@ Step = Segment | Collective
 class Plan:
     """The steps of a sharded model in the order in which they run.
 
-    `constants` are the weights that collectives read, by name. `part` names the outputs of the SequencePart without an
-    input, which are known before the first step ("" for one that nobody reads), and `last_use` the last step that reads
-    a value. The outputs of the model are read after all steps.
+    `constants` are the weights that collectives read and the defaults of inputs, by name. `part` names the outputs of
+    the SequencePart without an input, which are known before the first step ("" for one that nobody reads), and
+    `last_use` the last step that reads a value. The outputs of the model are read after all steps.
     """
 
     constants: Mapping[str, onnx.TensorProto]
@@ -153,7 +154,7 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
         steps.extend(collectives[depth])
     last_use = {each: index for index, step in enumerate(steps) for each in step.inputs}
     own = [each for step in steps if isinstance(step, Collective) for each in step.inputs]
-    constants = {each: maker.weights[each] for each in own if each in maker.weights}
+    constants = {each: maker.weights[each] for each in own if each in maker.weights} | dict(maker.defaults)
     return Plan(constants, part, tuple(steps), last_use)
 
 
@@ -161,7 +162,8 @@ def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
     known = (
-        node.op_type in (ALL_GATHER, ALL_REDUCE, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION)
+        node.op_type in (ALL_GATHER, TOKEN_EXTREMES, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION)
+        or (node.op_type == ALL_REDUCE and "reduction" not in attrs)
         or (node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS)
         or (node.op_type == SEQUENCE_GRADIENT and attrs.get("method") in (GATHER, RING))
     )
@@ -184,6 +186,7 @@ class _SegmentMaker:
 
     proto: onnx.ModelProto
     weights: Mapping[str, onnx.TensorProto]
+    defaults: Mapping[str, onnx.TensorProto]
     types: Mapping[str, onnx.ValueInfoProto]
     outer: frozenset[str]
     """The values of the main graph; a subgraph has others of its own."""
@@ -192,15 +195,17 @@ class _SegmentMaker:
     def of(proto: onnx.ModelProto) -> _SegmentMaker:
         graph = proto.graph
         infos = (*graph.value_info, *graph.input, *graph.output)
-        weights = {tensor.name: tensor for tensor in graph.initializer}
-        outer = {each for node in graph.node for each in node.output} | {info.name for info in graph.input}
-        return _SegmentMaker(proto, weights, {info.name: info for info in infos}, frozenset(outer))
+        given = {info.name for info in graph.input}
+        weights = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
+        defaults = {tensor.name: tensor for tensor in graph.initializer if tensor.name in given}
+        outer = {each for node in graph.node for each in node.output} | given
+        return _SegmentMaker(proto, weights, defaults, {info.name: info for info in infos}, frozenset(outer))
 
     def segment(self, nodes: list[onnx.NodeProto], outside: set[str]) -> Segment:
         """The segment of these nodes. `outside` are the values that the rest of the graph reads."""
         made = {each for node in nodes for each in node.output if each}
         read = dict.fromkeys(each for node in nodes for each in _read(node) if each not in made)
-        inputs = [each for each in read if each in self.outer and each not in self.weights]
+        inputs = [each for each in read if each in self.outer]
         ends = outside.union(output.name for output in self.proto.graph.output)
         outputs = [each for node in nodes for each in node.output if each in ends]
         model = onnx.ModelProto(ir_version=self.proto.ir_version)

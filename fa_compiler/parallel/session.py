@@ -18,7 +18,7 @@ from fa_compiler.parallel.cached import cache_attention
 from fa_compiler.parallel.communicator import Alone, Array, Communicator, Shape
 from fa_compiler.parallel.cores import threads_of_rank
 from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
-from fa_compiler.parallel.parts import Parts, divided, gathered, reduced, regrouped, selected
+from fa_compiler.parallel.parts import Parts, divided, extremes, gathered, reduced, regrouped, selected
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
 from fa_compiler.running.runtime import Session
 
@@ -243,7 +243,10 @@ class ShardedSession:
                 raise InputError(f"{self.name}: node '{step.name}': {error}") from None
         own = [values[name] for name in step.inputs]
         if step.op_type == collectives.ALL_REDUCE:
-            return [reduced(communicator, own[0], step.attrs["reduction"])]
+            return [reduced(communicator, own[0])]
+        if step.op_type == collectives.TOKEN_EXTREMES:
+            axis, inner, reduction = (step.attrs[name] for name in ("axis", "inner", "reduction"))
+            return [extremes(communicator, parts, own[0], axis, bool(inner), reduction)]
         if step.op_type == collectives.SELECT_TOKENS:
             return [selected(communicator, parts, own[0], own[1], step.attrs["axis"])]
         return [gathered(communicator, parts, own[0], step.attrs["axis"])]

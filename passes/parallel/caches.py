@@ -152,8 +152,8 @@ class _OfAnyLength(Sharder):
         """With one token, a size of 1 is that of the sequence, or of an operand that is repeated for it: both have no
         token where the rank has none."""
         one = self.constant(np.array([1]))
-        divisor = self.emit("Max", [length, one], INT64)
-        limit = self.emit("Min", [divisor, self.constant(np.array([2]))], INT64)
+        divisor = self.larger(length, one)
+        limit = self.smaller(divisor, self.constant(np.array([2])))
         return divisor, self.emit("Sub", [limit, one], INT64)
 
     def joined(self, node: ir.Node, place: Place) -> ir.Value:

@@ -72,7 +72,8 @@ def cast_like(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
     dtype = sharder.info.dtype(node.outputs[0])
     if dtype is None:
         raise Refusal("the type of its result is unknown", node)
-    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, {"to": int(dtype)})
+    saturate = {"saturate": 0} if int_attr(node, "saturate", 1) == 0 else {}
+    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, {"to": int(dtype), **saturate})
 
 
 def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
@@ -202,20 +203,22 @@ def gemm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value
 
 @local_rule("Einsum")
 def einsum(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The sequence's letter is in the result, so nothing is summed over it."""
+    """The sequence's letter is in the result, so nothing is summed over it. An operand may have 1 in its place."""
     equation = text_attr(node, "equation", "").replace(" ", "")
     terms, arrow, result = equation.partition("->")
     operands = terms.split(",")
     if not arrow or "." in equation or len(operands) != len(node.inputs):
         raise Refusal("its equation has no result or an ellipsis", node)
     letter = result[place.dim]
+    _, size = size_at(sharder, node, output, place)
     forms = []
     for index, term in enumerate(operands):
         if term.count(letter) > 1:
             raise Refusal("it takes a diagonal", node)
         value = needed(node, index)
         here = term.find(letter)
-        forms.append(sharder.whole(value, node) if here < 0 else sharder.local(value, place.at(here), node))
+        aligned = here >= 0 and sharder.aligned(value, place.at(here), len(term), size, node)
+        forms.append(aligned or sharder.whole(value, node))
     return sharder.clone(node, forms).outputs[output]
 
 

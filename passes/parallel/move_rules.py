@@ -5,7 +5,10 @@ Reshape, Flatten                            the sequence keeps its place in row-
                                             behind it tell how it is merged with others (layout/axes.py)
 Expand, Tile, Concat, Split, Slice, Pad     along other dimensions
 Gather, Slice along the sequence            SelectTokens: the tokens that every rank then has
-ReduceSum, ReduceMean, ReduceMax, ReduceMin along the sequence, and products that sum over it: AllReduce
+ReduceSum, ReduceMean along the sequence,   AllReduce: sums that the ranks add. Those of 16 bits are float32 until all
+and products that sum over it               ranks are added, since a part may overflow where the whole does not. A mean
+                                            is the sum divided by the number, for integers as well
+ReduceMax, ReduceMin along the sequence     TokenExtremes, whose result the operator then reduces
 """
 
 from __future__ import annotations
@@ -19,10 +22,15 @@ from fa_compiler.op_registry import collectives
 from fa_compiler.passes.layout.axes import Axis, AxisSpace
 from fa_compiler.passes.nodes import axes_of, constant, input_of, int_attr, permutation
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
-from fa_compiler.passes.parallel.places import Place, Refusal
+from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
 from fa_compiler.passes.values.slices import keeps_everything, pads_of, slice_bounds
 from fa_compiler.passes.values.symbolic import Dim, product
+
+WIDER = {ir.DataType.FLOAT16: ir.DataType.FLOAT, ir.DataType.BFLOAT16: ir.DataType.FLOAT}
+"""The type in which ranks add numbers of another type."""
+AXES_ARE_INPUT = 13
+"""From this opset on the axes of ReduceSum are an input."""
 
 
 @local_rule("Transpose")
@@ -41,7 +49,7 @@ def units(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Valu
     source = needed(node, 0)
     ranks = len(sharder.shape(source, node)), len(sharder.shape(node.outputs[0], node))
     named, longer = axes_of(node), max(ranks)
-    if named is None:  # a Squeeze without axes would remove a sequence of which a rank has one token
+    if not named:  # a Squeeze without axes would remove a sequence of which a rank has one token
         raise Refusal("its axes are unknown", node)
     places = {axis % longer for axis in named}
     others = [dim for dim in range(longer) if dim not in places]
@@ -212,9 +220,9 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     _, length, _ = sharder.part
     zero, one = sharder.constant(np.array(0)), sharder.constant(np.array(1))
     every = sharder.emit("Range", [zero, _scalar(sharder, length), one], INT64)
-    ends = [None if value is None else sharder.whole(value, node) for value in (begin, end)]
-    steps = [] if step is None else [sharder.whole(step, node)]
-    indices = sharder.emit("Slice", [every, *ends, sharder.constant(np.array([0])), *steps], INT64)
+    given = [each for each in (begin, end, step) if each is not None]
+    first, last, *steps = (_as(sharder, sharder.whole(e, node), _known_dtype(sharder, e, node), INT64) for e in given)
+    indices = sharder.emit("Slice", [every, first, last, sharder.constant(np.array([0])), *steps], INT64)
     return _select(sharder, node, data, bounds[0][0], indices)
 
 
@@ -247,9 +255,11 @@ def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     if not found:  # the operator that reads it is to blame
         raise Refusal(f"{MIXES}: each rank would need {node.outputs[output].name!r} of all tokens", None)
     places = [(place.at(dims[0]), place.at(dims[1])) for place in found]
-    forms = _first_cut(sharder, node, [((left, one), (right, other)) for one, other in places])
-    own = sharder.clone(node, forms).outputs[output]
-    return _all_reduced(sharder, node, own, "sum")
+    _, forms = _first_cut(sharder, node, [((left, one), (right, other)) for one, other in places])
+    dtype = _known_dtype(sharder, node.outputs[output], node)
+    own = sharder.clone(node, [_as(sharder, form, dtype, WIDER.get(dtype, dtype)) for form in forms]).outputs[output]
+    own.dtype = WIDER.get(dtype, dtype)
+    return _as(sharder, _all_reduced(sharder, own), own.dtype, dtype)
 
 
 def _places(sharder: Sharder, size: Dim) -> list[Place]:
@@ -264,40 +274,81 @@ def _places(sharder: Sharder, size: Dim) -> list[Place]:
     return [] if other is None else [Place(0, before=other), Place(0, after=other)]
 
 
-def _first_cut(sharder: Sharder, node: ir.Node, choices: Sequence[Sequence[tuple[ir.Value, Place]]]) -> list[ir.Value]:
-    """The local forms of the first of several choices that a rank can compute."""
+def _first_cut(
+    sharder: Sharder, node: ir.Node, choices: Sequence[Sequence[tuple[ir.Value, Place]]]
+) -> tuple[int, list[ir.Value]]:
+    """The number of the first of several choices that a rank can compute, and its local forms."""
     refused: Refusal | None = None
-    for choice in choices:
+    for number, choice in enumerate(choices):
         try:
-            return [sharder.local(value, place, node) for value, place in choice]
+            return number, [sharder.local(value, place, node) for value, place in choice]
         except Refusal as refusal:
             refused = refused or refusal
     raise refused or Refusal(f"{MIXES}: a rank would need this result of all tokens", node)
 
 
-def _all_reduced(sharder: Sharder, node: ir.Node, own: ir.Value, reduction: str) -> ir.Value:
-    dtype = sharder.info.dtype(node.outputs[0])
-    return sharder.emit(collectives.ALL_REDUCE, [own], dtype, {"reduction": reduction}, domain=collectives.DOMAIN)
+def _known_dtype(sharder: Sharder, value: ir.Value, node: ir.Node) -> ir.DataType:
+    dtype = sharder.info.dtype(value)
+    if dtype is None:
+        raise Refusal(f"the type of {value.name!r} is unknown", node)
+    return dtype
 
 
-@collapsing_rule("ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean")
-def reduced(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
-    """A reduction over the sequence: each rank reduces its own tokens. A mean is weighted by their number."""
+def _as(sharder: Sharder, value: ir.Value, dtype: ir.DataType, wanted: ir.DataType) -> ir.Value:
+    """A value of a type in another one."""
+    return value if dtype == wanted else sharder.emit("Cast", [value], wanted, {"to": int(wanted)})
+
+
+def _all_reduced(sharder: Sharder, own: ir.Value) -> ir.Value:
+    return sharder.emit(collectives.ALL_REDUCE, [own], own.dtype, domain=collectives.DOMAIN)
+
+
+def _reduced_part(sharder: Sharder, node: ir.Node) -> tuple[ir.Value, Place, list[int]]:
+    """The rank's part of what a reduction over the sequence reduces, the place of the sequence in it, and the axes."""
     source = needed(node, 0)
     shape = sharder.shape(source, node)
     axes = reduced_axes(sharder, node, len(shape))
     places = [place.at(axis) for axis in axes for place in _places(sharder, shape[axis])]
-    (local,) = _first_cut(sharder, node, [[(source, place)] for place in places])
-    own = sharder.clone(node, [local, *sharder.wholes(node, 1)]).outputs[0]
-    dtype = sharder.info.dtype(node.outputs[0])
-    if dtype is None:
-        raise Refusal("the type of its result is unknown", node)
-    kind = node.op_type.removeprefix("Reduce").lower()
-    if kind == "mean":
-        _, length, count = sharder.part
-        wide = ir.DataType.DOUBLE  # a float16 holds no large number of tokens
-        share = [sharder.emit("Cast", [each], wide, {"to": int(wide)}) for each in (count, length)]
-        weight = sharder.emit("Cast", [sharder.emit("Div", share, wide)], dtype, {"to": int(dtype)})
-        scalar = sharder.emit("Reshape", [weight, sharder.constant(np.zeros(0, np.int64))], dtype)
-        own, kind = sharder.emit("Mul", [own, scalar], dtype), "sum"
-    return _all_reduced(sharder, node, own, kind)
+    number, (local,) = _first_cut(sharder, node, [[(source, place)] for place in places])
+    return local, places[number], axes
+
+
+@collapsing_rule("ReduceMax", "ReduceMin")
+def extreme(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
+    """The largest or smallest token: the operator reduces what is left of the tokens of all ranks."""
+    local, place, _ = _reduced_part(sharder, node)
+    attrs = {"axis": place.dim, "inner": int(place.before != ONE), "reduction": node.op_type[-3:].lower()}
+    dtype = sharder.info.dtype(needed(node, 0))
+    left = sharder.emit(collectives.TOKEN_EXTREMES, [local], dtype, attrs, domain=collectives.DOMAIN)
+    return sharder.clone(node, [left, *sharder.wholes(node, 1)]).outputs[output]
+
+
+@collapsing_rule("ReduceSum", "ReduceMean")
+def summed(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
+    """A sum over the sequence: each rank adds its own tokens. A mean is divided by the number of all elements."""
+    local, _, axes = _reduced_part(sharder, node)
+    dtype = _known_dtype(sharder, node.outputs[0], node)
+    wide = WIDER.get(dtype, dtype)
+    total = _all_reduced(sharder, _sum(sharder, _as(sharder, local, dtype, wide), axes, wide, node))
+    if node.op_type == "ReduceMean":
+        total = sharder.emit("Div", [total, _number_of_elements(sharder, local, axes, wide)], wide)
+    return _as(sharder, total, wide, dtype)
+
+
+def _sum(sharder: Sharder, value: ir.Value, axes: list[int], dtype: ir.DataType, node: ir.Node) -> ir.Value:
+    keeps = {"keepdims": int_attr(node, "keepdims", 1)}
+    if sharder.opset < AXES_ARE_INPUT:
+        return sharder.emit("ReduceSum", [value], dtype, {**keeps, "axes": axes})
+    return sharder.emit("ReduceSum", [value, sharder.constant(np.array(axes))], dtype, keeps)
+
+
+def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtype: ir.DataType) -> ir.Value:
+    """The number of elements along some axes of a whole tensor, of which the rank has a part, as a scalar; 1 where
+    there are none, whose mean is 0."""
+    _, length, count = sharder.part
+    sizes = sharder.emit("Shape", [local], INT64)
+    sizes = sharder.emit("Gather", [sizes, sharder.constant(np.array(axes))], INT64, {"axis": 0})
+    own = sharder.emit("ReduceProd", [sizes], INT64, {"keepdims": 0})
+    every = sharder.emit("Mul", [sharder.emit("Div", [own, count], INT64), length], INT64)
+    every = _scalar(sharder, sharder.larger(every, sharder.constant(np.array(1))))
+    return _as(sharder, every, INT64, dtype)

@@ -19,10 +19,12 @@ In modes 3 and 4 the diagonals are counted from the bottom right corner, which i
 key. For rows [r0, r1) and keys [c0, c1) of the sequence, j - i is c1 - r1 there. So `after` becomes after - (c1 - r1)
 and `pre` becomes pre + (c1 - r1).
 
-A part of the keys may leave a row none. Whatever the device gives for such a row (0, or the mean of the values), its
-maximum is the lowest number, so RingAttentionUpdate multiplies it by 0 beside a part that has keys. Two parts without
-keys have the sum of two largest numbers, which is limited to the largest number: infinity times 0 is not a number. A
-bias may not be infinite, because a part whose scores are all infinite has no maximum to join (attention_rule.py).
+A part of the keys may leave a row none. The device gives 0 for such a row, with the lowest number as its maximum and
+the largest one as its sum. Keys with a bias of the lowest number have this maximum, too, so the sum of a part without
+keys becomes 0: RingAttentionUpdate gives it no weight beside any other part. Where the device does not have this rule
+(a mask that it does not look into, without inner_precise 2), the row is a mean of masked values with the lowest number
+as its maximum: it has no weight beside keys of larger scores. A bias may not be infinite, because a part whose scores
+are all infinite has no maximum to join (attention_rule.py).
 """
 
 from __future__ import annotations
@@ -256,9 +258,16 @@ def _by_ring(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value) 
 
 
 def _joined(emit: RankEmitter, one: Mapping[str, ir.Value], other: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-    """Two partial results of the same rows as one. The sum of two rows without keys stays finite."""
+    """Two partial results of the same rows as one.
+
+    A part without a key gets the sum 0, except the second of two such parts: their result is such a part, too.
+    """
+    half, nothing = (emit.constant(np.array(number, np.float32)) for number in (FLOAT32_MAX / 2, 0.0))
+    has, also = (emit.op("Less", [part[SUM], half]) for part in (one, other))  # a sum is at most the number of keys
+    counts = emit.op("Or", [also, emit.op("Not", [has])])
+    one = {**one, SUM: emit.op("Where", [has, one[SUM], nothing])}
+    other = {**other, SUM: emit.op("Where", [counts, other[SUM], nothing])}
     inputs = [part[name] for part in (one, other) for name in (OUT, MAXIMUM, SUM)]
     attrs = {"input_layout": "SBH", "input_softmax_layout": ""}
     made = emit.node(JOIN, inputs, attrs, DOMAIN, len(get(JOIN).outputs))
-    out, maximum, total = made.outputs
-    return {OUT: out, MAXIMUM: maximum, SUM: emit.op("Min", [total, emit.constant(np.array(FLOAT32_MAX, np.float32))])}
+    return dict(zip((OUT, MAXIMUM, SUM), made.outputs, strict=True))

@@ -201,11 +201,14 @@ class RankEmitter:
             vector = self.reshape(x, shape or (1,))
             attrs: dict[str, AttrValue] = {"reduction": reduction, "group": hcom.WORLD, "fusion": 0}
             return self.reshape(self._message(hcom.ALL_REDUCE, [vector], attrs), shape)
-        every = self.gathered(self.reshape(x, (1, *shape)))
+        return self.over(reduction, self.gathered(self.reshape(x, (1, *shape))), 0)
+
+    def over(self, reduction: str, x: ir.Value, axis: int) -> ir.Value:
+        """The sum, max or min along an axis, which goes away."""
         op_type = f"Reduce{reduction.capitalize()}"
         if self.opset >= (13 if op_type == "ReduceSum" else 18):
-            return self.node(op_type, [every, self.ints([0])], {"keepdims": 0}).outputs[0]
-        return self.op(op_type, [every], {"axes": (0,), "keepdims": 0})
+            return self.op(op_type, [x, self.ints([axis])], {"keepdims": 0})
+        return self.op(op_type, [x], {"axes": (axis,), "keepdims": 0})
 
     def passed_on(self, x: ir.Value) -> ir.Value:
         """The tensor of the previous rank, of the same type and shape, while the next rank gets this one.

@@ -5,6 +5,8 @@
     SequencePart         three constants
     AllGather            HcomAllGather along the first axis, and the chunks in the order of the sequence
     AllReduce            HcomAllReduce, or HcomAllGather and a reduction for types that HcomAllReduce does not take
+    TokenExtremes        ReduceMax or ReduceMin of the rank's tokens, and the same over the ranks. Elements are taken to
+                         be numbers: a graph cannot gather the parts where one is NaN
     SelectTokens         Each rank takes a token for each index, at the place where the owner has it. HcomAllGather
                          brings these candidates together, and Gather keeps those of the owners
     SequenceAttention    rank_attention.py
@@ -87,14 +89,26 @@ def _results(emit: RankEmitter, node: ir.Node) -> list[ir.Value]:
     part = node.inputs[0]
     assert part is not None
     if node.op_type == collectives.ALL_REDUCE:
-        return [emit.reduced(part, node.attributes["reduction"].as_string())]
+        return [emit.reduced(part, "sum")]
     axis = node.attributes["axis"].as_int()
+    if node.op_type == collectives.TOKEN_EXTREMES:
+        inner, reduction = node.attributes["inner"].as_int(), node.attributes["reduction"].as_string()
+        return [_extremes(emit, part, axis, inner, reduction)]
     if node.op_type == collectives.SELECT_TOKENS:
         indices = node.inputs[1]
         assert indices is not None
         return [_selected(emit, part, indices, axis)]
     whole = emit.in_sequence(emit.gathered(emit.first(part, axis)))
     return [emit.back(whole, axis)]
+
+
+def _extremes(emit: RankEmitter, part: ir.Value, axis: int, inner: int, reduction: str) -> ir.Value:
+    """The largest or smallest token of all ranks, in place of the tokens along an axis."""
+    shape = emit.shape(part)
+    others = shape[axis] // emit.rank.count
+    pair = (others, emit.rank.count) if inner else (emit.rank.count, others)
+    split = emit.reshape(part, (*shape[:axis], *pair, *shape[axis + 1 :]))
+    return emit.reduced(emit.over(reduction, split, axis + inner), reduction)
 
 
 def _selected(emit: RankEmitter, part: ir.Value, indices: ir.Value, axis: int) -> ir.Value:

@@ -245,6 +245,9 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
     shapes = {value.name or "": info.shape(value) or () for value in graph.inputs if value.const_value is None}
     if given:
         name, axis = next(iter(given.items()))
+        if not shapes.keys() >= given.keys():
+            (with_default, *_) = given.keys() - shapes.keys()
+            raise Refusal(f"the input {with_default!r} has a default, which every rank has whole", None)
         length = shapes[name][axis]
     else:
         length = _length_of_attentions(graph, info)
@@ -350,6 +353,8 @@ def _order(sharder: Sharder) -> str:
 def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Model:
     """The model with the needed ones of the sharder's nodes."""
     for index, (old, new) in enumerate(zip(model.graph.outputs, outputs, strict=True)):
+        if old in sharder.defaults:
+            continue
         if old in sharder.inputs:
             if new is not sharder.inputs[old]:
                 raise Refusal(f"the output {old.name!r} is an input, of which a rank has another part", None)
@@ -362,9 +367,9 @@ def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Mod
             made.dtype = old.dtype
         outputs[index] = made
     nodes = _needed(sharder.nodes, outputs)
-    read = {value for node in nodes for value in values_read(node)}
+    read = {value for node in nodes for value in values_read(node)}.union(sharder.defaults.values())
     graph = ir.Graph(
-        list(sharder.inputs.values()),
+        [*sharder.inputs.values(), *sharder.defaults.values()],
         outputs,
         nodes=nodes,
         initializers=[value for value in sharder.initializers.values() if value in read],

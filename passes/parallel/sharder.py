@@ -29,7 +29,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import collectives
 from fa_compiler.passes.build import Names
 from fa_compiler.passes.layout.views import is_inference_dropout
-from fa_compiler.passes.nodes import RANDOM, graph_opset, is_op, subgraphs, values_read
+from fa_compiler.passes.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -106,9 +106,12 @@ class Sharder:
         self.names = Names({name for output in graph.outputs if (name := output.name) and not output.is_graph_input()})
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
+        """The weights, with the defaults of inputs among them."""
         self.inputs = {
             value: self._input(value) for value in graph.inputs if value.const_value is None and value.name is not None
         }
+        self.defaults = {value: self._default(value) for value in graph.inputs if is_overridable(value)}
+        """The inputs that have a default, which every rank has whole."""
         self._wholes: dict[ir.Value, ir.Value] = {}
         self._locals: dict[tuple[ir.Value, Place], ir.Value] = {}
         self._refusals: dict[tuple[ir.Value, Place | None, bool], Refusal] = {}
@@ -296,6 +299,8 @@ class Sharder:
         return ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
 
     def _whole_leaf(self, value: ir.Value) -> ir.Value:
+        if value in self.defaults:
+            return self.defaults[value]
         if value.const_value is not None:
             return self._initializer(value)
         if value not in self.inputs:
@@ -384,7 +389,7 @@ class Sharder:
         sizes = self.emit("Shape", [whole], INT64)
         last = self.emit("Gather", [sizes, self.constant(np.array([own.dim]))], INT64, {"axis": 0})
         last = self.emit("Sub", [last, self.constant(np.array([1]))], INT64)
-        index = self.emit("Min", [positions, last], INT64)
+        index = self.smaller(positions, last)
         return self.emit("Gather", [whole, index], self.info.dtype(value), {"axis": own.dim})
 
     def part_of_target(self, target: ir.Value, dim: int, rank: int, node: ir.Node) -> ir.Value:
@@ -505,6 +510,14 @@ class Sharder:
             self._clones[key] = node
         return self._clones[key].outputs[0]
 
+    def smaller(self, one: ir.Value, other: ir.Value) -> ir.Value:
+        """The smaller of int64 numbers. Min and Max take them from opset 12 on."""
+        return self.emit("Where", [self.emit("Less", [one, other], BOOL), one, other], INT64)
+
+    def larger(self, one: ir.Value, other: ir.Value) -> ir.Value:
+        """The larger of int64 numbers."""
+        return self.emit("Where", [self.emit("Less", [one, other], BOOL), other, one], INT64)
+
     def emit_copy(self, value: ir.Value) -> ir.Value:
         """The same tensor as another value, which can have a name of its own."""
         node = ir.node("Identity", [value], name=self.names.new("fa_Identity"))
@@ -527,6 +540,11 @@ class Sharder:
         return found
 
     # -- internals ----------------------------------------------------------------------------
+
+    def _default(self, value: ir.Value) -> ir.Value:
+        made = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
+        self.initializers[self.names.new(value.name or "")] = made
+        return made
 
     def _initializer(self, value: ir.Value) -> ir.Value:
         tensor = value.const_value

@@ -16,7 +16,7 @@ from tests.fuzz import kinds
 
 GROUPS = {
     "graphs": ("compose", "gradients", "mutate", "ready_made", "runtimes", "spellings", "symbolic", "tested"),
-    "parallel": ("caches", "ranks"),
+    "parallel": ("caches", "rank_calls", "ranks", "rules"),
     "operators": ("atc_front_end", "calls", "wrong_calls"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
 }

@@ -18,9 +18,12 @@ from tests.graphs import harness
 Feeds = dict[str, Array]
 
 
-def inputs_of(name: str, past: int, counts: Sequence[int], caches: Mapping[str, str]) -> list[Feeds]:
+def inputs_of(
+    name: str, past: int, counts: Sequence[int], caches: Mapping[str, str], padded: int | None = None
+) -> list[Feeds]:
     """The inputs of several steps for a kept graph, caches only in the first: `past` tokens before the first step, and
-    `counts` new ones in each. The last text is padded on the left by three tokens at most."""
+    `counts` new ones in each. The last text is padded on the left by `padded` tokens, or by three cached ones at
+    most."""
     entry = harness.read_index()[name]
     rng = np.random.default_rng(past)
     feeds = []
@@ -35,7 +38,7 @@ def inputs_of(name: str, past: int, counts: Sequence[int], caches: Mapping[str, 
             given["position_ids"] = np.broadcast_to(np.arange(before, before + count), (batch, count)).copy()
         if "attention_mask" in given and "decoder_input_ids" not in given:
             given["attention_mask"] = np.ones((batch, before + count), np.int64)
-            given["attention_mask"][-1, : min(3, before)] = 0
+            given["attention_mask"][-1, : min(3, before) if padded is None else padded] = 0
         for each in caches:
             array = given.pop(each)
             if step == 0:

@@ -108,6 +108,27 @@ def test_a_part_that_is_masked() -> None:
     compare(attrs_of("BSH", "none", 0, cpu_empty_rows="mean"), {**drawn("BSH", 2), "atten_mask": mask}, 3)
 
 
+@pytest.mark.parametrize("empty_rows", ["", "mean", "nan"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_scores_of_the_lowest_number(ranks: int, empty_rows: str) -> None:
+    """The largest score of a row with keys may be that of a row without a key. Then the keys count, and the ranks whose
+    keys the mask excludes do not."""
+    bias = np.zeros((1, HEADS, 2, LENGTH), np.float32)
+    bias[:, :, 0] = np.finfo(np.float32).min
+    mask = np.zeros((BATCH, 1, 1, LENGTH), np.bool_)
+    mask[..., 1::3] = True
+    attrs = attrs_of("BNSD", "none", 0, pse_type=0, cpu_empty_rows=empty_rows)
+    compare(attrs, {**drawn("BNSD", 2), "real_shift": bias, "atten_mask": mask}, ranks)
+
+
+def test_a_score_of_masked_keys_that_is_the_lowest_number() -> None:
+    """A row all of whose keys are masked is their mean, on each rank and on all."""
+    mask = np.zeros((BATCH, 1, 2, LENGTH), np.bool_)
+    mask[0, :, 0] = True
+    attrs = attrs_of("BNSD", "window", 4, cpu_mask_value=float(np.finfo(np.float32).min))
+    compare(attrs, {**drawn("BNSD", 2), "atten_mask": mask}, 3)
+
+
 def test_rows_of_several_calls() -> None:
     """The prompt is longer than the rows of a call. The last calls do not see the first keys."""
     rows = ROWS + 44

@@ -76,6 +76,26 @@ def test_steps(name: str, ranks: int, past: int, counts: tuple[int, ...]) -> Non
             check({each: part}, {each: own.arrays[each]})  # a share of the cache, in turn
 
 
+@pytest.mark.parametrize(
+    "name, past, counts, padded",
+    [
+        ("gptneo_past__tso_eager_op13", 3, (4, 1), 5),
+        ("gptneo_past__tso_eager_op13", 2, (1, 3), 4),
+        ("gptneo_past__dynamon_eager_op19", 4, (1, 1), 6),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_that_are_padded(name: str, past: int, counts: tuple[int, ...], padded: int, ranks: int) -> None:
+    """All scores of such a row are the lowest number, so that it is the mean of the values. A rank whose keys the band
+    excludes has no part in it."""
+    result = sharded(name, ranks)
+    caches = result.report.caches
+    feeds = inputs_of(name, past, counts, caches, padded)
+    found, _ = by_ranks(result, feeds)
+    for step, outputs in enumerate(by_one(content(name), feeds, caches)):
+        check({"logits": outputs["logits"]}, {"logits": found[0][step]["logits"]})
+
+
 def test_a_cache_with_nan() -> None:
     name = "gpt2_past__tsn_eager_op17"
     result = sharded(name, 3)

@@ -12,7 +12,15 @@ import pytest
 import fa_compiler
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import eager
-from fa_compiler.op_registry.collectives import FORWARD_OUTPUTS, GATHER, GRADIENT_OUTPUTS, ORDERS, RING, STATISTICS
+from fa_compiler.op_registry.collectives import (
+    FORWARD_OUTPUTS,
+    GATHER,
+    GRADIENT_OUTPUTS,
+    ORDERS,
+    RING,
+    STATISTICS,
+    ZIGZAG,
+)
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
@@ -22,11 +30,12 @@ from tests.graphs import harness
 from tests.pairs import pairwise
 
 from .running import BANDS, by_one, by_ranks, check
-from .test_methods import HEADS, LENGTH, attrs_of, drawn, mask_of
+from .test_methods import BATCH, HEADS, LENGTH, attrs_of, drawn, mask_of
 
 EXTRAS: dict[str, dict[str, Any]] = {
     "plain": {},
     "mean": {"cpu_empty_rows": "mean"},
+    "nan": {"cpu_empty_rows": "nan"},
     "soft cap": {"cpu_softcap": 1.5},
     "score of masked keys": {"cpu_mask_value": -2.0},
 }
@@ -54,7 +63,7 @@ def of_gradient(inputs: Mapping[str, Array], forward: Mapping[str, Array], dy: A
         ["none", "keys", "rows"],
         ["", "keys", "rows"],
         [*EXTRAS],
-        [2, 3, 5],
+        [1, 2, 3, 5],
         ORDERS,
         [GATHER, RING],
     ),
@@ -62,16 +71,31 @@ def of_gradient(inputs: Mapping[str, Array], forward: Mapping[str, Array], dy: A
 def test_both_directions(
     layout: str, band: str, mask: str, bias: str, extra: str, ranks: int, order: str, method: str
 ) -> None:
-    if extra == "mean":  # refused in a ring
+    if extra in ("mean", "nan") or ranks == 1:  # refused in a ring
         method = GATHER
     attrs = attrs_of(layout, band, pse_type=0 if bias else 1, **EXTRAS[extra])
     inputs = {**drawn(layout), **mask_of(mask)}
-    rng = np.random.default_rng(8)
     if bias:
-        inputs["real_shift"] = rng.standard_normal((1, HEADS, 1 if bias == "keys" else LENGTH, LENGTH), np.float32)
-    dy = rng.standard_normal(inputs["query"].shape, np.float32)
+        rows = 1 if bias == "keys" else LENGTH
+        inputs["real_shift"] = np.random.default_rng(8).standard_normal((1, HEADS, rows, LENGTH), np.float32)
+    compare(attrs, inputs, ranks, order, method)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("rule", ["mean", "nan"])
+def test_rows_without_a_key(rule: str, ranks: int) -> None:
+    """Such a row had probabilities for all keys, also those that the band excludes: all of them get gradients of it."""
+    mask = np.zeros((BATCH, 1, LENGTH, LENGTH), np.bool_)
+    mask[0, :, 2] = True
+    attrs = attrs_of("BNSD", "causal", cpu_empty_rows=rule)
+    compare(attrs, {**drawn("BNSD"), "atten_mask": mask}, ranks, ZIGZAG, GATHER)
+
+
+def compare(attrs: Mapping[str, Any], inputs: dict[str, Array], ranks: int, order: str, method: str) -> None:
+    """Both directions by ranks and by the kernel, with NaN at the same places."""
+    dy = np.random.default_rng(9).standard_normal(inputs["query"].shape, np.float32)
     expected = by_kernel(attrs, inputs, dy)
-    axis, parts = SEQUENCE_AXIS[layout], Parts(order, ranks, LENGTH)
+    axis, parts = SEQUENCE_AXIS[attrs["input_layout"]], Parts(order, ranks, LENGTH)
 
     def own(name: str, array: Array, rank: int) -> Array:
         if name in ("query", "key", "value"):

@@ -157,6 +157,30 @@ def test_a_part_whose_bias_is_minus_infinity() -> None:
     compare(attrs_of("BNSD", "none", pse_type=0), {**drawn("BNSD"), "real_shift": bias}, 3, CONTIGUOUS)
 
 
+@pytest.mark.parametrize("empty_rows", ["", "mean", "nan"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_scores_of_the_lowest_number(order: str, empty_rows: str) -> None:
+    """The largest score of a row with keys may be that of a row without a key. Then the keys count, beside parts whose
+    keys the mask excludes."""
+    bias = np.zeros((1, HEADS, LENGTH, LENGTH), np.float32)
+    bias[:, :, 4] = bias[:, :, 11:] = np.finfo(np.float32).min
+    mask = np.zeros((BATCH, 1, LENGTH, LENGTH), np.bool_)
+    mask[:, :, 4, 1:3] = mask[:, :, 11:, :7] = mask[1, :, 12] = mask[:, :, 9] = True
+    inputs = {**drawn("BNSD"), "real_shift": bias, "atten_mask": mask}
+    compare(attrs_of("BNSD", "causal", pse_type=0, cpu_empty_rows=empty_rows), inputs, 3, order)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("mask_value", [None, -2.0, float(np.finfo(np.float32).min)])
+def test_values_that_are_not_finite(mask_value: float | None, number: float) -> None:
+    """A masked key counts in a part of masked keys alone. Beside larger scores of another part its value is not
+    read."""
+    inputs = {**drawn("BNSD"), **mask_of("rows")}
+    inputs["value"][1, 0, 12, 3] = number
+    more = {} if mask_value is None else {"cpu_mask_value": mask_value}
+    compare(attrs_of("BNSD", "causal", **more), inputs, 3, CONTIGUOUS)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes(method: str) -> None:
     """A rank sends as many bytes as the cost model says, where the ranks divide tokens and heads; a ring agrees at its

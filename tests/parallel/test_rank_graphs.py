@@ -98,18 +98,34 @@ def test_bfloat16_travels_as_float() -> None:
     assert next(graph.root.of_type("NetOutput")).input_descs[0].dtype == "DT_BF16"
 
 
-@pytest.mark.parametrize(
-    "reduction, dtype, scalar", pairwise(["sum", "max", "min"], [np.float32, np.int64], [False, True])
-)
-def test_all_reduce(reduction: str, dtype: Any, scalar: bool) -> None:
+@pytest.mark.parametrize("dtype, scalar", pairwise([np.float32, np.int64], [False, True]))
+def test_all_reduce(dtype: Any, scalar: bool) -> None:
     x, parts = np.arange(LENGTH).astype(dtype), Parts(CONTIGUOUS, 3, LENGTH)
     own = [parts.own(x, 0, rank) for rank in range(3)]
     first = helper.make_node("ReduceSum" if scalar else "Neg", ["x"], ["s"], **({"keepdims": 0} if scalar else {}))
-    function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduction]
-    expected = function.reduce([each.sum() if scalar else -each for each in own])
-    second = collective(collectives.ALL_REDUCE, ("s",), reduction=reduction)
-    for found in run([first, second], {"x": x}, {"x": 0}, parts):
+    expected = sum(each.sum() if scalar else -each for each in own)
+    for found in run([first, collective(collectives.ALL_REDUCE, ("s",))], {"x": x}, {"x": 0}, parts):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "reduction, dtype, inner, order", pairwise(["max", "min"], [np.float32, np.int64], [0, 1], ORDERS)
+)
+def test_token_extremes(reduction: str, dtype: Any, inner: int, order: str) -> None:
+    """Of the tokens alone, and beside others in their dimension."""
+    x, parts = numbers(dtype), Parts(order, 4, LENGTH)
+    function = {"max": np.max, "min": np.min}[reduction]
+    nodes = [collective(collectives.TOKEN_EXTREMES, axis=1, inner=0, reduction=reduction)]
+    for found in run(nodes, {"x": x}, {"x": 1}, parts):
+        np.testing.assert_array_equal(found, function(x, axis=1, keepdims=True))
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 1, 2] if inner else [1, 0, 2]),
+        helper.make_node("Constant", [], ["c"], value_ints=[-1, x.shape[2]]),
+        helper.make_node("Reshape", ["t", "c"], ["r"]),
+        collective(collectives.TOKEN_EXTREMES, ("r",), axis=0, inner=inner, reduction=reduction),
+    ]
+    for found in run(nodes, {"x": x}, {"x": 1}, parts):
+        np.testing.assert_array_equal(found, function(x, axis=1))
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -193,6 +209,16 @@ def compare(inputs: Mapping[str, Array], layout: str, band: str, method: str, pa
     node = collective(collectives.SEQUENCE_ATTENTION, tuple(name or "" for name in names), method=method, **attrs)
     found = parts.joined(run([node], inputs, {name: axis_of(name) for name in inputs}, parts), axis)
     np.testing.assert_allclose(found, by_kernel(attrs, inputs), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layout", ["SBH", "BNSD"])
+def test_scores_of_the_lowest_number(layout: str, order: str) -> None:
+    """The largest score of keys may be that of a part without a key, which has no weight beside them."""
+    inputs = attention_inputs(layout, "rows", "rows")
+    inputs["real_shift"][:, :, 3] = inputs["real_shift"][:, :, 15:] = np.finfo(np.float32).min
+    inputs["atten_mask"][0, 0, 15, 9:] = inputs["atten_mask"][0, 0, 17, :17] = True
+    compare(inputs, layout, "causal", "ring", Parts(order, 3, LENGTH))
 
 
 def test_ranks_that_share_key_heads() -> None:

@@ -52,7 +52,7 @@ def _simplified_layer_norm(ctx: Context) -> list[Fact]:
         axis = axis_in(ctx.int_attr("axis", -1), len(shape))
         statistics = None if axis is None else (*shape[:axis], *([Dim(1)] * (len(shape) - axis)))
     found = Fact(statistics, ir.DataType.FLOAT)
-    return [Fact(shape, ctx.dtype(0)), found, found]
+    return [Fact(shape, ctx.dtype(1)), found, found]  # the weight's type, by their schemas
 
 
 @rule("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=_DOMAIN)

@@ -94,7 +94,7 @@ def _layer_norm(ctx: Context) -> list[Fact]:
         if axis is not None:
             statistics = (*shape[:axis], *([Dim(1)] * (len(shape) - axis)))
     stash = Fact(statistics, ctx.dtype_attr("stash_type") or ir.DataType.FLOAT)
-    return [Fact(shape, ctx.dtype(0)), stash, stash]
+    return [Fact(shape, ctx.dtype(1)), stash, stash]  # the weight's type, which may differ before opset 17
 
 
 @rule("BatchNormalization")

@@ -1,4 +1,7 @@
-"""Decoders whose caches are divided among ranks, run by threads over several steps, against one process."""
+"""Decoders whose caches are divided among ranks, run by threads over several steps, against one process.
+
+A text may be padded on the left by so many tokens that the first new ones see no other. Keys of caches may be NaN.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,9 @@ class Decoder:
         self.sizes: list[int | str] = ["batch", "past", "rows"] if named else [self.batch, "past", self.rows]
         self.inputs["x"] = (TensorProto.FLOAT, [self.sizes[0], self.sizes[2], self.width])
         self.by_head = self.rng.random() < 0.7
+        self.padded = self.rng.choice(
+            (0, self.rng.randint(0, self.past), self.past + self.rng.randint(0, self.rows + 1))
+        )
         x = "x"
         for layer in range(self.rng.randint(1, 2)):
             x = self.layer(x, layer)
@@ -175,7 +181,7 @@ class Decoder:
         feeds: dict[str, Array] = {"x": self.numbers.standard_normal((self.batch, rows, self.width)).astype(np.float32)}
         if "mask" in self.inputs:
             feeds["mask"] = np.ones((self.batch, past + rows), np.int64)
-            feeds["mask"][-1, : min(past, self.rng.randint(0, past + 1))] = 0
+            feeds["mask"][-1, : self.padded] = 0
         return feeds
 
     def caches(self) -> dict[str, Array]:
@@ -183,7 +189,12 @@ class Decoder:
         shape = (self.batch, self.key_heads, self.past, self.size)
         shape = shape if self.by_head else (shape[0], shape[2], shape[1], shape[3])
         names = [name for name in self.inputs if name.startswith("past_")]
-        return {name: self.numbers.standard_normal(shape).astype(np.float32) for name in names}
+        found: dict[str, Array] = {name: self.numbers.standard_normal(shape).astype(np.float32) for name in names}
+        for name, array in found.items():
+            if array.size and name.startswith("past_k") and self.rng.random() < 0.05:
+                array.flat[self.numbers.integers(array.size)] = self.rng.choice((np.nan, np.inf))
+                self.words.append("not finite")
+        return found
 
 
 class Caches(Kind):

@@ -72,5 +72,6 @@ def fault(wanted: Array, got: Array) -> str | None:
         return "NaN or infinities at other places"
     finite = np.isfinite(wanted)
     largest = float(np.abs(wanted, where=finite, out=np.zeros_like(wanted)).max(initial=0.0))
-    apart = np.abs(np.where(finite, wanted - got, 0))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(np.where(finite, wanted - got, 0))
     return None if (apart <= TOLERANCE * largest).all() else "other numbers"
