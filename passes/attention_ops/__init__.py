@@ -14,6 +14,7 @@ from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu,
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.signatures import unknown_part
 
 __all__ = ["ATTENTION_OPS", "ConvertedOp", "OpConverter", "convert", "is_attention_op"]
 
@@ -59,6 +60,9 @@ def convert(call: OpConverter) -> ConvertedOp:
         raise call.decline(Code.READY_MADE, f"{node.op_type} is an operator of the target already", "")
     family = FAMILIES.get((node.domain, node.op_type))
     if family is not None:
+        if (unknown := unknown_part(node)) is not None:
+            reason = f"{node.op_type} has {unknown}, and what it means is not known here"
+            raise call.decline(Code.READY_MADE, reason)
         return family(call)
     if node.domain == DOMAIN:
         raise call.decline(Code.READY_MADE, f"{node.op_type} is the operator already", "")

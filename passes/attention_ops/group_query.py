@@ -18,15 +18,17 @@
 Without a past ONNX Runtime requires as many keys as rows, and total_sequence_length to be their number. With a past it
 takes prompts, several rows of one batch entry, or one row of each batch entry.
 
-It has two kernels. The streaming one runs for float32, several keys, causal attention, present outputs, and neither a
-sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a
+It has two kernels. The streaming one runs for float32 or quantised caches, several keys, causal attention, present
+outputs, and neither a sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a
 key there (key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch
 for a key in every row.
 The other kernel computes a row without a key like any other row. For the rows of a prompt that lie after the last key
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
 
-Refused besides: sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
+Refused besides: sliding_window_cache; norms inside the operator; the score or probability matrix as an output;
+query_seqlens, the number of rows of each batch entry that count in a chunk padded on the right: the rows behind them
+are not written to the caches, and their results are not specified.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes
-from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale
+from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale, is_quantised
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
@@ -54,6 +56,7 @@ from fa_compiler.passes.values.symbolic import Dim
 
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 NORMS = (14, 15)
+VALID_ROWS = 16
 
 
 def convert(call: OpConverter) -> ConvertedOp:
@@ -192,6 +195,9 @@ def _check(call: OpConverter) -> None:
         code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
         raise call.decline(code, f"output_qk, the {'probabilities' if after_softmax else 'scores'}, is read")
     call.softcap()
+    if call.input(VALID_ROWS) is not None:
+        reason = "query_seqlens: the rows that do not count are not written to the caches"
+        raise call.decline(Code.READY_MADE, reason)
     past = any(call.input(index) is not None for index in PAST)
     if any(call.input(index) is not None for index in NORMS):
         raise call.decline(Code.READY_MADE, "norms inside the operator are not taken apart")
@@ -224,7 +230,8 @@ def _check_quantised(call: OpConverter) -> None:
 
 
 def _streamed(call: OpConverter, behind: bool = False) -> bool:
-    """Does ONNX Runtime run its streaming kernel: float32, causal, several keys, present outputs, no sink or soft cap?
+    """Does ONNX Runtime run its streaming kernel: float32 or quantised caches, causal, several keys, present outputs, no
+    sink or soft cap?
 
     There are several keys where there are several rows; a single row may have several after a past, if `behind`. A row
     that has its own key gives the same in both kernels.
@@ -234,7 +241,7 @@ def _streamed(call: OpConverter, behind: bool = False) -> bool:
         return False
     cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
     plain = not _has_sink(call) and call.softcap() == 0.0
-    return cached and plain and call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
+    return cached and plain and (call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT or is_quantised(call))
 
 
 def _has_sink(call: OpConverter) -> bool:

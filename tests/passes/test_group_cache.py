@@ -97,7 +97,7 @@ class Case:
             scale = found[f"{name}_scale"] = (rng.random(form) * 0.02 + 0.01).astype(np.float32)
             halves = rng.integers(-140, 140, (len(self.lengths), KEY_HEADS, self.rows, SIZE)).astype(np.float32) + 0.5
             new = (halves * scale).transpose(0, 2, 1, 3)
-            found[name] = np.ascontiguousarray(new).reshape(len(self.lengths), self.rows, -1)
+            found[name] = np.ascontiguousarray(new).reshape(len(self.lengths), self.rows, -1).astype(self.dtype)
         for name in ("past_key", "past_value"):
             found[name] = rng.integers(-128, 128, feeds[name].shape).astype(np.int8)
         return found
@@ -252,9 +252,10 @@ def test_one_row_by_the_users_word(name: str) -> None:
 @pytest.mark.parametrize("word", [SEPARATE, SHARED])
 @pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
 @pytest.mark.parametrize("declared", [True, False])
-def test_int8_caches(kind: str, word: str, declared: bool) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_int8_caches(kind: str, word: str, declared: bool, dtype: str) -> None:
     """They are read where they lie, and what is written is what ONNX Runtime writes, bit for bit."""
-    case = Case(quantised=kind, length=1 if declared else "S", rotary=0)
+    case = Case(quantised=kind, length=1 if declared else "S", rotary=0, dtype=dtype)
     result = check(case, (word,) if declared else (word, DECODE))
     operators = [node.op_type for node in result.graph.node]
     assert "IncreFlashAttention" in operators
@@ -270,6 +271,10 @@ INT8: dict[str, tuple[Case, str]] = {
     ),
     "chunk and a sink": (Case(lengths=(6,), rows=3, total=7, length=3, sink=True), "FlashAttentionScore"),
     "chunk and a bias": (Case(lengths=(6,), rows=3, total=7, length=3, bias="infinite"), "FlashAttentionScore"),
+    "chunk and a bias of the lowest number": (
+        Case(lengths=(6,), rows=3, total=7, length=3, bias="lowest"),
+        "FlashAttentionScore",
+    ),
     "bidirectional": (Case(length=1, attrs={"causal": 0}), "IncreFlashAttention"),
     "window": (Case(lengths=(5,), batch=1, length=1, attrs={"local_window_size": 2}), "IncreFlashAttention"),
     "window on a short cache": (
@@ -279,11 +284,11 @@ INT8: dict[str, tuple[Case, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
+@pytest.mark.parametrize(("kind", "dtype"), [("PER_TENSOR", "float32"), ("PER_CHANNEL", "float16")])
 @pytest.mark.parametrize("name", INT8)
-def test_int8_caches_of_several_rows_and_windows(name: str, kind: str) -> None:
+def test_int8_caches_of_several_rows_and_windows(name: str, kind: str, dtype: str) -> None:
     case, operator = INT8[name]
-    result = check(replace(case, quantised=kind))
+    result = check(replace(case, quantised=kind, dtype=dtype))
     assert operator in [node.op_type for node in result.graph.node]
 
 
