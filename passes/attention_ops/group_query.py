@@ -19,9 +19,9 @@ Without a past ONNX Runtime requires as many keys as rows, and total_sequence_le
 takes prompts, several rows of one batch entry, or one row of each batch entry.
 
 It has two kernels. The streaming one runs for float32 or quantised caches, several keys, causal attention, present
-outputs, and neither a sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a
-key there (key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch
-for a key in every row.
+outputs, and neither a sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the
+lowest float32 excludes a key there (key_masks.py). Where a bias may exclude keys and it is open whether there are
+several, the user has to vouch for a key in every row.
 The other kernel computes a row without a key like any other row. For the rows of a prompt that lie after the last key
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
@@ -230,8 +230,8 @@ def _check_quantised(call: OpConverter) -> None:
 
 
 def _streamed(call: OpConverter, behind: bool = False) -> bool:
-    """Does ONNX Runtime run its streaming kernel: float32 or quantised caches, causal, several keys, present outputs, no
-    sink or soft cap?
+    """Does ONNX Runtime run its streaming kernel: float32 or quantised caches, causal, several keys, present outputs,
+    no sink or soft cap?
 
     There are several keys where there are several rows; a single row may have several after a past, if `behind`. A row
     that has its own key gives the same in both kernels.

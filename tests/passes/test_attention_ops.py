@@ -30,8 +30,9 @@ def test_the_operator_itself() -> None:
     """What a run has fused another one leaves alone."""
     result, _ = fused(parse("y = Attention(q, k, v) ", opset=23, ir_version=10))
     again, report = fused(result)
-    assert report.blocks[0].code == "ready_made"
-    assert "already" in (report.blocks[0].reason or "")
+    assert (report.blocks[0].status, report.blocks[0].code) == ("already_fused", "already_fused")
+    assert report.blocks[0].hint is None
+    assert not report.advice
     assert again.graph.node == result.graph.node
 
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime.capi.onnxruntime_pybind11_state as runtime
 import pytest
 
+from fa_compiler.passes import Options, fuse
 from fa_compiler.passes.attention_ops import FAMILIES
 from fa_compiler.passes.layout.contraction import any_contraction
 from fa_compiler.passes.options import NEWEST_OPSET, Target
@@ -95,6 +96,30 @@ def test_unknown_parts(key: tuple[str, str]) -> None:
     assert isinstance(node.graph, ir.Graph)
     node.graph.opset_imports[key[0]] = known.version + 1
     assert unknown_part(node) == f"version {known.version + 1} of {key[0] or 'ai.onnx'}"
+
+
+NO_ATTENTION = {
+    "DisentangledAttention_TRT",  # adds up scores
+    "LogSoftmax",  # an anchor only with an Exp behind it
+    "PackedSparseAttentionIndexer",
+    "PackedSparseAttentionIndexerMerge",
+    "SparseAttentionIndexer",
+    "SoftmaxCrossEntropyLoss",
+}
+"""Operators that are called attention or softmax and are none."""
+
+
+def test_no_release_has_an_attention_that_is_passed_over() -> None:
+    """Each operator that is called attention or softmax has a line in the report, with or without values behind it."""
+    names = {(schema.domain, schema.name) for schema in schemas() if schema.domain not in ("ascend", "fa_compiler")}
+    for domain, name in sorted(names):
+        if not ("Attention" in name or "Softmax" in name) or name in NO_ATTENTION:
+            continue
+        node = ir.node(name, inputs=[ir.Value(name=each) for each in ("q", "k", "v")], domain=domain, name="it")
+        graph = ir.Graph(node.inputs, node.outputs, nodes=[node], opset_imports={"": 23, domain: 1 if domain else 23})
+        report = fuse(ir.Model(graph, ir_version=10), Options())
+        assert [block.anchor for block in report.blocks] == ["it"], (domain, name)
+        assert report.blocks[0].reason, (domain, name)
 
 
 @pytest.mark.parametrize("target", ["ort", "onnx", "contrib", "ascend"])
