@@ -22,7 +22,6 @@ from tests.passes.test_scopes import ATTENTION, branches, function
 NEGATIVE = "f = Constant<value=float {-1e4}>() "
 NO_HINT = {
     Code.ALREADY_FUSED,
-    Code.HEAD_SIZE_OVER_768,
     Code.NO_SCORES_MATMUL,
     Code.NO_VALUE_MATMUL,
     Code.NOT_ATTENTION,
