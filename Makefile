@@ -100,7 +100,8 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 	done
 	set -e; for version in $(PROVIDER_RUNTIMES); do \
 		echo "the provider in onnxruntime $$version"; \
-		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py tests/face/test_plan.py; \
+		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py tests/face/test_plan.py \
+			tests/passes/test_signatures.py; \
 	done
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py

@@ -45,6 +45,7 @@ class Feature(Described):
     GROUPED = "grouped heads", "fewer key heads than query heads"
     VALUE_SIZE = "value size", "values of another head size than the keys"
     ANY_HEAD_SIZE = "any head size", "a head size that is no multiple of 8"
+    WIDE_HEADS = "wide heads", "a head size over 768"
     PAST = "past", "keys and values in front of the new ones as inputs of their own"
     CROSS = "cross", "another number of keys than of queries"
     OPEN_SIZES = "open sizes", "sizes that are open before the run"
@@ -127,6 +128,7 @@ def answer(runtime: Runtime | None, operator: str, feature: Feature) -> Answer:
 
 _TYPES = frozenset((Feature.FLOAT32, Feature.FLOAT16, Feature.BFLOAT16))
 _ALWAYS = _TYPES | {Feature.FLOAT_MASK, Feature.SHARED_MASK, Feature.CAUSAL, Feature.CAUSAL_MASK, Feature.OPEN_SIZES}
+_ALWAYS |= {Feature.WIDE_HEADS}
 _WIDE = {Feature.FULL, Feature.VALUE_SIZE, Feature.ANY_HEAD_SIZE, Feature.CROSS}
 _ROWS = {Feature.NAN_ROWS, Feature.NAN_ROWS_HALF, Feature.NAN_OR_ZERO_ROWS, Feature.MEAN_ROWS}
 _CAPPED = {Feature.GROUPED, Feature.SOFTCAP, Feature.SOFTCAP_MASK}
@@ -172,7 +174,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
             **_cells(
                 _CPU,
                 "float32, float16, full, boolean mask, float mask, shared mask, causal and mask, grouped heads, "
-                "value size, any head size, cross, open sizes, soft cap, past",
+                "value size, any head size, wide heads, cross, open sizes, soft cap, past",
                 "bfloat16",
                 since=(1, 23),
             ),
@@ -183,7 +185,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         MULTI_HEAD: _cells(
             _CPU,
             "float32, causal, full, float mask, shared mask, causal and mask, key padding, value size, any head size, "
-            "cross, open sizes, NaN rows, NaN rows by padding, NaN or zero rows, mean rows",
+            "wide heads, cross, open sizes, NaN rows, NaN rows by padding, NaN or zero rows, mean rows",
             "float16, bfloat16",
             since=(1, 23),
         ),
@@ -192,7 +194,7 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 _CPU,
                 "float32, float16, causal, float mask, shared mask, causal and mask, grouped heads, open sizes, "
                 "soft cap, soft cap and mask, sink, sink and mask, NaN rows, NaN rows in 16 bits, NaN or zero rows, "
-                "mean rows, lone result, past",
+                "mean rows, lone result, past, wide heads",
                 "bfloat16, any head size, cross, value size",
                 since=(1, 23),
             ),

@@ -45,6 +45,7 @@ SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)
 """The codes of an attention whose scores or probabilities something else reads. That may be another attention
 (shared.py)."""
 OUTCOMES: dict[Code, tuple[Kind, Status]] = {
+    Code.ALREADY_FUSED: ("forward", "already_fused"),
     Code.NOT_ATTENTION: ("softmax_only", "not_attention"),
     Code.LINEAR: ("no_softmax", "linear_attention"),
 }

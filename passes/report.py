@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fa_compiler.op_registry.described import Described
 
 Kind = Literal["forward", "backward", "softmax_only", "no_softmax"]
-Status = Literal["fused", "declined", "not_attention", "linear_attention"]
+Status = Literal["fused", "already_fused", "declined", "not_attention", "linear_attention"]
 
 SCHEMA = 1
 
@@ -153,6 +153,8 @@ class Code(StrEnum):
         "the target's operators, or the runtime's kernels of them, do not take what the attention needs",
         "--target ort takes it, with the library of fa-compiler",
     )
+    # Nothing is left to do.
+    ALREADY_FUSED = "already_fused", "the model already holds the fused operator here; nothing is left to do"
     # Not attention at all.
     NOT_ATTENTION = "not_attention", "a softmax that is not followed by a product with values"
     # Attention of another kind.
@@ -401,6 +403,8 @@ class Report:
         parts = [f"{self.count('fused')} fused"]
         if self.gradients:
             parts[0] += f" ({self.gradients} with its gradient)"
+        if already := self.count("already_fused"):
+            parts.append(f"{already} fused already")
         if declined := self.count("declined"):
             parts.append(f"{declined} declined")
         if other := self.count("not_attention"):
@@ -447,6 +451,7 @@ class Report:
             "summary": {
                 "softmaxes": self.softmaxes,
                 "fused": self.count("fused"),
+                "already_fused": self.count("already_fused"),
                 "declined": self.count("declined"),
                 "not_attention": self.count("not_attention"),
                 "linear_attention": self.count("linear_attention"),

@@ -62,12 +62,12 @@ def optimize(args: argparse.Namespace) -> int:
 
 
 def _strict_exit_code(report: Report) -> int:
-    """The exit code with --strict. It is OK if something was fused and no attention was declined.
+    """The exit code with --strict. It is OK if something was fused, now or before, and no attention was declined.
 
     An operator that is left as it is and a softmax that is no attention do not count.
     """
     declined = [each.id for each in report.blocks if each.status == "declined" and each.code != Code.READY_MADE]
-    if report.count("fused") and not declined:
+    if (report.count("fused") or report.count("already_fused")) and not declined:
         return OK
     what = "no attention was fused"
     if declined:

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.runtime_choices import Choices
 
-_STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim", "linear_attention": "dim"}
+_STYLES = {
+    "fused": "green",
+    "already_fused": "green",
+    "declined": "yellow",
+    "not_attention": "dim",
+    "linear_attention": "dim",
+}
 _PIPE_WIDTH = 200
 """Columns when the output is not a terminal. They are many, so that a search finds whole lines."""
 

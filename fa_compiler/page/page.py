@@ -29,7 +29,13 @@ from fa_compiler.passes import Block, Report
 LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
 ROLES = ("query", "key", "value", "mask", "bias")
-STATUS = {"fused": "fused", "declined": "not fused", "not_attention": "not attention", "linear_attention": "no softmax"}
+STATUS = {
+    "fused": "fused",
+    "already_fused": "fused already",
+    "declined": "not fused",
+    "not_attention": "not attention",
+    "linear_attention": "no softmax",
+}
 
 
 @dataclass(frozen=True)
@@ -143,11 +149,13 @@ def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto 
         what = "attention with a softmax" if report.blocks else "attention"
         yield f"<p class='verdict'>There is no {what} in this model.</p></section>"
         return
-    yield f"<p class='verdict'>{_verdict(fused, total)}</p>"
+    already = report.count("already_fused")
+    yield f"<p class='verdict'>{_verdict(fused, total - already, already)}</p>"
     before = nodes_of(original)
     after = before if result is None else nodes_of(result)
     cards = {
         "fused": str(fused),
+        **({"fused already": str(already)} if already else {}),
         "not fused": str(declined),
         "not attention": str(report.count("not_attention")),
         "nodes before": f"{before:,}",
@@ -163,7 +171,17 @@ def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto 
     yield "</section>"
 
 
-def _verdict(fused: int, total: int) -> str:
+def _verdict(fused: int, total: int, already: int) -> str:
+    """What became of `total` attentions, and of the others that `already` were fused."""
+    if not already:
+        return _outcome(fused, total)
+    before = f"{_plural(already, 'was', 'were')} fused already."
+    if not total:
+        return f"{already} {_plural(already, 'attention')} {before}"
+    return f"{_outcome(fused, total)} {already} more {before}"
+
+
+def _outcome(fused: int, total: int) -> str:
     if total == 1:
         return f"The one attention is {'' if fused else 'not '}fused."
     if fused in (0, total):

@@ -14,6 +14,7 @@ from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu,
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.signatures import unknown_part
 
 __all__ = ["ATTENTION_OPS", "ConvertedOp", "OpConverter", "convert", "is_attention_op"]
 
@@ -37,12 +38,15 @@ FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
     },
 }
 PACKED = "its sequences lie end to end without padding, and where each begins is data"
+SELECTED = "its keys are selected by an operator in front of it, and its cache is written in place"
 REASONS = {
     "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",
     "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
     "PackedAttention": PACKED,
     "PackedMultiHeadAttention": PACKED,
     "PagedAttention": "its keys lie in the pages of a cache, which is written in place",
+    "DynamicSparseAttention": SELECTED,
+    "SparsePagedAttention": SELECTED,
     "SparseAttention": "its keys are chosen by blocks, and its cache is written in place",
     "QOrderedAttention": "its operands are quantised",
     "QOrderedLongformerAttention": "its operands are quantised",
@@ -56,11 +60,14 @@ def convert(call: OpConverter) -> ConvertedOp:
     node = call.node
     own = OPERATORS.get(call.options.target, ())
     if node.op_type in own and DOMAINS[node.op_type] == node.domain.removeprefix("ai.onnx"):
-        raise call.decline(Code.READY_MADE, f"{node.op_type} is an operator of the target already", "")
+        raise call.decline(Code.ALREADY_FUSED, f"{node.op_type} is an operator of the target already")
     family = FAMILIES.get((node.domain, node.op_type))
     if family is not None:
+        if (unknown := unknown_part(node)) is not None:
+            reason = f"{node.op_type} has {unknown}, and what it means is not known here"
+            raise call.decline(Code.READY_MADE, reason)
         return family(call)
     if node.domain == DOMAIN:
-        raise call.decline(Code.READY_MADE, f"{node.op_type} is the operator already", "")
+        raise call.decline(Code.ALREADY_FUSED, f"{node.op_type} is the operator already")
     reason = REASONS.get(node.op_type, "there is no conversion for it")
     raise call.decline(Code.READY_MADE, f"{node.op_type} is left as it is: {reason}")

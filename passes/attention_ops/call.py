@@ -27,7 +27,7 @@ from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probability_path import FLOATS
-from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE, Roles, shared_heads
+from fa_compiler.passes.matching.roles import Roles, check_head_size, shared_heads
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import input_of
@@ -269,10 +269,8 @@ class OpConverter:
         size = space.size(head_dim).const
         if size is None or not space.size(width).is_const:
             raise self.decline(Code.SHAPE, "the head size is not known before the model runs")
-        if size > MAX_HEAD_SIZE:
-            raise self.decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}")
-        if (space.size(width).const or 0) > MAX_HEAD_SIZE:
-            raise self.decline(Code.HEAD_SIZE_OVER_768, f"the head size of the values is {space.size(width)}")
+        check_head_size(size, "head size", self.node, self.options)
+        check_head_size(space.size(width).const or 0, "head size of the values", self.node, self.options)
         groups = (batch, heads, q_seq, kv_seq, head_dim, width)
         if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
             raise self.decline(Code.SHAPE, "one axis would have to play two roles")

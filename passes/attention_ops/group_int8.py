@@ -2,7 +2,7 @@
 
     present     past as it is, and the new keys or values quantised: round(x * (1 / scale)) with ties to even, clamped
                 to the range from -128 to 127; NaN becomes 127. ONNX Runtime multiplies by the reciprocal in float32,
-                so this is no QuantizeLinear, which divides
+                which it casts 16-bit rows to, so this is no QuantizeLinear, which divides
     attention   reads present * scale
 
     k_quant_type, v_quant_type   PER_TENSOR (one scale) or PER_CHANNEL (one for each element of each key head); both
@@ -23,12 +23,17 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import OpConverter
-from fa_compiler.passes.nodes import constant, text_attr
+from fa_compiler.passes.nodes import constant, int_attr, text_attr
 from fa_compiler.passes.report import Code
 
 SCALES = (12, 13)
 TYPES = ("k_quant_type", "v_quant_type")
 LARGEST, SMALLEST = 127.0, -128.0
+
+
+def is_quantised(call: OpConverter) -> bool:
+    """Are the caches quantised?"""
+    return any(text_attr(call.node, name, "NONE") != "NONE" for name in TYPES)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Scale:
         if kinds == {"NONE"}:
             return None
         types = {call.info.dtype(call.required_input(index)) for index in (3, 4)}
-        if call.options.target != "ort" or types != {ir.DataType.INT8} or len(kinds) != 1:
+        whole = types == {ir.DataType.INT8} and int_attr(call.node, "kv_cache_bit_width", 8) in (0, 8)
+        if call.options.target != "ort" or not whole or len(kinds) != 1:
             raise call.decline(Code.READY_MADE, "caches are quantised otherwise than to int8 in ONNX Runtime")
         scales: list[Scale] = []
         for index in SCALES:
@@ -62,7 +68,7 @@ class Scale:
         """New keys or values [B, K, S, D], quantised to int8."""
         builder, dtype = self.call.builder, ir.DataType.FLOAT
         reciprocal = builder.constant(np.float32(1.0) / self.array, "scale")
-        rounded = builder.op("Round", [builder.op("Mul", [new, reciprocal], dtype)], dtype)
+        rounded = builder.op("Round", [builder.op("Mul", [builder.cast(new, dtype), reciprocal], dtype)], dtype)
         most, least = (builder.constant(np.array(number, np.float32), "number") for number in (LARGEST, SMALLEST))
         below = builder.op("Less", [rounded, most], ir.DataType.BOOL)
         held = builder.op("Max", [builder.op("Where", [below, rounded, most], dtype), least], dtype)

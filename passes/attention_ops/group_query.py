@@ -15,18 +15,24 @@
     k_scale, v_scale    the scales of int8 caches (group_int8.py)
     present_key, present_value   all keys and values, [B, K, T, D]
 
+Key and value may have no rows beside a past, as in layers that read the caches of an earlier layer. Then past is read
+where it lies; ONNX Runtime makes sure that it holds all keys. Its first seqlens_k + 1 rows are present, and the rest
+depends on the memory, as above (group_cache.py).
+
 Without a past ONNX Runtime requires as many keys as rows, and total_sequence_length to be their number. With a past it
 takes prompts, several rows of one batch entry, or one row of each batch entry.
 
-It has two kernels. The streaming one runs for float32, several keys, causal attention, present outputs, and neither a
-sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a
-key there (key_masks.py). Where a bias may exclude keys and it is open whether there are several, the user has to vouch
-for a key in every row.
+It has two kernels. The streaming one runs for float32 or quantised caches, several keys, causal attention, present
+outputs, and neither a sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the
+lowest float32 excludes a key there (key_masks.py). Where a bias may exclude keys and it is open whether there are
+several, the user has to vouch for a key in every row.
 The other kernel computes a row without a key like any other row. For the rows of a prompt that lie after the last key
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
 
-Refused besides: sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
+Refused besides: sliding_window_cache; norms inside the operator; the score or probability matrix as an output;
+query_seqlens, the number of rows of each batch entry that count in a chunk padded on the right: the rows behind them
+are not written to the caches, and their results are not specified.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes
-from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale
+from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale, is_quantised
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
@@ -54,6 +60,7 @@ from fa_compiler.passes.values.symbolic import Dim
 
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 NORMS = (14, 15)
+VALID_ROWS = 16
 
 
 def convert(call: OpConverter) -> ConvertedOp:
@@ -65,6 +72,8 @@ def convert(call: OpConverter) -> ConvertedOp:
     if past is None and not rotated:
         return _convert_prompt(call, query, key, value)
     sizes = RunSizes.of(call, query, call.required_input(LENGTHS), call.required_input(TOTAL))
+    if past is not None and call.size(key, 1) == 0:
+        return _convert_without_new(call, query, (key, value), sizes)
     caches = (
         None
         if past is None
@@ -106,6 +115,33 @@ def _convert_with_past(
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     pairs = zip((call.used_output(1), call.used_output(2)), presents, strict=True)
     return ConvertedOp(match, tuple((old, made) for old, made in pairs if old is not None))
+
+
+def _convert_without_new(
+    call: OpConverter, query: ir.Value, empty: tuple[ir.Value, ir.Value], sizes: RunSizes
+) -> ConvertedOp:
+    """The record of a call whose new keys are none: it reads the caches that another layer has written."""
+    heads, kv_heads = _heads(call)
+    if is_quantised(call):
+        raise call.decline(Code.READY_MADE, "the caches are quantised, and there are no new keys beside them")
+    if int_attr(call.node, "do_rotary", 0) == 1:
+        query = Rotary.of(call, sizes).turned(query, heads)
+    pasts = [call.required_input(index) for index in PAST]
+    q = call.operand(query, "BSH", heads)
+    k, v = (call.operand(each, "BNSD") for each in pasts)
+    scores = call.scores(q, k, v)
+    key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(pasts[0], 2), DimRef(query, 0))
+    plan = _plan_with_past(call, key_masks, scores, sizes)
+    presents = [call.used_output(1), call.used_output(2)]
+    made: list[ir.Value] = []
+    if any(presents):
+        held = replace(sizes, rows=call.builder.ints([0]), before=sizes.lengths)
+        caches = Caches.of(call, query, held, pasts, kv_heads)
+        plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
+        made = [caches.present(past, call.split_heads(new, kv_heads)) for past, new in zip(pasts, empty, strict=True)]
+    match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
+    pairs = zip(presents, made, strict=False)
+    return ConvertedOp(match, tuple((old, new) for old, new in pairs if old is not None))
 
 
 def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value) -> ConvertedOp:
@@ -192,6 +228,9 @@ def _check(call: OpConverter) -> None:
         code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
         raise call.decline(code, f"output_qk, the {'probabilities' if after_softmax else 'scores'}, is read")
     call.softcap()
+    if call.input(VALID_ROWS) is not None:
+        reason = "query_seqlens: the rows that do not count are not written to the caches"
+        raise call.decline(Code.READY_MADE, reason)
     past = any(call.input(index) is not None for index in PAST)
     if any(call.input(index) is not None for index in NORMS):
         raise call.decline(Code.READY_MADE, "norms inside the operator are not taken apart")
@@ -224,17 +263,20 @@ def _check_quantised(call: OpConverter) -> None:
 
 
 def _streamed(call: OpConverter, behind: bool = False) -> bool:
-    """Does ONNX Runtime run its streaming kernel: float32, causal, several keys, present outputs, no sink or soft cap?
+    """Does ONNX Runtime run its streaming kernel: float32 or quantised caches, causal, several keys, present outputs,
+    no sink or soft cap?
 
     There are several keys where there are several rows; a single row may have several after a past, if `behind`. A row
-    that has its own key gives the same in both kernels.
+    that has its own key gives the same in both kernels. Caches without new keys need no present outputs.
     """
     node = call.node
     if not int_attr(node, "causal", 1) or (call.size(call.required_input(0), 1) == 1 and not behind):
         return False
-    cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
+    key = call.input(1)
+    without_new = key is not None and len(call.shape(key)) == 3 and call.size(key, 1) == 0
+    cached = without_new or (len(node.outputs) > 1 and bool(node.outputs[1].name))
     plain = not _has_sink(call) and call.softcap() == 0.0
-    return cached and plain and call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
+    return cached and plain and (call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT or is_quantised(call))
 
 
 def _has_sink(call: OpConverter) -> bool:

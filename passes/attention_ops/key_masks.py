@@ -114,6 +114,9 @@ class KeyMaskBuilder:
             own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
             plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
             mode = mode_of(window.band, rows, columns) if plain else None
+            if plain and mode is None:  # the scores may have the values' name for the number of keys
+                columns = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
+                mode = mode_of(window.band, rows, columns)
             window_reason = "no sparse_mode is its window in every run" if plain else "its window stands beside a mask"
             if mode is not None and (unsaid := why_not_expressible(mode, rows, columns, self.call.options)) is not None:
                 mode, window_reason = None, unsaid

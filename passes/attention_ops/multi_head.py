@@ -19,9 +19,10 @@ ones.
 ONNX Runtime's CPU kernel does not take the packed forms of rank 5. Here they mean what the operator's documentation
 says.
 
-Refused: the score matrix as an output; cache_indirection, which names the beam whose cache holds a key; for a decoder,
-query, key and value side by side in one tensor, with which ONNX Runtime crashes, and new keys of several rows, of which
-it reads the wrong ones. Where the number of new rows is open, a run with several of them ends in an error of a Reshape.
+Refused: the score matrix as an output; a past without both presents, beside which ONNX Runtime reads what lies behind
+the new keys in memory; cache_indirection, which names the beam whose cache holds a key; for a decoder, query, key and
+value side by side in one tensor, with which ONNX Runtime crashes, and new keys of several rows, of which it reads the
+wrong ones. Where the number of new rows is open, a run with several of them ends in an error of a Reshape.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
     query, key, value = _biased(call, call.input(places.bias), *operands)
     past_key, past_value = call.input(places.past_key), call.input(places.past_value)
     past = None if past_key is None or past_value is None else (past_key, past_value)
+    if past is not None and not _gives_presents(call):
+        reason = "ONNX Runtime's CPU kernel reads beyond the new keys where a past has no present_key and present_value"
+        raise call.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
     if length is not None and past is None:
         raise call.decline(Code.READY_MADE, "a past has a length, and there is none")
     heads, mask, addend = int_attr(call.node, "num_heads", 0), call.input(places.mask), call.input(places.addend)
@@ -97,6 +101,12 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
     match, keys, values = projected.match(presents=any(presents))
     pairs = zip(presents, (keys, values), strict=True)
     return ConvertedOp(match, tuple((old, new) for old, new in pairs if old is not None))
+
+
+def _gives_presents(call: OpConverter) -> bool:
+    """Has the operator both outputs for its caches?"""
+    presents = call.node.outputs[1:3]
+    return len(presents) == 2 and all(each.name for each in presents)
 
 
 def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:

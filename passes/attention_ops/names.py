@@ -22,6 +22,8 @@ ATTENTION_OPS = {
     ("com.microsoft", "PackedAttention"),
     ("com.microsoft", "PagedAttention"),
     ("com.microsoft", "SparseAttention"),
+    ("com.microsoft", "SparsePagedAttention"),
+    ("com.microsoft", "DynamicSparseAttention"),
     ("com.microsoft", "QAttention"),
     ("com.microsoft", "DecoderAttention"),
     ("com.microsoft", "LongformerAttention"),

@@ -19,7 +19,12 @@ The Concat may lie in a branch of an If, as in the merged decoders of optimum:
     refused   a `first` with another rank or known size than past has besides the tokens, or without rows; an If within
               another one; a Loop or a Scan
 
-The cache of a cross attention stays as it is, because nothing is appended to it.
+The cache of a cross attention stays as it is, because nothing is appended to it. Named and refused are also caches
+whose rows are moved or written otherwise, in front of the Concat or behind it:
+
+    rolling window   Slice or Split: the oldest rows are dropped
+    beams            Gather, GatherND, GatherElements: the batch entries change their order
+    a buffer         ScatterND, ScatterElements, TensorScatter write the new rows
 """
 
 from __future__ import annotations
@@ -35,6 +40,19 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
+MOVES = {
+    **dict.fromkeys(
+        ("Slice", "Split"), "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones"
+    ),
+    **dict.fromkeys(
+        ("Gather", "GatherND", "GatherElements"),
+        "its rows are gathered, as beams are: that copies it, whether it is a buffer or not",
+    ),
+    **dict.fromkeys(
+        ("ScatterND", "ScatterElements", "TensorScatter"), "it is a buffer already, in which its rows are written"
+    ),
+}
+"""What operators make of a cache otherwise than that it grows by a Concat."""
 NAMES = ("past", "cache")
 """An input whose name contains one of these is reported as a cache, whatever reads it."""
 
@@ -97,18 +115,56 @@ class GrowingCache:
 
 
 def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
-    """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat or named like a cache."""
+    """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat, or named like a cache, or
+    joined with something into an output of the model after or before their rows are moved."""
     for value in graph.inputs:
         shape = info.shape(value)
-        uses = (use for each in aliases_of(value, info) for use in each.uses())
-        joined = any(use.idx == 0 and is_op(use.node, "Concat") for use in uses)
-        named = any(word in (value.name or "").lower() for word in NAMES)
-        if shape is not None and len(shape) > 2 and (joined or named):
+        joined = any(is_op(node, "Concat") for node in _taking(value, info))
+        if shape is not None and len(shape) > 2 and (joined or _is_named(value) or _mover(value, info) is not None):
             yield value
+
+
+def _is_named(value: ir.Value) -> bool:
+    return any(word in (value.name or "").lower() for word in NAMES)
+
+
+def _taking(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
+    """The nodes whose first input is a value or an alias of it."""
+    return (use.node for each in aliases_of(value, info) for use in each.uses() if use.idx == 0)
+
+
+def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
+    """The node of MOVES between a cache and the output that it becomes, in front of a Concat or behind it. A cache that
+    is named so needs no Concat."""
+    for node in _taking(past, info):
+        behind = [each for output in node.outputs for each in _taking(output, info)]
+        if is_op(node, "Concat"):
+            moved = (each for each in behind if is_op(each, *MOVES) and _gives_output(each, info))
+            if (found := next(moved, None)) is not None:
+                return found
+        if is_op(node, *MOVES):
+            joined = any(is_op(each, "Concat") and _gives_output(each, info) for each in behind)
+            if joined or (_is_named(past) and _gives_output(node, info)):
+                return node
+    return None
+
+
+def _gives_output(node: ir.Node, info: ShapeInfo) -> bool:
+    """Is a result of the node, or an alias of it, an output of the model?"""
+    return any(each.is_graph_output() for output in node.outputs for each in aliases_of(output, info))
 
 
 def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by a Concat."""
+    try:
+        return _read(past, info)
+    except Decline:
+        if (mover := _mover(past, info)) is None:
+            raise
+        raise Decline(Code.SHAPE, MOVES[mover.op_type], mover) from None
+
+
+def _read(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     main = past.graph
     assert isinstance(main, ir.Graph)
     aliases = aliases_of(past, info)

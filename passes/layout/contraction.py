@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import input_of, int_attr, is_op, text_attr
+from fa_compiler.passes.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -57,7 +58,7 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
         return None
     if is_op(node, "MatMul"):
         return _matmul(node, left, right, info, False, False, 1.0)
-    if node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
+    if node.domain == "com.microsoft" and node.op_type == "FusedMatMul" and unknown_part(node) is None:
         found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
         return None if found is None else replace(found, labels=_batch_apart(node, found.labels))
     if is_op(node, "Gemm"):

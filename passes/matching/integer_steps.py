@@ -27,6 +27,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import constant, data_readers, input_of, int_attr, is_op, producer, reached
+from fa_compiler.passes.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTRIB = "com.microsoft"
@@ -58,8 +59,8 @@ class Step:
 
 
 def is_contrib(node: ir.Node | None, *op_types: str) -> bool:
-    """Is the node one of these operators of com.microsoft?"""
-    return node is not None and node.domain == CONTRIB and node.op_type in op_types
+    """Is the node one of these operators of com.microsoft, with no part that is not known?"""
+    return node is not None and node.domain == CONTRIB and node.op_type in op_types and unknown_part(node) is None
 
 
 def integer_steps(softmax: ir.Node, info: ShapeInfo) -> list[Step] | None:

@@ -5,6 +5,8 @@ Grammar, read upwards from the node that is named; e is an exponential that belo
     other :=
       1     QLinearSoftmax(scores, ...)                    com.microsoft, as ONNX Runtime's quantiser writes it
                                                            (QuantFormat.QOperator)
+          | BiasSoftmax(scores, bias)                      com.microsoft, as ONNX Runtime saves a model that it has
+                                                           optimised for a GPU
       2   | Div(weights, total) | Mul(weights, inverse)    total and weights of the same exponentials
       3   | LpNormalization(weights)                       p = 1
       4   | exp(Sub(x, logarithm)) | exp(Add(x, Neg(logarithm)))
@@ -54,6 +56,8 @@ INVERSES = ("Reciprocal", "Div", "Pow", "Exp")
 ADDING = (*SUMS, "ReduceMean", "CumSum", "GlobalAveragePool")  # 7
 LOGARITHMS = ("Log", "ReduceLogSum", "ReduceLogSumExp")
 PRODUCTS = ("MatMul", "Gemm", "Einsum")
+BIASED = "BiasSoftmax adds a bias to the scores itself, and only ONNX Runtime's providers for GPUs have it"
+BIASED_ADVICE = "take the model as it was before ONNX Runtime optimised it, or write it as Add and Softmax"
 LIMIT = 48
 """So many values are looked at in one search."""
 
@@ -61,18 +65,19 @@ LIMIT = 48
 @dataclass(frozen=True)
 class OtherSoftmax:
     """A softmax that is no anchor: the node that the report names, and how it is written. `weighs` says whether a
-    product with values is a part of it."""
+    product with values is a part of it. `advice` is what the user can do, where that is not the code's advice."""
 
     node: ir.Node
     spelling: str = ""
     weighs: bool = False
+    advice: str | None = None
 
     def decline(self, facts: Facts) -> Decline:
         """Why it is left as it is."""
         if not self.weighs and not reaches_product(self.node.outputs[0], Viewer(facts, AxisSpace())):
             return Decline(Code.NOT_ATTENTION, "no product with values follows this softmax", self.node)
         if self.spelling:
-            return Decline(Code.SPELLING, self.spelling, self.node)
+            return Decline(Code.SPELLING, self.spelling, self.node, self.advice)
         reason = f"{self.node.op_type} computes on 8-bit numbers, which the operator does not take"
         helps = DROP_ROUNDINGS not in facts.options.assume and integer_steps(self.node, facts.info) is not None
         return Decline(Code.DTYPE, reason, self.node, ROUNDING_ADVICE if helps else QUANTISED_ADVICE)
@@ -80,13 +85,16 @@ class OtherSoftmax:
 
 def other_softmaxes(graph: ir.Graph, anchors: Sequence[SoftmaxAnchor], facts: Facts) -> list[OtherSoftmax]:
     """The softmaxes of a graph that are none of its anchors."""
-    quantised = [node for node in graph if (node.domain, node.op_type) == ("com.microsoft", "QLinearSoftmax")]  # 1
+    contrib = [node for node in graph if node.domain == "com.microsoft"]
+    quantised = [OtherSoftmax(node) for node in contrib if node.op_type == "QLinearSoftmax"]  # 1
+    with_bias = (node for node in contrib if node.op_type == "BiasSoftmax")  # 1
+    biased = [OtherSoftmax(node, BIASED, advice=BIASED_ADVICE) for node in with_bias]
     anchored = {node for anchor in anchors for node in anchor.nodes}
     free = {node for node in graph if _is_exponential(node, facts.info) and node not in anchored}
     search = _Search(facts, free)
     found = map(search.softmax_at, graph if search.free else ())
     written = [each for each in found if each is not None]
-    return [*map(OtherSoftmax, quantised), *written, *search.in_parts()]
+    return [*quantised, *biased, *written, *search.in_parts()]
 
 
 def _is_exponential(node: ir.Node, info: ShapeInfo) -> bool:

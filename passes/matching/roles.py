@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace, KnownAxes
 from fa_compiler.passes.layout.operands import Operands
@@ -17,11 +19,21 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.layers import holds_weights
 from fa_compiler.passes.matching.sinks import FoundSink
+from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Select, Term
 from fa_compiler.passes.values.symbolic import product
 
 MAX_HEAD_SIZE = 768
+
+
+def check_head_size(size: int, what: str, node: ir.Node, options: Options) -> None:
+    """Decline a head size over the limit of the Ascend operators and of the CPU kernels. The operators of ONNX and ONNX
+    Runtime have no such limit; a runtime may have one (op_registry/runtimes.py)."""
+    if size <= MAX_HEAD_SIZE or options.is_standard:
+        return
+    hint = "--target contrib and --target onnx have operators without this limit" if options.target == "ort" else None
+    raise Decline(Code.HEAD_SIZE_OVER_768, f"the {what} is {size}", node, hint)
 
 
 @dataclass(frozen=True)
@@ -71,11 +83,10 @@ class Roles:
         size = space.size(self.head_dim).const
         if size is None:
             raise Decline(Code.SHAPE, "the head size is not known before the model runs", node)
-        if size > MAX_HEAD_SIZE:
-            raise Decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}", node)
-        if (space.size(self.value_head_dim).const or 0) > MAX_HEAD_SIZE:
-            reason = f"the head size of the values is {space.size(self.value_head_dim)}"
-            raise Decline(Code.HEAD_SIZE_OVER_768, reason, paths.after.product.node)
+        options = paths.viewer.facts.options
+        check_head_size(size, "head size", node, options)
+        width = space.size(self.value_head_dim).const
+        check_head_size(width or 0, "head size of the values", paths.after.product.node, options)
         if space.size(self.heads).const is None or space.size(self.kv_heads).const is None:
             raise Decline(Code.SHAPE, "the number of heads is not known before the model runs", node)
 

@@ -32,6 +32,7 @@ from fa_compiler.passes.layout.views import is_inference_dropout
 from fa_compiler.passes.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
+from fa_compiler.passes.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -352,6 +353,8 @@ class Sharder:
         rule = LOCAL_RULES.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft", "ascend") else None
         if rule is None:
             first = Refusal("it is not known how the operator treats the sequence", node)
+        elif (unknown := unknown_part(node)) is not None:
+            first = Refusal(f"it has {unknown}, and what it means is not known here", node)
         else:
             try:
                 return rule(self, node, node.outputs.index(value), place)

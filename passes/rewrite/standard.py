@@ -58,6 +58,7 @@ from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, is_single_
 from fa_compiler.passes.masks.mask import COARSE
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.grown import Grown, grown_operands
@@ -259,6 +260,8 @@ def _needed(
         yield Feature.VALUE_SIZE
     if (space.size(roles.head_dim).const or 1) % 8:
         yield Feature.ANY_HEAD_SIZE
+    if max(space.size(axes).const or 1 for axes in (roles.head_dim, roles.value_head_dim)) > MAX_HEAD_SIZE:
+        yield Feature.WIDE_HEADS
     if space.size(roles.q_seq) != space.size(roles.kv_seq) and not (operator == GROUP_QUERY and past):
         yield Feature.CROSS
     if any(size.const is None for view in match.views for size in info.shape(view.base) or ()):

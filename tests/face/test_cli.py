@@ -97,9 +97,12 @@ def test_strict_tells_what_is_not_fused(tmp_path: Path, capsys: pytest.CaptureFi
     read = attention()
     probabilities = next(node.output[0] for node in read.graph.node if node.op_type == "Softmax")
     read.graph.output.append(helper.make_tensor_value_info(probabilities, onnx.TensorProto.FLOAT, [None] * 4))
+    fused = fa_compiler.optimize(attention()).model
+    assert isinstance(fused, onnx.ModelProto)
     expected = {
         "fused": (attention(), 0, ""),
         "declined": (read, 1, "fa-compiler: error: --strict: block 0 declined\n"),
+        "fused already": (fused, 0, ""),
         "none": (plain(), 1, "fa-compiler: error: --strict: no attention was fused\n"),
     }
     for name, (model, code, error) in expected.items():
@@ -332,7 +335,14 @@ def test_report_is_the_json_of_the_schema(tmp_path: Path, capfd: pytest.CaptureF
     written = json.loads(report.read_text())
     assert {"schema", "model", "target", "blocks", "summary", "seconds"} <= written.keys()
     assert (written["schema"], written["model"], written["target"]) == (1, str(path), "ort")
-    assert written["summary"] == {"softmaxes": 1, "fused": 1, "declined": 0, "not_attention": 0, "linear_attention": 0}
+    assert written["summary"] == {
+        "softmaxes": 1,
+        "fused": 1,
+        "already_fused": 0,
+        "declined": 0,
+        "not_attention": 0,
+        "linear_attention": 0,
+    }
     keys = "id kind pair anchor status op node layout mask heads extensions assumed code reason culprit hint missed"
     assert list(written["blocks"][0]) == keys.split()
     assert written["blocks"][0]["anchor"] == "attn/Softmax"

@@ -91,6 +91,6 @@ def test_what_is_fused_already_stays_so() -> None:
     again.graph.initializer.extend(graph.initializer)
     fuse = fa_compiler.FuseAttention()
     twice = ir.to_proto(fuse(ir.from_proto(again)).model)
-    assert fuse.report is not None and [block.code for block in fuse.report.blocks] == [Code.READY_MADE, None]
+    assert fuse.report is not None and [block.code for block in fuse.report.blocks] == [Code.ALREADY_FUSED, None]
     assert [(node.domain, node.op_type) for node in twice.graph.node] == [("fa_compiler", "FlashAttention")] * 2
     assert [function.name for function in twice.functions] == ["FlashAttention"]

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import helper
 
+import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.lowering.drawing import Arrow, Box, layers, svg
 
@@ -119,6 +120,16 @@ def test_what_stands_in_the_way_is_marked(tmp_path: Path) -> None:
     assert len([each for each in page.of_class("culprit") if "box" in (each["class"] or "")]) == 1
     assert sum(tag == "script" for tag, _ in page.tags) == 1  # its own
     assert HOSTILE in page.text
+
+
+def test_what_was_fused_already(tmp_path: Path) -> None:
+    fused = fa_compiler.optimize(layered(2)).model
+    assert isinstance(fused, onnx.ModelProto)
+    page = _Page(written(fused, tmp_path))
+    assert "2 attentions were fused already." in page.text
+    (kind,) = page.of_class("kind")
+    assert kind["data-status"] == "already_fused"
+    assert "not fused 0" in re.sub(r"(?<=[a-z])(?=\d)|(?<=\d)(?=[a-z])", " ", page.text)
 
 
 def test_a_model_without_attention(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from tests.fuzz import kinds
 
 GROUPS = {
-    "graphs": ("compose", "gradients", "mutate", "ready_made", "runtimes", "spellings", "symbolic", "tested"),
+    "graphs": (
+        *("compose", "gradients", "mutate", "ready_made", "runtimes"),
+        *("schema_calls", "spellings", "symbolic", "tested"),
+    ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),
     "operators": ("atc_front_end", "calls", "wrong_calls"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),

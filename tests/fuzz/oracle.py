@@ -116,7 +116,7 @@ class Judge:
         try:
             result = self._optimized()
         except FaCompilerError as error:
-            return self._refused(error)
+            return self.refused(error)
         seconds = time.process_time() - start
         fused = result.model
         assert isinstance(fused, onnx.ModelProto)
@@ -144,7 +144,7 @@ class Judge:
     def _optimized(self) -> fa_compiler.Result:
         return fa_compiler.optimize(self.model, target=self.target, runtime=self.runtime, assume=self.assume)
 
-    def _refused(self, error: FaCompilerError) -> Outcome:
+    def refused(self, error: FaCompilerError) -> Outcome:
         """A refusal is right where ONNX Runtime refuses the model, too, or the checker does, or where no run of it
         ends that computes anything, as with sizes that contradict each other; an internal error is not, where ONNX
         Runtime takes the model."""

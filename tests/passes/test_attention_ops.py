@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes.attention_ops import ATTENTION_OPS, FAMILIES, REASONS
+from fa_compiler.passes.options import Target
 from tests.passes.running import assert_same, fused, parse, random_feeds, run
 from tests.passes.test_attention_ops_contrib import CAUSAL, LEFT_PADDED, LOWEST, SQUARE, addend, multi_head
 
@@ -30,8 +31,9 @@ def test_the_operator_itself() -> None:
     """What a run has fused another one leaves alone."""
     result, _ = fused(parse("y = Attention(q, k, v) ", opset=23, ir_version=10))
     again, report = fused(result)
-    assert report.blocks[0].code == "ready_made"
-    assert "already" in (report.blocks[0].reason or "")
+    assert (report.blocks[0].status, report.blocks[0].code) == ("already_fused", "already_fused")
+    assert report.blocks[0].hint is None
+    assert not report.advice
     assert again.graph.node == result.graph.node
 
 
@@ -61,6 +63,33 @@ def test_causal_and_any_addend_with_an_assumption() -> None:
     assert report.blocks[0].mask == "causal+real_shift"
     assert report.blocks[0].assumed == ("masks-dominate", "no-empty-rows")
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize(("new", "past"), [("U", "P"), ("S", "R"), ("U", "R")])
+def test_keys_and_values_with_names_of_their_own(new: str, past: str, target: Target) -> None:
+    """They have one number in every run, so that the band of the keys is that of the values."""
+    caches = f"float[B,4,P,8] pk, float[B,4,{past},8] pv"
+    for body, flat, opset in (
+        ("Attention<is_causal = 1>(q, k, v, , pk, pv) ", False, 23),
+        ("com.microsoft.MultiHeadAttention<num_heads = 4, unidirectional = 1>(q, k, v, , , , pk, pv) ", True, 17),
+    ):
+        form = "float[B,{},32] {}" if flat else "float[B,4,{},8] {}"
+        inputs = ", ".join(form.format(*pair) for pair in (("S", "q"), ("S", "k"), (new, "v")))
+        outputs = form.format("S", "y") + ", float[B,4,K,8] a, float[B,4,V,8] b"
+        model = parse(f"y, a, b = {body}", inputs=f"{inputs}, {caches}", outputs=outputs, opset=opset, ir_version=10)
+        result, report = fused(model, target)
+        assert report.blocks[0].mask == "causal", report.blocks[0].what
+        if target == "ort":
+            rng = np.random.default_rng(0)
+            sizes = {"B": 2, "S": 3, "P": 4, new: 3, past: 4}
+            shapes = {
+                value.name: [dim.dim_value or sizes[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
+                for value in model.graph.input
+            }
+            feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+                assert_same(got, wanted, 1e-5)
 
 
 def test_in_a_branch() -> None:

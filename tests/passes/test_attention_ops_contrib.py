@@ -349,6 +349,10 @@ def test_packed(packed: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "scores": ({"outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),
+    **{
+        f"past, outputs {' '.join(outputs)}": ({**PAST, "outputs": outputs}, "ready_made", "has no present_key")
+        for outputs in (("y",), ("y", "present_key"), ("y", "", "present_value"))
+    },
     "keys of other beams": ({**ROOM, "indirection": ("B 1 M", np.zeros((2, 1, 9), np.int32))}, "ready_made", "beams"),
     "a length of no past": ({"past_length": ("1", np.array([2], np.int32))}, "ready_made", "there is none"),
     "causal, more keys": ({**CAUSAL}, "ready_made", "last row"),

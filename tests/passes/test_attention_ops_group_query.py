@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from fa_compiler.passes.options import Target
 from tests.examples import examples
 from tests.passes.operators import Operator, check_same, check_shapes, declined
-from tests.passes.running import Array
+from tests.passes.running import Array, fused
 
 LOWEST = float(np.finfo(np.float32).min)
-NAMES = ("q", "k", "v", "past_key", "past_value", "seqlens", "total", "cos", "sin", "positions", "addend", "sink")
+NAMES = (
+    *("q", "k", "v", "past_key", "past_value", "seqlens", "total", "cos", "sin", "positions", "addend", "sink"),
+    *("k_scale", "v_scale", "q_norm", "k_norm", "query_seqlens"),
+)
 ATTRS = (
     *("num_heads", "kv_num_heads", "scale", "softcap", "do_rotary", "smooth_softmax", "local_window_size", "causal"),
     *("qk_output", "sliding_window_cache"),
@@ -138,6 +142,20 @@ def test_refused(name: str) -> None:
     got, reason = declined(prompt(**features))
     assert got == code
     assert words in reason
+
+
+@pytest.mark.parametrize(("target", "in_place"), [("ort", False), ("ort", True), ("onnx", False), ("ascend", False)])
+def test_rows_that_do_not_count(target: Target, in_place: bool) -> None:
+    """query_seqlens keeps the rows behind it out of the caches: the operator stays, whatever is vouched for."""
+    past = dict.fromkeys(("past_key", "past_value"), "B 2 P 8")
+    features = {**past, "outputs": EVERYTHING, "total": ("", np.array(7, np.int32))}
+    operator = prompt(query_seqlens=("B", np.array([4, 0], np.int32)), **features)
+    feeds = operator.feeds()
+    result, report = fused(operator.model(feeds), target, ["separate-caches", "decode"], in_place)
+    (block,) = report.blocks
+    assert block.code == "ready_made"
+    assert "query_seqlens" in (block.reason or "")
+    assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
 
 
 @settings(max_examples=examples(20))

@@ -21,12 +21,12 @@ from tests.passes.test_scopes import ATTENTION, branches, function
 
 NEGATIVE = "f = Constant<value=float {-1e4}>() "
 NO_HINT = {
-    Code.HEAD_SIZE_OVER_768,
+    Code.ALREADY_FUSED,
     Code.NO_SCORES_MATMUL,
     Code.NO_VALUE_MATMUL,
     Code.NOT_ATTENTION,
 }
-"""What the model computes there is no FlashAttentionScore, however it is exported."""
+"""What the model computes there is no FlashAttentionScore, however it is exported, or it is fused."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,14 @@ PROVOKED: dict[Code, Provoked] = {
             outputs="float[B,S,32] y",
         ),
     ),
+    Code.ALREADY_FUSED: Provoked(
+        text(
+            "y = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v)",
+            inputs="float[B,S,32] q, float[B,T,32] k, float[B,T,32] v",
+            outputs="float[B,S,32] y",
+        ),
+        "contrib",
+    ),
     Code.ILLEGAL: Provoked(after("x = Identity(s)", inputs=LONG, outputs="float[B,4,S,16] y"), "ascend"),
     Code.RUNTIME: Provoked(after("x = Tanh(s)"), "contrib"),
     Code.LINEAR: Provoked(
@@ -152,7 +160,7 @@ def test_code(code: Code) -> None:
     report = provoked.report(model)
     block = next((block for block in report.blocks if block.code == code), None)
     assert block is not None, report.blocks
-    assert block.status == (code if code in (Code.NOT_ATTENTION, Code.LINEAR) else "declined")
+    assert block.status == (code if code in (Code.NOT_ATTENTION, Code.LINEAR, Code.ALREADY_FUSED) else "declined")
     assert block.reason
     # One sentence that can follow a colon: no capital, no full stop.
     assert not block.reason.endswith(".")

@@ -42,6 +42,8 @@ class Case:
     batch: int | str = "B"
     length: int | str = "S"
     packed: bool = False
+    empty: bool = False
+    """Are there no new keys, because another layer has written them?"""
     rotary: int = 0
     positions: Sequence[Sequence[int]] | None = None
     sink: bool = False
@@ -60,7 +62,8 @@ class Case:
         width = SIZE * (HEADS + 2 * KEY_HEADS if self.packed else HEADS)
         feeds: dict[str, Array] = {"q": numbers(batch, self.rows, width)}
         if not self.packed:
-            feeds |= {name: numbers(batch, self.rows, KEY_HEADS * SIZE) for name in ("k", "v")}
+            new = 0 if self.empty else self.rows
+            feeds |= {name: numbers(batch, new, KEY_HEADS * SIZE) for name in ("k", "v")}
         for name in ("past_key", "past_value"):
             feeds[name] = numbers(batch, KEY_HEADS, self.room, SIZE)
             for entry, length in enumerate(self.lengths):
@@ -97,7 +100,7 @@ class Case:
             scale = found[f"{name}_scale"] = (rng.random(form) * 0.02 + 0.01).astype(np.float32)
             halves = rng.integers(-140, 140, (len(self.lengths), KEY_HEADS, self.rows, SIZE)).astype(np.float32) + 0.5
             new = (halves * scale).transpose(0, 2, 1, 3)
-            found[name] = np.ascontiguousarray(new).reshape(len(self.lengths), self.rows, -1)
+            found[name] = np.ascontiguousarray(new).reshape(len(self.lengths), self.rows, -1).astype(self.dtype)
         for name in ("past_key", "past_value"):
             found[name] = rng.integers(-128, 128, feeds[name].shape).astype(np.int8)
         return found
@@ -110,7 +113,7 @@ class Case:
         for name, shape in shapes.items():
             if name not in ("total", "cos", "sin", "sink", "addend", *SCALES):
                 shape[0] = self.batch
-            if name in ("q", "k", "v", "positions"):
+            if name in ("q", "k", "v", "positions") and shape[1]:
                 shape[1] = self.length
             if name == "addend":
                 whole = (self.batch, HEADS)
@@ -158,6 +161,47 @@ def check(case: Case, assume: tuple[str, ...] = (SEPARATE,), seed: int = 0) -> o
         assert got.dtype == wanted.dtype
         assert_same(got, wanted, TOLERANCE[case.dtype] if index == 0 else 0.0)
     return result
+
+
+EMPTY: dict[str, Case] = {
+    "one token": Case(),
+    "one token, declared": Case(batch=2, length=1),
+    "no room": Case(lengths=(5, 2), room=6),
+    "chunk": Case(lengths=(6,), rows=3, total=7),
+    "prompt": Case(lengths=(3, 1), rows=4, total=4),
+    "bidirectional": Case(lengths=(6,), rows=3, total=7, attrs={"causal": 0}),
+    "16 bits": Case(lengths=(6,), rows=3, total=7, dtype="float16"),
+    "window": Case(lengths=(6,), rows=3, total=7, attrs={"local_window_size": 2}),
+    "window of a row of 16 bits": Case(dtype="float16", length=1, attrs={"local_window_size": 2}),
+    "rotary": Case(rotary=8),
+    "rotary chunk": Case(lengths=(6,), rows=3, total=7, rotary=8),
+    "positions": Case(lengths=(6,), rows=3, total=7, rotary=8, positions=((5, 1, 2),)),
+    "sink": Case(sink=True),
+    "cap": Case(lengths=(6,), rows=3, total=7, attrs={"softcap": 0.8}),
+    "bias": Case(lengths=(6,), rows=3, total=7, length=3, bias="infinite"),
+    "bias of 16 bits": Case(lengths=(6,), rows=3, total=7, length=3, bias="infinite", dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("word", [SEPARATE, SHARED])
+@pytest.mark.parametrize("name", EMPTY)
+def test_caches_of_another_layer(name: str, word: str) -> None:
+    """Without new keys the past is read where it lies, and present holds its keys."""
+    result = check(replace(EMPTY[name], empty=True), (word,))
+    (attention,) = [node for node in result.graph.node if node.op_type == "FlashAttentionScore"]
+    assert list(attention.input[1:3]) == ["past_key", "past_value"]
+
+
+def test_caches_of_another_layer_without_presents() -> None:
+    """Nobody has to vouch for how past and present are bound where there is no present."""
+    for bias in ("", "infinite"):
+        case = Case(lengths=(6,), rows=3, total=7, length=3, empty=True, bias=bias)
+        model, feeds = case.model(), case.feeds()
+        del model.graph.output[1:], model.graph.node[0].output[1:]
+        result, report = fused(model)
+        assert report.blocks[0].status == "fused", report.blocks[0].reason
+        assert not report.blocks[0].assumed
+        assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
 def in_one_buffer(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
@@ -252,9 +296,10 @@ def test_one_row_by_the_users_word(name: str) -> None:
 @pytest.mark.parametrize("word", [SEPARATE, SHARED])
 @pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
 @pytest.mark.parametrize("declared", [True, False])
-def test_int8_caches(kind: str, word: str, declared: bool) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_int8_caches(kind: str, word: str, declared: bool, dtype: str) -> None:
     """They are read where they lie, and what is written is what ONNX Runtime writes, bit for bit."""
-    case = Case(quantised=kind, length=1 if declared else "S", rotary=0)
+    case = Case(quantised=kind, length=1 if declared else "S", rotary=0, dtype=dtype)
     result = check(case, (word,) if declared else (word, DECODE))
     operators = [node.op_type for node in result.graph.node]
     assert "IncreFlashAttention" in operators
@@ -270,6 +315,10 @@ INT8: dict[str, tuple[Case, str]] = {
     ),
     "chunk and a sink": (Case(lengths=(6,), rows=3, total=7, length=3, sink=True), "FlashAttentionScore"),
     "chunk and a bias": (Case(lengths=(6,), rows=3, total=7, length=3, bias="infinite"), "FlashAttentionScore"),
+    "chunk and a bias of the lowest number": (
+        Case(lengths=(6,), rows=3, total=7, length=3, bias="lowest"),
+        "FlashAttentionScore",
+    ),
     "bidirectional": (Case(length=1, attrs={"causal": 0}), "IncreFlashAttention"),
     "window": (Case(lengths=(5,), batch=1, length=1, attrs={"local_window_size": 2}), "IncreFlashAttention"),
     "window on a short cache": (
@@ -279,11 +328,11 @@ INT8: dict[str, tuple[Case, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
+@pytest.mark.parametrize(("kind", "dtype"), [("PER_TENSOR", "float32"), ("PER_CHANNEL", "float16")])
 @pytest.mark.parametrize("name", INT8)
-def test_int8_caches_of_several_rows_and_windows(name: str, kind: str) -> None:
+def test_int8_caches_of_several_rows_and_windows(name: str, kind: str, dtype: str) -> None:
     case, operator = INT8[name]
-    result = check(replace(case, quantised=kind))
+    result = check(replace(case, quantised=kind, dtype=dtype))
     assert operator in [node.op_type for node in result.graph.node]
 
 

@@ -117,6 +117,11 @@ ACCEPTED = {
         GROW + REPEAT + SCORES + "t = Tanh(s) c = Mul(t, scale) " + CAUSAL + MASKED.replace("mask, s", "mask, c")
     ),
     "no new rows": Case(PLAIN, rows=0),
+    "other outputs are gathered from it": Case(
+        PLAIN + "u = Gather<axis=2>(past_k, zero) w = Gather<axis=2>(new_v, zero)",
+        outputs=OUTPUTS + ", float[B,2,one,8] u, float[B,2,one,8] w",
+        copied=("u", "w"),
+    ),
     "mask over all keys, some rows masked everywhere": Case(
         GROW + REPEAT + SCORES + MASKED, "bool[B,1,S,T] mask", rows=5
     ),
@@ -218,6 +223,13 @@ def test_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 NEW = "kn = Neg(k) vn = Neg(v) "
 
+ROLLING = "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones"
+BEAMS = "its rows are gathered, as beams are: that copies it, whether it is a buffer or not"
+ENDS = "last = Constant<value=int64[1] {999}>() axes = Constant<value=int64[1] {2}>() "
+DROPPED = ENDS + "kept_k = Slice(past_k, one, last, axes) kept_v = Slice(past_v, one, last, axes) "
+TRIMMED = (
+    ENDS + PLAIN.replace("new", "all") + "new_k = Slice(all_k, one, last, axes) new_v = Slice(all_v, one, last, axes) "
+)
 REJECTED = {
     "a fixed number of tokens": (
         Case(PLAIN, inputs=INPUTS.replace("P", "7")),
@@ -268,6 +280,23 @@ REJECTED = {
         ),
         "it is read within a subgraph",
     ),
+    **{
+        f"a rolling window, {where}": (Case(body, outputs=OUTPUTS, inputs=INPUTS.replace("past", own)), ROLLING)
+        for own in ("past", "state")
+        for where, body in {
+            f"in front, {own}": DROPPED.replace("past", own) + PLAIN.replace("past", "kept"),
+            f"behind, {own}": TRIMMED.replace("past", own),
+        }.items()
+    },
+    **{
+        f"beams, {where}": (Case(body, "int64[B] beam", inputs=INPUTS.replace("past", "state")), BEAMS)
+        for where, body in {
+            "in front": "kept_k = Gather(state_k, beam) kept_v = Gather(state_v, beam) "
+            + PLAIN.replace("past", "kept"),
+            "behind": PLAIN.replace("new", "all").replace("past", "state")
+            + "new_k = Gather(all_k, beam) new_v = Gather(all_v, beam)",
+        }.items()
+    },
     "rectified scores": (
         Case(GROW + REPEAT + SCORES + "c = Relu(s) " + RESULT.format("c")),
         "no fused attention reads it as it is, so that its rows would be copied all the same",
@@ -281,8 +310,10 @@ def test_rejected(name: str) -> None:
     case, reason = REJECTED[name]
     changed, report = in_place(case.model())
     assert changed == fused(case.model())[0]
+    pasts = [value.name for value in case.model().graph.input if value.name[:-1] in ("past_", "state_")]
+    assert len(pasts) == 2
     assert [(cache.past, cache.present, cache.reason) for cache in report.caches] == [
-        (past, None, reason) for past in ("past_k", "past_v")
+        (past, None, reason) for past in pasts
     ]
 
 

@@ -59,13 +59,13 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def attention(
-    body: str, inputs: str = SQUARE, more: str = "", opset: int = 17, dtype: str = "float"
+    body: str, inputs: str = SQUARE, more: str = "", opset: int = 17, dtype: str = "float", size: int = 8
 ) -> onnx.ModelProto:
     """Scores, `body` that makes x of the scores s, softmax, product."""
     text = f"{REPEAT if 'k2' in inputs else ''}{PRODUCT_QK}{CAUSAL if 'i, j' in body else ''}{body} "
     model = f"{text}{SOFTMAX.format('x')}{PRODUCT_PV}"
     inputs, more = inputs.replace("float[", f"{dtype}["), more.replace("float[", f"{dtype}[")
-    outputs = f"{dtype}[B,4,S,8] y"
+    outputs = f"{dtype}[B,4,S,{size}] y"
     return parse(model, more, inputs=inputs, outputs=outputs, opset=opset, initializers=NUMBERS)
 
 
@@ -523,10 +523,45 @@ def test_a_hint_names_a_runtime_that_takes_it() -> None:
     assert report.blocks[0].status == "fused"
 
 
+HEADS_OF_1000 = "float[B,4,S,1000] q, float[B,4,S,1000] k, float[B,4,S,1000] v"
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "operator"),
+    [
+        ("onnx", PLAIN, "Attention"),
+        ("contrib", PLAIN, "MultiHeadAttention"),
+        ("contrib", "d = Div(s, cap) t = Tanh(d) u = Mul(t, cap) " + BAND.format("u"), "GroupQueryAttention"),
+    ],
+)
+def test_heads_wider_than_our_kernels_take(target: Target, body: str, operator: str) -> None:
+    model = attention(body, HEADS_OF_1000, size=1000)
+    _, declined = rewritten(model, "ort")
+    assert declined.blocks[0].code == Code.HEAD_SIZE_OVER_768
+    assert f"--target {target}" in (declined.blocks[0].hint or "")
+    for runtime in ("ort-cpu", None):
+        result, report = rewritten(model, target, runtime)
+        assert report.blocks[0].op == operator, report.blocks[0].what
+        feeds = random_feeds(model)
+        assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-5)
+    _, report = rewritten(model, target, "openvino")
+    assert report.blocks[0].status == "declined"
+
+
+def test_ready_made_heads_wider_than_our_kernels_take() -> None:
+    body = "y = com.microsoft.MultiHeadAttention<num_heads = 2>(q, k, v)"
+    inputs = "float[B,S,2000] q, float[B,T,2000] k, float[B,T,2000] v"
+    model = parse(body, inputs=inputs, outputs="float[B,S,2000] y")
+    result, report = rewritten(model, "onnx", "ort-cpu")
+    assert report.blocks[0].op == "Attention"
+    feeds = random_feeds(model)
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-5)
+
+
 def test_an_operator_of_the_target_stays() -> None:
     first, _ = rewritten(attention(PLAIN), "contrib", "ort-cpu")
     second, report = rewritten(first, "contrib", "ort-cpu")
-    assert report.blocks[0].code == Code.READY_MADE
+    assert (report.blocks[0].status, report.blocks[0].code) == ("already_fused", Code.ALREADY_FUSED)
     assert [node.op_type for node in second.graph.node] == [node.op_type for node in first.graph.node]
 
 

@@ -21,6 +21,7 @@ from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes, hcom
 from fa_compiler.passes.nodes import opset, subgraphs
+from fa_compiler.passes.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 _CONSTANT, _IF = ("", "Constant"), ("", "If")
@@ -233,6 +234,8 @@ class _Body:
         handler = HANDLERS.get(_key(node))
         if handler is None:
             raise _unknown(node)
+        if (unknown := unknown_part(node)) is not None:
+            raise CannotMapError(f"it has {unknown}, and what it means is not known here")
         if opset(node) < 7 and "axis" in node.attributes and _key(node) in _ALIGNED:
             raise CannotMapError("its second input is for an axis of the first", "export with opset 7 or newer")
         inputs = [None if value is None else self.tensor(value) for value in node.inputs]

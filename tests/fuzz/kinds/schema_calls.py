@@ -1,0 +1,113 @@
+"""Calls of operators that are attention already, whose author is the operator's schema (tests/fuzz/schema_calls.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+import fa_compiler
+from fa_compiler.comparison.buffers import buffer_feeds, buffers_of, grown_outputs
+from tests.fuzz.difference import Array, Comparison, Feed, run_original, session
+from tests.fuzz.kind import Finding, Outcome
+from tests.fuzz.kinds.ready_made import LAST_BITS
+from tests.fuzz.oracle import Judge, report_fault
+from tests.fuzz.reduction import GraphKind
+from tests.fuzz.schema_calls import Call
+
+WAYS = ("ort", "ort", "ort", "onnx", "contrib", "ascend", "in place")
+ROUNDED = ("Attention", "QAttention")
+"""Operators of com.microsoft that add one product after the other to a mask of -1e4."""
+
+
+class SchemaCalls(GraphKind):
+    """One call, fused for one target."""
+
+    def judge(self, seed: int) -> Judge | None:
+        call = Call.drawn(seed)
+        model, feeds = call.model(), call.feeds(seed)
+        return None if _first_run(model, feeds) is None else self._judge(seed, call, model, feeds)
+
+    def _judge(self, seed: int, call: Call, model: onnx.ModelProto, feeds: Sequence[Feed]) -> Judge:
+        way = WAYS[seed % len(WAYS)]
+        assume = ["separate-caches"] if call.rng.random() < 0.9 else []
+        assume += ["decode"] if call.sizes["S"] == 1 and call.rng.random() < 0.5 else []
+        note = f"{call.schema.domain}::{call.schema.name} {call.schema.version} {call.attributes} {call.sizes}"
+        group = f"{way}, {call.schema.name} {call.types[call.schema.inputs[0].parameter]}, "
+        made = Judge(model, feeds, assume, seed % 64 == 0, note, group, hides_nan=True)
+        if call.schema.domain and call.schema.name in ROUNDED:
+            made.rough = LAST_BITS
+        if way in ("onnx", "contrib"):
+            made.target, made.runtime = way, "ort-cpu"
+            made.feeds = [feed for feed in feeds if not feed.spoiled and not feed.empty]
+        elif way == "ascend":
+            made.target = "ascend"
+        return made
+
+    def check(self, seed: int) -> Outcome:
+        call = Call.drawn(seed)
+        model, feeds = call.model(), call.feeds(seed)
+        wanted = _first_run(model, feeds)
+        if wanted is None:
+            return Outcome("skipped")
+        judge = self._judge(seed, call, model, feeds)
+        match WAYS[seed % len(WAYS)]:
+            case "ascend":
+                return _for_ascend(judge)
+            case "in place":
+                return _in_place(judge, feeds[0], wanted)
+        return judge.outcome()
+
+
+def _first_run(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Array] | None:
+    """What ONNX Runtime makes of the first inputs; None where it does not take the call."""
+    try:
+        return run_original(session(model, custom=False), feeds[0].arrays)
+    except Exception:  # of ONNX Runtime: they share no class
+        return None
+
+
+def _finding(judge: Judge, title: str, detail: str) -> Finding:
+    return Finding(title, f"{judge.note}\n{detail}", judge.model.SerializeToString())
+
+
+def _for_ascend(judge: Judge) -> Outcome:
+    """The model is fused or declined, without an error."""
+    try:
+        result = fa_compiler.optimize(judge.model, target="ascend", assume=judge.assume)
+    except fa_compiler.FaCompilerError as error:
+        return judge.refused(error)
+    problem = report_fault(judge.model, result.report, judge.assume)
+    word = "fused" if result.report.count("fused") else "declined"
+    return Outcome(word, None if problem is None else _finding(judge, problem, str(result.report)))
+
+
+def _in_place(judge: Judge, feed: Feed, wanted: Sequence[Array]) -> Outcome:
+    """The caches are buffers with room, and results are those of the original."""
+    try:
+        result = fa_compiler.optimize(judge.model, assume=judge.assume, in_place_caches=True)
+    except fa_compiler.FaCompilerError as error:
+        return judge.refused(error)
+    changed = result.model
+    assert isinstance(changed, onnx.ModelProto)
+    if not result.report.count("fused"):
+        return Outcome("declined")
+    names = [value.name for value in judge.model.graph.output]
+    outputs, buffers = dict(zip(names, wanted, strict=True)), buffers_of(changed)
+    try:
+        running = session(changed, custom=True)
+        found = running.run(None, buffer_feeds(buffers, feed.arrays, outputs))
+    except Exception as error:  # of ONNX Runtime: they share no class
+        title = f"in place: the fused model does not run [{judge.group}]"
+        return Outcome("fused", _finding(judge, title, f"{result.report}\n{error}"))
+    results = grown_outputs(buffers, dict(zip(names, found, strict=True)), outputs)
+    biased = any("real_shift" in (block.mask or "") for block in result.report.blocks)
+    original = session(judge.model, custom=False)
+    compared = Comparison(judge.model, original, feed, judge.hides_nan, judge.rough, biased)
+    for index, name in enumerate(names):
+        fault = compared.fault(index, wanted[index], results[name])
+        if fault is not None:
+            return Outcome(
+                "fused", _finding(judge, f"in place: {fault[0]} [{judge.group}]", f"{fault[1]}\n{result.report}")
+            )
+    return Outcome("fused")
