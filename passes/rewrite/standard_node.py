@@ -243,7 +243,7 @@ class StandardBuilder:
         bias = self.inputs.get("real_shift")
         if bias is None:
             return ()
-        ends = self.facts.sets.of(bias) or self.facts.bounds.of(bias)
+        ends = self.facts.sets.of(bias) or self.facts.bounds.unless_nan(bias)
         limit, reason = self._lowest_bias(bias)
         if limit == -math.inf or (ends is not None and all(x > limit for x in ends)):
             return ()
