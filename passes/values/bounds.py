@@ -7,7 +7,7 @@ the proof, by the function that is called:
                          because NaN stays NaN in both orders of the computation
     always(value)        the interval of every element; None where one may be NaN. For proofs that a NaN would break
 
-The interval of an integer is that of its type, because integers wrap around. That is enough for biases that are
+The interval of a computed integer is that of its type, because integers wrap around. That is enough for biases that are
 computed from positions.
 
 An element is proven not to be NaN if it is computed from such elements, and from no combination that makes NaN of
@@ -103,20 +103,40 @@ class Bounds(Analysis[Bound]):
         dtype, node = self.info.dtype(value), value.producer()
         if dtype in INTEGER_RANGES:
             low, high = INTEGER_RANGES[dtype]
-            return self._of_range(node) or Bound((float(low), float(high)), False)
+            return self._of_integers(node, (float(low), float(high)))
+        if is_op(node, "Range") and dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            return self._rounded(self._of_range(node), dtype)
         if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *POSITIVE, *LIMITS, *ARITHMETIC, *REDUCTIONS):
             return None
         assert node is not None
         return self._rounded(self._of_node(node), dtype)
 
+    def _of_integers(self, node: ir.Node | None, every: Interval) -> Bound:
+        """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to a type that holds
+        it; else that of the type."""
+        found = self._of_range(node)
+        if node is not None and is_op(node, "Cast", *MOVES) and self.info.dtype(node.inputs[0]) in INTEGER_RANGES:
+            found = self.of(node.inputs[0])
+        held = found is not None and every[0] <= found.unless_nan[0] and found.unless_nan[1] <= every[1]
+        return found if found is not None and held else Bound(every, False)
+
     def _of_range(self, node: ir.Node | None) -> Bound | None:
-        """The bound of a Range of integers whose operands are known numbers."""
+        """The bound of a Range whose operands are known numbers. Floats are added up, and each addition may round: if
+        all roundings are less than a step, the last number is within a step of the limit."""
         numbers = [constant(each) for each in node.inputs] if node is not None and is_op(node, "Range") else []
-        found = [int(array) for array in numbers if array is not None and array.ndim == 0]
-        if len(found) != 3 or found[2] == 0:
+        found = [array.item() for array in numbers if array is not None and array.size == 1]
+        if len(found) != 3 or not all(map(math.isfinite, found)) or found[2] == 0:
             return None
-        every = range(*found)
-        return Bound((float(min(every[0], every[-1])), float(max(every[0], every[-1]))), False) if every else None
+        start, limit, step = found
+        if (count := math.ceil((limit - start) / step)) < 1:
+            return Bound((0.0, 0.0), False)
+        if all(isinstance(number, int) for number in found):
+            last = start + (count - 1) * step
+        elif count * max(abs(start), abs(limit)) * 2 * ROUNDING[ir.DataType.FLOAT] < abs(step):
+            last = limit + step
+        else:
+            return None
+        return Bound((float(min(start, last)), float(max(start, last))), False)
 
     def _limited(self, node: ir.Node) -> Bound | None:
         """The bound of Clip, Min and Max. A bound on one operand is a bound on the result."""

@@ -444,6 +444,21 @@ def test_windows_of_attention(name: str, opset: int) -> None:
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
+@pytest.mark.parametrize("type_of_powers", ["int64", "float"])
+def test_slopes_that_are_powers(type_of_powers: str) -> None:
+    """ALiBi as transformers computes it: the bias is bounded, so no row of Attention is without a key."""
+    body = PRODUCT_QK + "base = Constant<value=float {0.25}>() last = Constant<value=int64 {5}>() "
+    body += f"r = Range(one, last, one) powers = Cast<to={1 if type_of_powers == 'float' else 7}>(r) "
+    body += "slope = Pow(base, powers) shape = Constant<value_ints=[4,1,1]>() each = Reshape(slope, shape) "
+    body += "n = Shape(s) keys = Gather<axis=0>(n, three) at = Range(zero, keys, one) place = Cast<to=1>(at) "
+    body += "alibi = Mul(each, place) x = Add(s, alibi) " + SOFTMAX.format("x") + PRODUCT_PV
+    proto = parse(body, initializers=NUMBERS)
+    result, report = rewritten(proto, "onnx", "ort-cpu")
+    assert [each.op for each in report.blocks] == ["Attention"], report.blocks
+    feeds = random_feeds(proto)
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
 def test_the_opset_of_a_model_is_not_lowered() -> None:
     graph = ir.from_proto(attention(WINDOW, opset=25))
     (block,) = fuse(graph, Options("onnx", opset=23)).blocks

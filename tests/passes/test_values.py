@@ -402,6 +402,10 @@ def test_what_is_proven_not_to_be_nan(body: str, wanted: bool) -> None:
         ("c = Neg(two) n = Neg(one) x = Pow(c, n)", (-0.5, 0.5)),
         ("s = Constant<value=int64 {1}>() e = Constant<value=int64 {9}>() r = Range(s, e, s) x = Pow(third, r)",
          (0.333**8, 0.333)),
+        ("e = Constant<value=float {3.5}>() r = Range(one, e, one) x = Identity(r)", (1.0, 4.5)),
+        ("e = Constant<value=float {16777220.0}>() r = Range(zero, e, third) x = Identity(r)", None),
+        ("e = Constant<value=int64 {-7}>() s = Constant<value=int64 {-2}>() r = Range(n1, e, s) x = Cast<to=1>(r)",
+         (-5.0, 1.0)),
     ],
 )  # fmt: skip
 def test_bounds_of_powers(body: str, expected: tuple[float, float] | None) -> None:
