@@ -313,6 +313,36 @@ def test_a_step_behind_a_past(name: str, size: str) -> None:
             assert_same(got, wanted, 1e-5)
 
 
+EMPTY_STEPS = {
+    "-inf": "minus = Constant<value=float {-inf}>() x = Where(m, s, minus) ",
+    "a bias of the lowest number": (
+        "most = Constant<value=float {3.4028234663852886e38}>() b = Mul(fm, most) x = Sub(s, b) "
+    ),
+    "the lowest number": "least = Constant<value=float {-3.4028234663852886e38}>() x = Where(m, s, least) ",
+}
+
+
+@pytest.mark.parametrize("runtime", [None, "ort-cpu"])
+@pytest.mark.parametrize("name", EMPTY_STEPS)
+def test_a_step_behind_a_past_whose_row_has_no_key(name: str, runtime: str | None) -> None:
+    """The kernel that ONNX Runtime takes there makes 0 of such a row where -inf or the lowest number masks it."""
+    more = "float[B,1,1,T] fm" if "fm, most" in EMPTY_STEPS[name] else "bool[B,1,1,T] m"
+    model = with_past(EMPTY_STEPS[name], more, heads=2)
+    result, report = rewritten(model, "contrib", runtime, "same-sizes", "decode")
+    (block,) = report.blocks
+    kept = name == "the lowest number"  # which a larger one replaces
+    assert block.op == ("GroupQueryAttention" if kept else "MultiHeadAttention"), block
+    for past in (3, 0):
+        feeds = feeds_of(model, {"B": 2, "S": 1, "P": past, "T": 1 + past})
+        mask = "fm" if "fm" in feeds else "m"
+        feeds[mask] = np.zeros_like(feeds[mask])
+        feeds[mask][0 if mask == "fm" else 1] = 1
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+    _, report = rewritten(model, "contrib", runtime, "same-sizes", "decode", "no-empty-rows")
+    assert report.blocks[0].op == "GroupQueryAttention"
+
+
 def test_several_rows_behind_a_past_are_no_step() -> None:
     """Heads are repeated then: the kernels of GroupQueryAttention take them for one batch entry only."""
     _, report = rewritten(STEP, "contrib", "ort-cpu")
