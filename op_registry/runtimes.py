@@ -64,6 +64,13 @@ class Feature(Described):
     DROPOUT = "dropout", "dropout"
 
 
+class Kernel(StrEnum):
+    """The kernels of one operator. A runtime takes one of them by the call (KERNELS)."""
+
+    WHOLE = "whole rows"
+    FLASH = "flash"
+
+
 class Answer(StrEnum):
     """Whether a runtime takes a feature."""
 
@@ -74,17 +81,18 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """An answer with its source. YES holds from the version `since` on, () if that is not known to matter."""
+    """An answer with its source. YES holds from the version `since` on, () if that is not known to matter. Every kernel
+    of the operator gives this answer, except for those in `others`."""
 
     answer: Answer
     source: str
     since: tuple[int, ...] = ()
+    others: tuple[tuple[Kernel, Answer], ...] = ()
 
-    def at(self, version: tuple[int, ...]) -> Answer:
-        """The answer for a version; () is the newest one."""
-        if self.answer is Answer.YES and version and version < self.since:
-            return Answer.NO
-        return self.answer
+    def at(self, version: tuple[int, ...], kernel: Kernel) -> Answer:
+        """The answer of a kernel for a version; () is the newest one."""
+        known = dict(self.others).get(kernel, self.answer)
+        return Answer.NO if known is Answer.YES and version and version < self.since else known
 
 
 @dataclass(frozen=True)
@@ -113,17 +121,20 @@ def has_operator(runtime: Runtime | None, operator: str) -> bool:
     return runtime is None or operator in RUNTIMES[runtime.name]
 
 
-def answer(runtime: Runtime | None, operator: str, feature: Feature) -> Answer:
-    """Whether a runtime takes a feature of an operator; without a runtime, whether the schema has it."""
+def answer(runtime: Runtime | None, operator: str, feature: Feature, kernel: Kernel = Kernel.WHOLE) -> Answer:
+    """Whether a runtime takes a feature of an operator, in the kernel that the call has there. Without a runtime:
+    whether the schema has it, and no runtime is known whose kernel for such a call does not."""
     if runtime is None:
-        return Answer.YES if feature in SCHEMAS[operator] else Answer.NO
+        known = [cell for cells in RUNTIMES.values() if (cell := cells.get(operator, {}).get(feature)) is not None]
+        refused = any((kernel, Answer.NO) in cell.others for cell in known)
+        return Answer.YES if feature in SCHEMAS[operator] and not refused else Answer.NO
     cells = RUNTIMES[runtime.name].get(operator)
     if cells is None:
         return Answer.NO
     cell = cells.get(feature)
     if cell is None:
         return Answer.UNKNOWN if feature in SCHEMAS[operator] else Answer.NO
-    return cell.at(runtime.version)
+    return cell.at(runtime.version, kernel)
 
 
 _TYPES = frozenset((Feature.FLOAT32, Feature.FLOAT16, Feature.BFLOAT16))
@@ -142,10 +153,14 @@ SCHEMA_SINCE: Mapping[tuple[str, Feature], int] = {(ATTENTION, Feature.WINDOW): 
 """The opset from which on the schema has a feature, where the first opset of the operator does not have it."""
 
 
-def _cells(source: str, yes: str = "", no: str = "", since: tuple[int, ...] = ()) -> dict[Feature, Cell]:
-    """The cells of some features, named by their words, that have the same source; `since` is that of `yes`."""
+def _cells(
+    source: str, yes: str = "", no: str = "", since: tuple[int, ...] = (), not_in: Kernel | None = None
+) -> dict[Feature, Cell]:
+    """The cells of some features, named by their words, that have the same source; `since` is that of `yes`, and so is
+    `not_in`, a kernel that does not take them."""
     known = {feature.value: feature for feature in Feature}
-    taken = {known[word]: Cell(Answer.YES, source, since) for word in _words(yes)}
+    others = () if not_in is None else ((not_in, Answer.NO),)
+    taken = {known[word]: Cell(Answer.YES, source, since, others) for word in _words(yes)}
     return taken | {known[word]: Cell(Answer.NO, source) for word in _words(no)}
 
 
@@ -193,11 +208,12 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
             **_cells(
                 _CPU,
                 "float32, float16, causal, float mask, shared mask, causal and mask, grouped heads, open sizes, "
-                "soft cap, soft cap and mask, sink, sink and mask, NaN rows, NaN rows in 16 bits, NaN or zero rows, "
-                "mean rows, lone result, past, wide heads",
+                "soft cap, soft cap and mask, sink, sink and mask, NaN rows in 16 bits, NaN or zero rows, lone result, "
+                "past, wide heads",
                 "bfloat16, any head size, cross, value size",
                 since=(1, 23),
             ),
+            **_cells(_CPU + "; flash: 0", "NaN rows, mean rows", since=(1, 23), not_in=Kernel.FLASH),
             **_cells(_CPU, "window", since=(1, 24)),
             **_cells("microsoft/onnxruntime 31704; " + _CPU, "full", since=(1, 30)),
         },
@@ -334,6 +350,18 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
 in November 2026. GroupQueryAttention of OpenVINO, QNN and MLX is left out, because it has to be given a past."""
 
 
+KERNELS: Mapping[tuple[str, str], Mapping[Kernel, str]] = {
+    ("ort-cpu", GROUP_QUERY): {
+        Kernel.FLASH: "float32 and causal, with present keys and values as results, as behind a past; no soft cap and "
+        "no sinks. A row whose every key has -inf or the lowest number is 0",
+    },
+}
+"""The calls for which a runtime takes another kernel than that of whole rows, where a cell depends on it. All cells of
+ort-cpu are measured for one row and several, with and without a past, grouped heads, present keys as results, one
+thread and two, and with flash kernels on and off (tests/op_registry/test_runtime_cells.py). Of the other runtimes the
+cells are those of the calls that the sources speak of."""
+
+
 def matrix() -> str:
     """The table as Markdown: for each operator what each runtime takes, and the sources."""
     lines = []
@@ -345,7 +373,10 @@ def matrix() -> str:
             lines.append(f"| {feature.meaning} | {' | '.join(words)} |")
         without = [name for name in RUNTIMES if name not in able]
         lines += ["", f"No kernel, or one that has to be given a past: {', '.join(without)}.", ""]
-    lines += ["### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]
+    lines += ["### Kernels", "", "| runtime | operator | kernel | when it is taken |", "| --- | --- | --- | --- |"]
+    for (name, operator), kernels in KERNELS.items():
+        lines += [f"| {name} | {operator} | {kernel} | {when} |" for kernel, when in kernels.items()]
+    lines += ["", "### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]
     for name, operators in RUNTIMES.items():
         for operator, cells in operators.items():
             sources = dict.fromkeys(cell.source for cell in cells.values())
@@ -357,4 +388,5 @@ def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "?"
     since = f" from {'.'.join(map(str, cell.since))}" if cell.since else ""
-    return {Answer.YES: f"yes{since}", Answer.NO: "-", Answer.UNKNOWN: "?"}[cell.answer]
+    others = "".join(f", not in {kernel}" for kernel, known in cell.others if known is not cell.answer)
+    return {Answer.YES: f"yes{since}{others}", Answer.NO: "-", Answer.UNKNOWN: "?"}[cell.answer]

@@ -488,7 +488,7 @@ def _adds_up(anchor: SoftmaxAnchor, part: Part, matches: bool, info: ShapeInfo) 
 def _bounds(factor: ir.Value | None, facts: Facts) -> tuple[float, float]:
     """The numbers between which all those of a tensor are; 1 where there is none."""
     number = 1.0 if factor is None else facts.info.scalar(factor)
-    return (number, number) if number is not None else facts.bounds.of(factor) or (-math.inf, math.inf)
+    return (number, number) if number is not None else facts.bounds.unless_nan(factor) or (-math.inf, math.inf)
 
 
 def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:

@@ -36,9 +36,9 @@ class Facts:
         return Facts(info, ValueSets(info), Bounds(info), options, ValueSets(info, binary_masks=True))
 
     def largest(self, value: ir.Value) -> float:
-        """An upper bound of the absolute values of all elements; infinity where none is known."""
+        """An upper bound of the absolute values of all elements that are not NaN; infinity where none is known."""
         values = self.sets.of(value)
-        ends = tuple(values) if values is not None else self.bounds.of(value)
+        ends = tuple(values) if values is not None else self.bounds.unless_nan(value)
         return math.inf if ends is None else max(map(abs, ends), default=0.0)
 
     def positions(self, shape: Shape) -> Positions:

@@ -5,6 +5,9 @@ inlined is inlined; only a model without any softmax keeps its functions. A func
 for another opset version than the model, or if it takes a graph as attribute. The report then has one declined block
 for each softmax and call.
 
+A function that is named like an operator which ONNX Runtime knows by itself, such as com.microsoft's Gelu, is never
+called: the runtime takes its operator. So such a function is dropped, and the nodes are read as that operator.
+
 CastLike is a function that ONNX itself defines. It becomes a Cast, so that no other part of the matcher has to know it,
 and so that a node that only takes the type of the scores does not count as a reader of them.
 """
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
 from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.nodes import all_nodes, is_op
@@ -25,14 +29,32 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 Calls = Mapping[ir.OperatorIdentifier, tuple[str, ...]]
 
 
-def inline_functions(model: ir.Model) -> None:
-    """Inline what can be inlined in a model that holds a softmax or an attention operator."""
+def drop_shadowed(model: ir.Model) -> list[str]:
+    """Drop the functions that ONNX Runtime never calls, and say of each why."""
+    imports = _named(model.opset_imports)
+    shadowed = [
+        function
+        for function in model.functions.values()
+        if is_runtime_operator(function.domain, function.name, imports.get(_domain(function.domain), 1))
+    ]
+    for function in shadowed:
+        del model.functions[function.identifier()]
+    names = {(function.domain, function.name) for function in shadowed}
+    for node in _nodes(model) if names else ():
+        if (node.domain, node.op_type) in names:
+            node.overload = ""
+    reason = "ONNX Runtime has an operator of this name, and runs that"
+    return [f"the function {domain or 'ai.onnx'}.{name} is left out: {reason}" for domain, name in sorted(names)]
+
+
+def inline_functions(model: ir.Model) -> list[str]:
+    """Inline what can be inlined in a model that holds a softmax or an attention operator. The result says which
+    functions were dropped instead (`drop_shadowed`)."""
     if not model.functions:
-        return
-    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    nodes = [node for body in bodies for node in all_nodes(body)]
-    if not _may_hold_attention(nodes):
-        return
+        return []
+    if not _may_hold_attention(_nodes(model)):
+        return []
+    dropped, nodes = drop_shadowed(model), _nodes(model)
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
     with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))
     imports = _named(model.opset_imports)
@@ -48,6 +70,7 @@ def inline_functions(model: ir.Model) -> None:
         if called is not None and len(node.outputs) < len(called.outputs):
             node.resize_outputs(len(called.outputs))
     InlinePass(criteria=lambda function: function.identifier() in fitting)(model)
+    return dropped
 
 
 def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
@@ -90,6 +113,12 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
     return {identifier: names for identifier, names in found.items() if names}
 
 
+def _nodes(model: ir.Model) -> list[ir.Node]:
+    """The nodes of all graphs and functions."""
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    return [node for body in bodies for node in all_nodes(body)]
+
+
 def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
     return any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in attributes.values())
 
@@ -103,4 +132,8 @@ def _matters(node: ir.Node) -> bool:
 
 
 def _named(imports: Mapping[str, int]) -> dict[str, int]:
-    return {"" if domain == "ai.onnx" else domain: version for domain, version in imports.items()}
+    return {_domain(domain): version for domain, version in imports.items()}
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name

@@ -61,7 +61,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     """
     started = time.perf_counter()
     options = options or Options()
-    inline_functions(model)
+    dropped = inline_functions(model)
     refusal: Decline | None = None
     if options.target == "onnx":
         try:
@@ -78,7 +78,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         Names.of(graphs),
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
-        [],
+        [*dropped],
         graph_opset(model.graph),
         refusal,
     )

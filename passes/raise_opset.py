@@ -3,25 +3,29 @@
     same         the operator means the same in both opsets: only types, optional inputs or attributes were added
     rewritten    axes of a reduction (an attribute before 18), Split without sizes (num_outputs from 18 on), the modes
                  of GridSample (renamed in 20)
-    refused      every other operator whose definition has changed; operators that ONNX Runtime 1.32 runs only as they
-                 were before; pooling with `ceil_mode`, whose window at the border has changed; BatchNormalization with
-                 statistics as outputs; models of an opset below 13, and models with functions that could not be inlined
+    refused      every other operator whose definition has changed; operators that ONNX Runtime runs only as they were
+                 before, in the type of the node (op_registry/lost_kernels.tsv); pooling with `ceil_mode`, whose window
+                 at the border has changed; BatchNormalization with statistics as outputs; models of an opset below 13,
+                 and models with functions that could not be inlined
 
-The operators of other domains do not change. A model is looked through before anything in it is changed.
+That an operator means the same does not say that it has a kernel: both are asked for. The operators of other domains do
+not change. A model is looked through before anything in it is changed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 from onnx import defs
 
+from fa_compiler.op_registry.lost_kernels import lost_types
 from fa_compiler.passes.build import Names
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import all_nodes, graph_opset, int_attr
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.shapes import analyse
 
 OLDEST = 13
 """The oldest opset that is raised: before it, Softmax and its like flatten axes."""
@@ -39,13 +43,8 @@ SAME = frozenset(
     )
 )
 """The operators that mean the same in all opsets from 13 on."""
-WITHOUT_KERNEL = frozenset(
-    (
-        *("GlobalLpPool", "MaxRoiPool", "Multinomial", "RandomNormal", "RandomNormalLike"),
-        *("RandomUniform", "RandomUniformLike", "RoiAlign"),
-    )
-)
-"""Operators whose definition of opset 22 ONNX Runtime 1.32 has no kernel for, by its list of kernels."""
+WORDS = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+"""The types whose words in lost_kernels.tsv are not their names."""
 REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 REDUCTIONS = frozenset(f"Reduce{kind}" for kind in REDUCED)
 """The reductions whose axes are an attribute before opset 18. ReduceSum has them as an input from 13 on."""
@@ -65,6 +64,7 @@ def raise_opset(model: ir.Model, least: int) -> None:
         reason = f"the model is of opset {given}, the target needs {least}, and it holds functions of its own"
         raise Decline(Code.OPSET, reason, None, f"export again with opset {least}")
     nodes = [node for node in all_nodes(model.graph) if node.domain in ("", "ai.onnx")]
+    _check_kernels(model, nodes, given, least)
     changes = [(node, change) for node in nodes if (change := _change(node, given, least)) is not None]
     names = Names.of([model.graph])
     for node, change in changes:
@@ -91,15 +91,24 @@ def _change(node: ir.Node, given: int, least: int) -> Callable[[ir.Node, Names],
         return None
     if kind == "BatchNormalization" and (given >= 14 or len(node.outputs) == 1):
         return None
-    why = f"{kind} may mean something else there"
-    if kind in WITHOUT_KERNEL:
-        why = f"ONNX Runtime has no kernel of {kind} there"
-    raise Decline(
-        Code.OPSET,
-        f"the model is of opset {given}, the target needs {least}, and {why}",
-        node,
-        f"export again with opset {least}",
-    )
+    raise _refused(f"{kind} may mean something else there", node, given, least)
+
+
+def _check_kernels(model: ir.Model, nodes: Sequence[ir.Node], given: int, least: int) -> None:
+    """Decline an operator that ONNX Runtime runs in the opset `given`, and not in `least`, in the type of the node."""
+    lost = {node: kinds for node in nodes if (kinds := lost_types(node.op_type, given, least))}
+    info = analyse(model) if lost else None
+    for node, kinds in lost.items():
+        value = node.inputs[0] if node.inputs else node.outputs[0]
+        dtype = None if info is None or value is None else info.dtype(value)
+        if dtype is not None and WORDS.get(dtype, dtype.name.lower()) in kinds:
+            why = f"ONNX Runtime has no kernel of {node.op_type} for {dtype.name} there"
+            raise _refused(why, node, given, least)
+
+
+def _refused(why: str, node: ir.Node, given: int, least: int) -> Decline:
+    reason = f"the model is of opset {given}, the target needs {least}, and {why}"
+    return Decline(Code.OPSET, reason, node, f"export again with opset {least}")
 
 
 def _has_changed(kind: str, given: int, least: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from fa_compiler.op_registry import DOMAIN, OpSpec, bind_inputs, bind_outputs, get, variants
+from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
 from fa_compiler.reference.call import OPERATORS, Array, ReferenceInputError
 from fa_compiler.reference.runner import run
 
@@ -71,5 +73,29 @@ class _Evaluator(ReferenceEvaluator):
 
 
 def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> ReferenceEvaluator:
-    """A ReferenceEvaluator for a model (a proto, a path or bytes) with `ascend` nodes anywhere."""
-    return _Evaluator(os.fspath(model) if isinstance(model, os.PathLike) else model)
+    """A ReferenceEvaluator for a model (a proto, a path or bytes) with `ascend` nodes anywhere.
+
+    It reads calls as ONNX Runtime does: a function of the model that is named like an operator which ONNX Runtime knows
+    by itself is not called. Such a model cannot be evaluated if onnx has no reference of the operator.
+    """
+    if isinstance(model, bytes):
+        model = onnx.load_model_from_string(model)
+    elif not isinstance(model, onnx.ModelProto):
+        model = onnx.load(os.fspath(model))
+    versions = {_domain(each.domain): each.version for each in model.opset_import}
+    shadowed = [each for each in model.functions if _is_shadowed(each, versions)]
+    if shadowed:
+        kept = [each for each in model.functions if not _is_shadowed(each, versions)]
+        model = onnx.ModelProto.FromString(model.SerializeToString())
+        del model.functions[:]
+        model.functions.extend(kept)
+    return _Evaluator(model)
+
+
+def _is_shadowed(function: onnx.FunctionProto, versions: Mapping[str, int]) -> bool:
+    domain = _domain(function.domain)
+    return is_runtime_operator(domain, function.name, versions.get(domain, 1))
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name

@@ -217,7 +217,7 @@ class KeyMaskBuilder:
         """
         call, builder = self.call, self.call.builder
         view, whole = call.aligned(full, scores), full is mask or filler > lowest
-        values, bounds = call.facts.sets.of(mask), call.facts.bounds.of(mask)
+        values, bounds = call.facts.sets.of(mask), call.facts.bounds.unless_nan(mask)
         excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
         if self.only_excludes(mask, lowest):
             return ([ExcludedPositions(view)] if excluding or not whole else []), ()

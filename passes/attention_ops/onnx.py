@@ -275,7 +275,7 @@ class _Attention:
         """What the user vouches for so that rounding the mask, or mask + score, decides no row. Raises Decline."""
         call = self.call
         array, values = constant(mask), call.facts.sets.of(mask)
-        numbers: Collection[float] | None = call.facts.bounds.of(mask)
+        numbers: Collection[float] | None = call.facts.bounds.unless_nan(mask)
         if array is not None:
             numbers = [float(np.abs(array[array > lowest].astype(np.float32)).max(initial=0.0))]
         elif values is not None:

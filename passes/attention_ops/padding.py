@@ -136,7 +136,7 @@ class ScoreBias:
 
     def _finite_ends(self, bias: ir.Value) -> tuple[float, float] | None:
         """The smallest and the largest finite number a bias may hold; None where it holds 0 and infinities only."""
-        values, bounds = self.call.facts.sets.of(bias), self.call.facts.bounds.of(bias)
+        values, bounds = self.call.facts.sets.of(bias), self.call.facts.bounds.unless_nan(bias)
         if values is None:
             return bounds or (-math.inf, math.inf)
         finite = [x for x in values if x != 0.0 and math.isfinite(x)]
@@ -194,7 +194,7 @@ class ScoreBias:
             return False
         if self.bias is None:
             return True
-        values, bounds = self.call.facts.sets.of(self.bias), self.call.facts.bounds.of(self.bias)
+        values, bounds = self.call.facts.sets.of(self.bias), self.call.facts.bounds.unless_nan(self.bias)
         floor = BIAS_FLOOR if self.mask is None or self.filter > BIAS_FLOOR else 0.0
         low = min(values) if values else None if bounds is None else bounds[0]
         return low is not None and low >= floor

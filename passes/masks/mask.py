@@ -283,7 +283,7 @@ class MaskPlanner:
         value, facts = step.operand.view.base, self.viewer.facts
         if numbers := facts.sets.of(value):
             return all(map(accepted, numbers))
-        if (interval := facts.bounds.of(value)) is None:
+        if (interval := facts.bounds.unless_nan(value)) is None:
             return is_score_like(value, self.viewer)
         return all(accepted(end) and accepted(max(min(end, FLOAT32_MAX), -FLOAT32_MAX)) for end in interval)
 

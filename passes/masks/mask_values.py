@@ -105,7 +105,7 @@ class TermValues:
         if fill == -math.inf:
             return True
         term = terms[index]
-        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
+        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
         if not isinstance(term, Add):
             return False
         if interval is None:
@@ -115,7 +115,7 @@ class TermValues:
     def stays_above(self, terms: tuple[Term, ...], index: int, fill: float) -> bool:
         """Is an addend proven to be far above a mask's fill, whatever factors follow? It may have any size."""
         term = terms[index]
-        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
+        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
         positive = all(later.factor > 0 for later in terms[index + 1 :] if isinstance(later, Scale))
         if not isinstance(term, Add) or interval is None or not positive:
             return self.is_small_beside(terms, index, fill)
@@ -126,7 +126,7 @@ class TermValues:
         """Is a score lost in the sum of this addend and a dominating fill? It is if the addend is proven not to cancel
         the fill."""
         term = terms[index]
-        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
+        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
         if not isinstance(term, Add) or interval is None:
             return False
         return max(interval[0] * term.sign, interval[1] * term.sign) <= -DOMINATING * SMALL_SHARE
@@ -140,7 +140,7 @@ class TermValues:
         term = terms[index]
         if not isinstance(term, Add):
             return False
-        interval = self.viewer.facts.bounds.of(term.operand.value)
+        interval = self.viewer.facts.bounds.unless_nan(term.operand.value)
         if interval is None:
             return holds_large(term.operand.value, self.viewer.facts.bounds)
         return not _largest(max(interval[1] * term.sign, interval[0] * term.sign), terms[index + 1 :]) < FLOAT32_MAX
@@ -161,7 +161,7 @@ class TermValues:
         values = self.numbers_before_softmax(terms, index)
         if values is not None:
             return not all(map(math.isfinite, values))
-        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
+        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
         return interval is None or not all(map(math.isfinite, interval))
 
     def first_infinite(self, terms: tuple[Term, ...]) -> Term | None:

@@ -382,7 +382,7 @@ class _Order:
         return dtype is None or not (dtype == ir.DataType.BOOL or (dtype.is_integer() and computed))
 
     def largest(self, value: ir.Value) -> float:
-        """An upper bound of the absolute values of all elements; infinity where none is known."""
+        """An upper bound of the absolute values of all elements that are not NaN; infinity where none is known."""
         return self.facts.largest(value)
 
 

@@ -34,7 +34,7 @@ def is_score_like(value: ir.Value, viewer: Viewer) -> bool:
         product = contraction(node, viewer.info)
         if product is not None:
             for operand in product.operands:
-                interval = bounds.of(operand)
+                interval = bounds.unless_nan(operand)
                 if interval is None and constant(operand) is None and not holds_large(operand, bounds):
                     continue
                 if interval is None or not max(map(abs, interval)) <= MAX_SCORE_OPERAND:
@@ -64,7 +64,7 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
         if current in seen:
             continue
         seen.add(current)
-        interval, inner, node = bounds.of(current), inner_values(current), current.producer()
+        interval, inner, node = bounds.unless_nan(current), inner_values(current), current.producer()
         if interval is not None:
             if max(map(abs, interval)) > MAX_SCORE_OPERAND:
                 return True

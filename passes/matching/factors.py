@@ -8,24 +8,27 @@ batch entry, or one in all.
                                                            near 0 (Swin V2's logit scale)
       2   | Mul(scores, t) | Div(scores, t)                t any value of the run, such as an input; ONNX Runtime only
     probabilities :=
-      3     Mul(probabilities, t) | Div(probabilities, t)          t as in 1, or one number
+      3     Mul(probabilities, t) | Div(probabilities, t)          t as in 1, or one number; in front of a guard proven
+                                                           not to be NaN
 
 Both products are linear, and t is the same for all terms of their sums: (t q) k = t (q k), (t p) v = t (p v). Only
 rounding changes, as long as no product overflows or vanishes that did not before. In cases 1 and 3 the size of t shows
-that. A large divisor in case 1 makes scores vanish in both orders. In case 2 the query is multiplied by t / 2^60, which
-overflows for no finite t and no query of common size. The operator's scale is multiplied by 2^60; the kernels apply it
-to the finished products. So a finite t, 0 and negative ones included, changes rounding only. Where t is NaN, all scores
-of its rows are NaN in both orders. Where t is infinite, or a divisor 0, all scores of its rows are infinite or NaN in
-both orders, but not the same ones of them. Each such row is NaN all the same if nothing but -inf can take the place of
-a score and nothing else has a share in the softmax.
+that. If t may be NaN, it is the size of its numbers, because NaN gives NaN in both orders; but a guard behind the
+factor makes 0 of that, and the fused guard stands in front of it. A large divisor in case 1 makes scores vanish in both
+orders. In case 2 the query is multiplied by t / 2^60, which overflows for no finite t and no query of common size. The
+operator's scale is multiplied by 2^60; the kernels apply it to the finished products. So a finite t, 0 and negative
+ones included, changes rounding only. Where t is NaN, all scores of its rows are NaN in both orders. Where t is
+infinite, or a divisor 0, all scores of its rows are infinite or NaN in both orders, but not the same ones of them. Each
+such row is NaN all the same if nothing but -inf can take the place of a score and nothing else has a share in the
+softmax.
 
 16-bit operands are then computed in float32.
 
-Refused: a factor after a term on the scores, which would have to scale the term, too; in case 2 another factor after it
-that may make a product smaller, because t times the scores may have overflowed before, or that is after the
-subtraction of the maximum, because t times both factors may overflow; and in case 2 everything that tells infinite
-scores from NaN: soft caps, sinks, floors, selections that put another number than -inf into the scores, and
-guards that test the scores.
+Refused: a factor on the probabilities that may be NaN, in front of a guard; a factor after a term on the scores, which
+would have to scale the term, too; in case 2 another factor after it that may make a product smaller, because t times
+the scores may have overflowed before, or that is after the subtraction of the maximum, because t times both factors may
+overflow; and in case 2 everything that tells infinite scores from NaN: soft caps, sinks, floors, selections that put
+another number than -inf into the scores, and guards that test the scores.
 """
 
 from __future__ import annotations
@@ -65,6 +68,9 @@ class Factor:
     unbounded: bool = False
 
 
+GUARD_FIRST = "guard the probabilities before they are multiplied"
+
+
 def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
     """The other operand of a Mul or Div that a value goes into, and whether it divides."""
     left, right = (node.inputs[0], node.inputs[1]) if is_op(node, "Mul", "Div") else (None, None)
@@ -76,7 +82,7 @@ def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
 def immoderate(value: ir.Value, divides: bool, viewer: Viewer, largest_divisor: float = LARGEST) -> str | None:
     """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
-    interval = viewer.facts.bounds.of(value) if number is None else (number, number)
+    interval = viewer.facts.bounds.unless_nan(value) if number is None else (number, number)
     if interval is None or not max(map(abs, interval)) <= (largest_divisor if divides else LARGEST):
         return f"the factor {value.name!r} is not proven to be of moderate size"
     array = constant(value)
@@ -96,10 +102,16 @@ def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, 
     return replace(_factor(node, value, divides, dims, viewer), unbounded=True)  # 2
 
 
-def on_probabilities(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
-    """Case 3: the factor `value` on probabilities of the arrangement `dims`. Raises Decline."""
+def on_probabilities(
+    node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, guarded: bool
+) -> Factor:
+    """Case 3: the factor `value` on probabilities of the arrangement `dims`; is there a guard behind it? Raises
+    Decline."""
     if (reason := immoderate(value, divides, viewer)) is not None:
         raise Decline(Code.PROBABILITY_TERM, reason, node)
+    if guarded and viewer.info.scalar(value) is None and viewer.facts.bounds.always(value) is None:
+        reason = f"the factor {value.name!r} may be NaN, and the guard behind it makes 0 of that"
+        raise Decline(Code.PROBABILITY_TERM, reason, node, GUARD_FIRST)
     return _factor(node, value, divides, dims, viewer)
 
 

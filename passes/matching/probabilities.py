@@ -7,7 +7,7 @@ dropout        the one drop mask, where the gradient is fused, too; else it is o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -44,17 +44,17 @@ class Probabilities:
     def of(paths: AttentionPaths) -> Probabilities:
         """Walk down to the product. Raises Decline."""
         anchor, after, scores, viewer = paths.anchor, paths.after, paths.scores, paths.viewer
-        seen = dict(paths.dims)
+        seen, in_front = dict(paths.dims), after.in_front_of_guard
         drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if paths.route.gradient else []
         if len(drops) != 1:
-            return Probabilities(*_walked(anchor.output, after, scores, viewer, seen), None, seen)
+            return Probabilities(*_walked(anchor.output, after, scores, viewer, seen, in_front), None, seen)
         (drop,) = drops
         index = after.nodes.index(drop)
         before, following = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
-        dims, factors = _walked(anchor.output, before, scores, viewer, seen)
+        dims, factors = _walked(anchor.output, before, scores, viewer, seen, in_front)
         dropout, scale = dropped(drop, dims, viewer)
         seen[drop.outputs[0]] = dims
-        dims, more = _walked(drop.outputs[0], following, replace(scores, dims=dims), viewer, seen)
+        dims, more = _walked(drop.outputs[0], following, replace(scores, dims=dims), viewer, seen, in_front)
         return Probabilities(dims, (), kept_by(dropout, scale, (*factors, *more)), seen)
 
     def product(self, paths: AttentionPaths) -> Operands:
@@ -69,8 +69,10 @@ def _walked(
     found: FinalScores,
     viewer: Viewer,
     seen: dict[ir.Value, Arrangement],
+    in_front: Collection[ir.Node],
 ) -> tuple[Arrangement, tuple[Factor, ...]]:
-    """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""
+    """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them. The nodes
+    `in_front` are in front of a guard."""
     dims, found_sink, value = found.dims, found.found_sink, start
     factors: list[Factor] = []
     again = () if path.divided is None else path.divided.nodes
@@ -82,7 +84,7 @@ def _walked(
         if is_op(node, "Slice", "Split") and not keeps_everything(node, viewer.info):
             dims = without_sink(node, dims, found_sink, viewer)
         elif (other := operand(node, value)) is not None:
-            factors.append(on_probabilities(node, *other, dims, viewer))
+            factors.append(on_probabilities(node, *other, dims, viewer, guarded=node in in_front))
         elif node.op_type not in KEEPING:
             moved = viewer.rearranged(node, dims)
             if moved is None:

@@ -97,6 +97,11 @@ class ProbabilityPath:
     divided: Renormalised | None = None
 
     @property
+    def in_front_of_guard(self) -> tuple[ir.Node, ...]:
+        """The nodes whose results the guard reads."""
+        return () if self.guard is None else self.nodes[: self.nodes.index(self.guard.where)]
+
+    @property
     def value(self) -> ir.Value:
         """The other operand of the product."""
         return self.product.operands[1 - self.side]

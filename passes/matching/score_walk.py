@@ -120,7 +120,7 @@ class ScoreWalk:
         if self.softcap != 0.0:
             reason = "capped scores are multiplied by something that is not one known number"
             raise Decline(Code.SCALE, reason, node)
-        known = self.viewer.facts.bounds.of(value) if self.shifted else (0.0, 0.0)
+        known = self.viewer.facts.bounds.unless_nan(value) if self.shifted else (0.0, 0.0)
         self._check_sign(node, -1.0 if known is None else known[0])
         self._check_overflow(node)
         self.factors.append(on_scores(node, value, divides, self.dims, self.viewer))

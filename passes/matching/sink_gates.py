@@ -86,7 +86,7 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
 
 def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, kv_seq: Axes, viewer: Viewer) -> FoundSink:
     """The scores of this arrangement with the gate's sink; `out` is the product's. Raises Decline."""
-    interval = viewer.facts.bounds.of(gate.sink)
+    interval = viewer.facts.bounds.unless_nan(gate.sink)
     if interval is None or interval[1] == math.inf:
         reason = "a sink that may be +inf gives 0 behind the product, and NaN beside the scores"
         raise Decline(Code.SCORE_TERM, reason, gate.difference)

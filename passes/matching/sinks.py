@@ -174,22 +174,22 @@ def without_sink(node: ir.Node, dims: Arrangement, found: FoundSink | None, view
 
 
 def sink_lower_bound(found_sink: FoundSink, facts: Facts, guarded: bool) -> float:
-    """A number that no sink is below. Raises Decline where a sink may be +inf.
+    """A number that every sink is proven to be above. Raises Decline where a sink may be +inf.
 
-    An unknown sink is declined only beside a guard by the mask: with a sink of +inf a row without a key would be NaN,
-    and the guard makes it 0, which the operator cannot tell apart. Without a guard the answer is -inf.
+    A sink that is unknown, or may be NaN, is declined only beside a guard by the mask: with a sink of +inf or NaN a row
+    without a key would be NaN, and the guard makes it 0, which the operator cannot tell apart. Without a guard the
+    answer is -inf: the mask then stays a bias, and a row without a key is NaN beside a sink that is NaN.
     """
-    interval = facts.bounds.of(found_sink.step.value)
+    value = found_sink.step.value
+    some, always = facts.bounds.unless_nan(value), facts.bounds.always(value)
     if found_sink.sink.view is None:
-        interval = found_sink.sink.number, found_sink.sink.number
-    if interval is None and guarded:
-        reason = "a sink that may be +inf turns every row into NaN, but for those that the guard makes 0"
+        some = always = found_sink.sink.number, found_sink.sink.number
+    if always is None and guarded:
+        reason = "a sink that may be +inf or NaN turns every row into NaN, but for those that the guard makes 0"
         raise Decline(Code.PROBABILITY_TERM, reason, found_sink.step.node, "make the sink a constant")
-    if interval is None:
-        return -math.inf
-    if interval[1] == math.inf:
+    if some is not None and some[1] == math.inf:
         raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", found_sink.step.node)
-    return interval[0]
+    return -math.inf if always is None else always[0]
 
 
 def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -> Sink:

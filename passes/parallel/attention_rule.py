@@ -318,7 +318,7 @@ def _ring_fault(sharder: Sharder, bias: ir.Value | None) -> str:
     """
     if bias is None or not sharder.own_graphs:
         return ""
-    limits = Bounds(sharder.info).of(bias)
+    limits = Bounds(sharder.info).unless_nan(bias)  # NaN in a part makes the row NaN, as in the whole
     if limits is not None and all(map(math.isfinite, limits)):
         return ""
     return "its bias may be infinite, so that a part of the keys may have no softmax"

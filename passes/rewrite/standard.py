@@ -48,6 +48,7 @@ from fa_compiler.op_registry.runtimes import (
     SCHEMA_SINCE,
     Answer,
     Feature,
+    Kernel,
     Runtime,
     answer,
     has_operator,
@@ -180,8 +181,9 @@ def _refusal(
     match: AttentionMatch, operator: str, form: MaskForm, past: bool, info: ShapeInfo, options: Options
 ) -> Decline | None:
     """The decline for the first feature that the operator does not take, with this form of the mask."""
+    kernel = kernel_for(match, operator, past, options)
     for feature in _needed(match, operator, form, past, info, options):
-        if (reason := why_not_taken(feature, operator, options)) is not None:
+        if (reason := why_not_taken(feature, operator, options, kernel)) is not None:
             return _refused(reason, operator, feature, match, options)
     return None
 
@@ -214,14 +216,24 @@ def _of(operator: str, options: Options) -> str:
     return operator if options.runtime is None else f"{operator} of {options.runtime}"
 
 
-def why_not_taken(feature: Feature, operator: str, options: Options) -> str | None:
-    """Why the operator of the runtime may not be given a feature; None if it takes it."""
+def kernel_for(match: AttentionMatch, operator: str, past: bool, options: Options) -> Kernel:
+    """The kernel that a runtime takes for the attention, where it has several (runtimes.KERNELS)."""
+    presents = past or why_not_taken(Feature.LONE_RESULT, operator, options) is not None
+    plain = match.dtype == ir.DataType.FLOAT and match.softcap == 0.0 and match.sink is None
+    return Kernel.FLASH if operator == GROUP_QUERY and presents and plain else Kernel.WHOLE
+
+
+def why_not_taken(feature: Feature, operator: str, options: Options, kernel: Kernel = Kernel.WHOLE) -> str | None:
+    """Why the operator of the runtime may not be given a feature, in this kernel; None if it takes it."""
     if options.runtime is None and options.opset < SCHEMA_SINCE.get((operator, feature), 0):
         return f"{operator} of opset {options.opset} does not take {feature.meaning}"
-    known = answer(options.runtime, operator, feature)
+    known = answer(options.runtime, operator, feature, kernel)
     if known is Answer.UNKNOWN:
         return f"whether {_of(operator, options)} takes {feature.meaning} is not known"
-    return None if known is Answer.YES else f"{_of(operator, options)} does not take {feature.meaning}"
+    if known is Answer.YES:
+        return None
+    where = "" if kernel is Kernel.WHOLE or answer(options.runtime, operator, feature) is known else " behind a past"
+    return f"{_of(operator, options)}{where} does not take {feature.meaning}"
 
 
 def _refused(reason: str, operator: str, feature: Feature | None, match: AttentionMatch, options: Options) -> Decline:

@@ -29,7 +29,14 @@ from fa_compiler.passes.nodes import SIXTEEN_BITS, producer
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan
-from fa_compiler.passes.rewrite.standard import MaskForm, StandardAttention, is_band, is_step, why_not_taken
+from fa_compiler.passes.rewrite.standard import (
+    MaskForm,
+    StandardAttention,
+    is_band,
+    is_step,
+    kernel_for,
+    why_not_taken,
+)
 from fa_compiler.passes.surgery import depends
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -243,7 +250,7 @@ class StandardBuilder:
         bias = self.inputs.get("real_shift")
         if bias is None:
             return ()
-        ends = self.facts.sets.of(bias) or self.facts.bounds.of(bias)
+        ends = self.facts.sets.of(bias) or self.facts.bounds.unless_nan(bias)
         limit, reason = self._lowest_bias(bias)
         if limit == -math.inf or (ends is not None and all(x > limit for x in ends)):
             return ()
@@ -279,7 +286,9 @@ class StandardBuilder:
                 f"a row that {operator} with a causal attribute has no key for, because of what is added to the "
                 "scores, would attend later keys",
             )
-        refused = why_not_taken(Feature.MEAN_ROWS, operator, self.facts.options)
+        options = self.facts.options
+        kernel = kernel_for(self.match, operator, self.attention.grown is not None, options)
+        refused = why_not_taken(Feature.MEAN_ROWS, operator, options, kernel)
         return LOW if refused and self.match.dtype != ir.DataType.FLOAT16 else -math.inf, refused or ""
 
     # -- the operators ----------------------------------------------------------------------------------

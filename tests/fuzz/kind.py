@@ -16,7 +16,7 @@ from tests.fuzz import kinds
 
 GROUPS = {
     "graphs": (
-        *("compose", "gradients", "mutate", "ready_made", "runtimes"),
+        *("bounds", "compose", "gradients", "mutate", "ready_made", "runtimes"),
         *("schema_calls", "spellings", "symbolic", "tested"),
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),

@@ -117,6 +117,54 @@ def test_on_the_probabilities(name: str) -> None:
     assert same(proto).status == "fused"
 
 
+GUARD = "zero = Constant<value=float {0.0}>() i = IsNaN(w) x = Where(i, zero, w) "
+MAY_BE_NAN = {
+    "sigmoid": "c = Sigmoid(t) w = Mul(p, c) ",
+    "tanh": "c = Tanh(t) w = Mul(c, p) ",
+    "clip": "e = Min(t, most) c = Max(e, two) w = Div(p, c) ",
+    "exponential": "e = Min(t, most) c = Exp(e) w = Mul(p, c) ",
+    "sine of integers that may be infinite": "e = Cast<to=1>(n) f = Exp(e) c = Sin(f) w = Mul(p, c) ",
+}
+NEVER_NAN = {
+    "sigmoid of integers": "e = Cast<to=1>(n) c = Sigmoid(e) w = Mul(p, c) ",
+    "booleans": "e = Cast<to=1>(r) c = Exp(e) w = Mul(p, c) ",
+}
+NAN_FACTOR = "float[4,1,1] t, int64[4,1,1] n, bool[4,1,1] r"
+
+
+@pytest.mark.parametrize("name", [*MAY_BE_NAN, *NEVER_NAN])
+def test_a_factor_in_front_of_a_guard_is_proven_not_to_be_nan(name: str) -> None:
+    """The guard makes 0 of it. Behind the guard, and without one, it is NaN in both orders."""
+    factor = MAY_BE_NAN.get(name) or NEVER_NAN[name]
+    with np.errstate(over="ignore"):
+        given = {
+            "t": np.array([np.nan, 0.5, -np.inf, 2.0], np.float32).reshape(4, 1, 1),
+            "n": np.array([0, 5, 90, -3]).reshape(4, 1, 1),
+        }
+    block = same(on_probabilities(factor + GUARD, NAN_FACTOR), **given)
+    if name in MAY_BE_NAN:
+        assert (block.status, block.code, block.culprit) == ("declined", "probability_term", "w"), block
+    else:
+        assert block.status == "fused", block
+    behind = "zero = Constant<value=float {0.0}>() i = IsNaN(p) g = Where(i, zero, p) "
+    for body in (
+        factor + "x = Identity(w) ",
+        behind + factor.replace("p)", "g)").replace("(p", "(g") + "x = Identity(w) ",
+    ):
+        assert same(on_probabilities(body, NAN_FACTOR), **given).status == "fused"
+
+
+@pytest.mark.parametrize("guard", ["score", "selection"])
+def test_a_factor_that_may_be_nan_in_front_of_a_guard_of_masked_rows(guard: str) -> None:
+    """A row that is masked everywhere is 0, and would be NaN with a guard in front of the factor."""
+    body = LEAST + "m1 = Where(m, s, low) p = Softmax<axis=-1>(m1) c = Sigmoid(t) w = Mul(p, c) "
+    tested = "i = Equal(m1, low) f = Cast<to=1>(i) o = ReduceMin<axes=[-1]>(f) g = Cast<to=9>(o) x = Where(g, zero, w) "
+    body += tested if guard == "score" else "x = Where(m, w, zero) "
+    proto = _model(PRODUCT_QK + NUMBERS + body + "y = MatMul(x, v)", f"{MASK}, float[4,1,1] t", "")
+    block = same(proto, m=PADDING, t=np.array([np.nan, 0.5, 0.0, 2.0], np.float32).reshape(4, 1, 1))
+    assert (block.code, block.culprit) == ("probability_term", "w"), block
+
+
 def test_in_the_product_with_the_values() -> None:
     body = PRODUCT_QK + SOFTMAX.format("s") + "y = com.microsoft.FusedMatMul<alpha=0.5>(p, v)"
     assert same(parse(body)).status == "fused"

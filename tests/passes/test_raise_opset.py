@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime.capi.onnxruntime_pybind11_state as ort_errors
 import pytest
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.raise_opset import raise_opset
 from fa_compiler.passes.report import Code
-from tests.passes.running import Array, parse, run
+from tests.passes.running import Array, parse, run, session
 
 INPUTS, OUTPUTS = "float[2,3,8,8] x", "float[?,?,?,?] y"
 ROI = "<float[1,4] roi = {0.5, 1.0, 5.0, 6.5}, int64[1] batch = {0}>"
@@ -54,6 +55,43 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "an operator without a kernel": ("y = RoiAlign<output_height=2, output_width=2>(x, roi, batch)", 13, ROI),
     "an operator that nobody looked at": ("y = Bernoulli(x)", 15, ""),
 }
+
+
+WITHOUT_KERNEL: dict[str, tuple[str, str, int]] = {
+    # the body, the type, the opset: with another type, or in a later opset, the node is raised, or does not load before
+    "LeakyRelu": ("y = LeakyRelu(x)", "double", 16),
+    "PRelu": ("s = Identity(x) y = PRelu(x, s)", "double", 16),
+    "PRelu of integers": ("y = PRelu(x, x)", "int64", 17),
+    "Relu of integers": ("y = Relu(x)", "int64", 18),
+    "Softplus in a subgraph": (
+        "t = Constant<value=bool {1}>() y = If(t) <"
+        "then_branch = a () => (double[2,3,8,8] r) {r = Softsign(x)}, "
+        "else_branch = b () => (double[2,3,8,8] r) {r = Identity(x)}>",
+        "double",
+        18,
+    ),
+    "ReduceLogSumExp": ("y = ReduceLogSumExp(x)", "uint32", 18),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNEL)
+def test_a_kernel_that_the_newer_opset_lacks_stops_it(name: str) -> None:
+    """The node means the same there. ONNX Runtime loads it as it is, and not raised."""
+    body, kind, opset = WITHOUT_KERNEL[name]
+    inputs, outputs = INPUTS.replace("float", kind), OUTPUTS.replace("float", kind)
+    model = parse(body, inputs=inputs, outputs=outputs, opset=opset)
+    session(model)
+    with pytest.raises(Decline, match="ONNX Runtime has no kernel of"):
+        raise_opset(ir.from_proto(model), 23)
+    for domain in model.opset_import:
+        domain.version = 23 if not domain.domain else domain.version
+    with pytest.raises(ort_errors.NotImplemented):
+        session(model)
+    if kind == "double":
+        other = parse(body.replace("double", "float"), inputs=INPUTS, outputs=OUTPUTS, opset=opset)
+        graph = ir.from_proto(other)
+        raise_opset(graph, 23)
+        session(ir.to_proto(graph))
 
 
 @pytest.mark.parametrize("name", REFUSED)

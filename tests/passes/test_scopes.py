@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes import Report
+from fa_compiler.reference import evaluator
 from tests.passes.running import (
     PRODUCT_PV,
     PRODUCT_QK,
@@ -170,6 +171,55 @@ def test_attributes_of_a_function() -> None:
         attribute.f for node in result.graph.node for attribute in node.attribute if attribute.name == "scale_value"
     ]
     assert scales == [0.5, 2.0]
+
+
+SHADOWED = {
+    # the call of p, the function and its domain, the opset
+    "com.microsoft": ("p1 = com.microsoft.Gelu(p0)", "com.microsoft", "Gelu", 17),
+    "ai.onnx": ("p1 = Gelu(p0)", "", "Gelu", 20),
+    "an operator of every opset": ("p1 = Relu(p0)", "", "Relu", 17),
+}
+
+
+@pytest.mark.parametrize("name", SHADOWED)
+def test_a_function_named_like_an_operator_of_the_runtime(name: str) -> None:
+    """ONNX Runtime runs its operator, and not the function of this name, which would give the negative numbers."""
+    call, domain, word, opset = SHADOWED[name]
+    body = PRODUCT_QK + SOFTMAX.format("s") + "p0 = MatMul(p, v) " + call + " y = Identity(p1)"
+    model = parse(body, opset=opset)
+    negative = onnx.helper.make_node("Neg", ["a"], ["b"])
+    imports = [onnx.helper.make_opsetid("", opset)]
+    model.functions.append(onnx.helper.make_function(domain, word, ["a"], ["b"], [negative], imports))
+    result, report = fused(model)
+    assert report.blocks[0].status == "fused"
+    assert any("is left out: ONNX Runtime has an operator of this name" in note for note in report.notes)
+    assert not any(function.name == word for function in result.functions)
+    feeds = random_feeds(model)
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+    if not domain:
+        assert_same(np.asarray(evaluator(model).run(None, feeds)[0]), run(model, feeds)[0], 1e-5)
+
+
+def test_a_function_with_a_softmax_named_like_an_operator_of_the_runtime() -> None:
+    """It holds no attention, because it is never called."""
+    model = parse(PRODUCT_QK + "p = LogSoftmax(s) y = MatMul(p, v)")
+    softmax = onnx.helper.make_node("Softmax", ["a"], ["b"])
+    imports = [onnx.helper.make_opsetid("", 17)]
+    model.functions.append(onnx.helper.make_function("", "LogSoftmax", ["a"], ["b"], [softmax], imports))
+    _, report = fused(model)
+    assert not any(block.status == "fused" for block in report.blocks)
+
+
+def test_a_function_of_its_own_domain_is_called() -> None:
+    model = parse("y0 = f.Gelu(q) " + PRODUCT_QK.replace("(q", "(y0") + SOFTMAX.format("s") + PRODUCT_PV)
+    negative = onnx.helper.make_node("Neg", ["a"], ["b"])
+    model.functions.append(
+        onnx.helper.make_function("f", "Gelu", ["a"], ["b"], [negative], [onnx.helper.make_opsetid("", 17)])
+    )
+    result, report = fused(model)
+    assert report.blocks[0].status == "fused" and not report.notes
+    feeds = random_feeds(model)
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
 def test_softmax_alone_in_a_function() -> None:

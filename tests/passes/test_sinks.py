@@ -234,3 +234,19 @@ def test_pads_without_a_dimension_are_an_ordinary_decline() -> None:
     (block,) = fuse(ir.from_proto(damaged)).blocks
     assert block.status == "declined"
     assert block.reason
+
+
+def test_a_sink_that_may_be_nan_beside_a_mask() -> None:
+    """A row that is masked everywhere is NaN where the sink is. So the mask stays a bias; beside a guard by the mask
+    itself, which makes the row 0, it is declined."""
+    low = "low = Constant<value=float {-inf}>() nothing = Constant<value=float {0.0}>() "
+    sink = low + ROWS + "t1 = Tanh(t0) e = Expand(t1, full) " + BEHIND
+    given = {"m": PADDING, "t0": np.array([0.3, np.nan, -2.0, np.inf], np.float32).reshape(4, 1, 1)}
+    terms = low.replace("low", "lo").replace("nothing", "no") + "x = Where(m, s, lo) "
+    proto = model(sink, DROP_LAST, terms, "bool[B,1,1,T] m, float[4,1,1] t0")
+    block = same(proto, **given)
+    assert (block.status, block.mask) == ("fused", "real_shift"), block
+    guarded = model(
+        sink, DROP_LAST.replace("p =", "p1 =") + "p = Where(m, p1, nothing) ", terms, "bool[B,1,1,T] m, float[4,1,1] t0"
+    )
+    assert same(guarded, **given).code == "probability_term"

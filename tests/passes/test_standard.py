@@ -313,6 +313,36 @@ def test_a_step_behind_a_past(name: str, size: str) -> None:
             assert_same(got, wanted, 1e-5)
 
 
+EMPTY_STEPS = {
+    "-inf": "minus = Constant<value=float {-inf}>() x = Where(m, s, minus) ",
+    "a bias of the lowest number": (
+        "most = Constant<value=float {3.4028234663852886e38}>() b = Mul(fm, most) x = Sub(s, b) "
+    ),
+    "the lowest number": "least = Constant<value=float {-3.4028234663852886e38}>() x = Where(m, s, least) ",
+}
+
+
+@pytest.mark.parametrize("runtime", [None, "ort-cpu"])
+@pytest.mark.parametrize("name", EMPTY_STEPS)
+def test_a_step_behind_a_past_whose_row_has_no_key(name: str, runtime: str | None) -> None:
+    """The kernel that ONNX Runtime takes there makes 0 of such a row where -inf or the lowest number masks it."""
+    more = "float[B,1,1,T] fm" if "fm, most" in EMPTY_STEPS[name] else "bool[B,1,1,T] m"
+    model = with_past(EMPTY_STEPS[name], more, heads=2)
+    result, report = rewritten(model, "contrib", runtime, "same-sizes", "decode")
+    (block,) = report.blocks
+    kept = name == "the lowest number"  # which a larger one replaces
+    assert block.op == ("GroupQueryAttention" if kept else "MultiHeadAttention"), block
+    for past in (3, 0):
+        feeds = feeds_of(model, {"B": 2, "S": 1, "P": past, "T": 1 + past})
+        mask = "fm" if "fm" in feeds else "m"
+        feeds[mask] = np.zeros_like(feeds[mask])
+        feeds[mask][0 if mask == "fm" else 1] = 1
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+    _, report = rewritten(model, "contrib", runtime, "same-sizes", "decode", "no-empty-rows")
+    assert report.blocks[0].op == "GroupQueryAttention"
+
+
 def test_several_rows_behind_a_past_are_no_step() -> None:
     """Heads are repeated then: the kernels of GroupQueryAttention take them for one batch entry only."""
     _, report = rewritten(STEP, "contrib", "ort-cpu")
@@ -442,6 +472,21 @@ def test_windows_of_attention(name: str, opset: int) -> None:
     assert next(each.version for each in result.opset_import if each.domain == "") == opset
     feeds = feeds_of(model, {"B": 2, "S": 7})
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize("type_of_powers", ["int64", "float"])
+def test_slopes_that_are_powers(type_of_powers: str) -> None:
+    """ALiBi as transformers computes it: the bias is bounded, so no row of Attention is without a key."""
+    body = PRODUCT_QK + "base = Constant<value=float {0.25}>() last = Constant<value=int64 {5}>() "
+    body += f"r = Range(one, last, one) powers = Cast<to={1 if type_of_powers == 'float' else 7}>(r) "
+    body += "slope = Pow(base, powers) shape = Constant<value_ints=[4,1,1]>() each = Reshape(slope, shape) "
+    body += "n = Shape(s) keys = Gather<axis=0>(n, three) at = Range(zero, keys, one) place = Cast<to=1>(at) "
+    body += "alibi = Mul(each, place) x = Add(s, alibi) " + SOFTMAX.format("x") + PRODUCT_PV
+    proto = parse(body, initializers=NUMBERS)
+    result, report = rewritten(proto, "onnx", "ort-cpu")
+    assert [each.op for each in report.blocks] == ["Attention"], report.blocks
+    feeds = random_feeds(proto)
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
 def test_the_opset_of_a_model_is_not_lowered() -> None:

@@ -14,6 +14,7 @@ import onnx.defs
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from fa_compiler.passes.functions import drop_shadowed
 from fa_compiler.passes.nodes import STANDARD, all_nodes, remember_versions
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
@@ -50,6 +51,7 @@ def prepare(model: ir.Model, known: Known) -> tuple[ir.Model, ShapeInfo]:
     """A copy of the model, and its shapes. The copy has no functions, and no operator that has a definition in ONNX but
     is not `known`."""
     model = model.clone()
+    drop_shadowed(model)
     if model.functions:
         InlinePass()(model)
     info = analyse(model)
