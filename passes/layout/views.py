@@ -6,7 +6,7 @@ Grammar of what `Viewer.view` looks through, from a value towards its source:
               | Gather(x, i)     i constant, 0 0 1 1 ... or 0 1 ... 0 1 ...: the repeated heads of grouped attention
     factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
     widening := Cast(16-bit -> float32 | float32 -> float64)    only when asked for
-    same     := Cast(T -> T) | Dropout (inference) | Pad of no width
+    same     := Cast(T -> T) | Dropout that drops nothing | Pad of no width
 
 A view looks through a layout operator only where the resulting arrangement is proven (see axes.py). Otherwise the
 operator's output is the base of the view. A factor is multiplied into `scale`. The contraction that reads the view is
@@ -167,7 +167,7 @@ class Viewer:
             return node.inputs[0] if all(each is node.inputs[0] for each in node.inputs) else None
         if is_op(node, "Gather") and _repeats(node) is not None:
             return node.inputs[0]
-        if is_op(node, "Dropout") and is_inference_dropout(node):
+        if is_op(node, "Dropout") and drops_nothing(node):
             return node.inputs[0] if value is node.outputs[0] else None
         if is_op(node, "Cast"):
             source = node.inputs[0]
@@ -357,8 +357,12 @@ def _repeats(node: ir.Node) -> tuple[int, int, bool] | None:
     return None
 
 
-def is_inference_dropout(node: ir.Node) -> bool:
-    """Does a Dropout pass its input on? Its training_mode is absent or constant false, and an is_test is 1."""
+def drops_nothing(node: ir.Node) -> bool:
+    """Does a Dropout pass its input on? Its training_mode is absent or constant false, an is_test is 1, or its ratio is
+    constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in the mask."""
+    ratio = constant(input_of(node, 1), limit=1)
+    if ratio is not None and not ratio.any():
+        return True
     mode = input_of(node, 2)
     if mode is None:
         return int_attr(node, "is_test", 1) == 1

@@ -59,7 +59,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
-from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
+from fa_compiler.passes.layout.views import WIDENING, Viewer, drops_nothing
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
@@ -388,7 +388,7 @@ def quantised_advice(node: ir.Node) -> str | None:
 
 def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """Cases 4 and 5, and a Dropout that drops nothing."""
-    layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
+    layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and drops_nothing(node))
     source = node.inputs[0]
     return (Rearrange(node), source) if source and (layout or keeps_everything(node, viewer.info)) else None
 
