@@ -29,6 +29,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
                                                            and addends of 0 before it; not on Ascend
      15     | rounded(scores)                              see activation_rounding.py; only if the user says so
+     16     | one of 8 to 11 and 13 with an operand of     its first dimensions are 1, so that the scores get these
+              more dimensions than the scores              dimensions in front, as by Unsqueeze
 
 A soft cap is c * tanh(scores / c), in any spelling: the operator's scale is the product of all factors (7) on both
 sides of Tanh, and c that of the factors behind it, so that scale / c is the product of those before it. The operator
@@ -84,6 +86,7 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
+from fa_compiler.passes.values.symbolic import Dim
 
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
@@ -602,11 +605,13 @@ def _keeps_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
-    """Could this operand have the shape of the result? A dimension of 1 that becomes another number cannot."""
+    """Could this operand have the shape of the result, behind further dimensions of 1 (16)? A dimension of 1 that
+    becomes another number cannot."""
     shape, result = info.shape(value), info.shape(node.outputs[0])
-    if shape is None or result is None or len(shape) != len(result):
+    if shape is None or result is None or len(shape) > len(result):
         return False
-    return not any(a.const == 1 and b.const != 1 for a, b in zip(shape, result, strict=True))
+    own = (Dim(1),) * (len(result) - len(shape)) + shape
+    return not any(a.const == 1 and b.const != 1 for a, b in zip(own, result, strict=True))
 
 
 def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
