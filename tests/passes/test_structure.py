@@ -193,6 +193,7 @@ def test_band(mask: str, pre: int, after: int) -> None:
 BESIDE = {
     "left of the diagonal": ("d = Sub(i, j) a = Greater(d, zero) w = LessOrEqual(d, three) m = And(a, w)", 3, -1),
     "all before the diagonal": ("m = Less(j, i)", 2**31 - 1, -1),
+    "all behind the diagonal": ("m = Greater(j, i)", -1, 2**31 - 1),
     "right of the diagonal": ("d = Sub(j, i) a = GreaterOrEqual(d, one) w = LessOrEqual(d, two) m = And(a, w)", -1, 2),
     "empty": ("e = Add(j, two) w = LessOrEqual(e, i) a = GreaterOrEqual(j, i) m = And(a, w)", 0, -2),
 }
@@ -578,15 +579,6 @@ def test_rows_beyond_the_keys_are_empty(use: str) -> None:
     for rows, keys in ((6, 9), (9, 6), (5, 5), (4, 1)):
         feeds = feeds_of(proto, {"B": 2, "S": rows, "T": keys})
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
-
-
-def test_inverted_triangle_keeps_its_empty_row() -> None:
-    """Attending only what comes after leaves the last row without a key: it is no mode, and the row stays the mean."""
-    proto = model("m = Greater(j, i)")
-    result, report = fused(proto)
-    assert report.blocks[0].mask == "atten_mask"
-    feeds = feeds_of(proto, {"B": 1, "S": 5})
-    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
 
 
 def test_one_query_row_sees_all_keys() -> None:
