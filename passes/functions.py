@@ -31,7 +31,7 @@ def inline_functions(model: ir.Model) -> None:
         return
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     nodes = [node for body in bodies for node in all_nodes(body)]
-    if not _may_hold_attention(nodes):
+    if not may_hold_attention(nodes):
         return
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
     with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))
@@ -54,7 +54,7 @@ def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
     """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may hold attention."""
     nodes = [node for graph in graphs for node in graph]
     casts = [node for node in nodes if is_op(node, "CastLike")]
-    if not casts or not _may_hold_attention(nodes):
+    if not casts or not may_hold_attention(nodes):
         return
     for node in casts:
         like = node.inputs[1]
@@ -94,7 +94,8 @@ def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
     return any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in attributes.values())
 
 
-def _may_hold_attention(nodes: Iterable[ir.Node]) -> bool:
+def may_hold_attention(nodes: Iterable[ir.Node]) -> bool:
+    """Is there a softmax, a part of one that is written out, or an attention operator among the nodes?"""
     return any(_matters(node) or is_op(node, "Exp", "ReduceMax") for node in nodes)
 
 

@@ -18,6 +18,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.differences import Differences, move_products
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, resolve_casts, softmaxes_in_functions
+from fa_compiler.passes.identities import bypass_identities
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.joined_values import join_values
 from fa_compiler.passes.key_parts import join_keys
@@ -70,11 +71,14 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         options = replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET))
     graphs = remember_versions(model)
     info = analyse(model)
+    names = Names.of(graphs)
+    if bypass_identities(graphs, info, names):
+        graphs, info = remember_versions(model), analyse(model)
     resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
     run = _Run(
         Matcher(Facts.of(info, options)),
-        Names.of(graphs),
+        names,
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
         [],

@@ -165,7 +165,8 @@ EQUAL: dict[str, tuple[int, str, str]] = {
     ),
     "dropout": (
         13,
-        f"g({X}, bool may) => (float[] a, float[] b, bool[] m, float[] c, float[] d) {{ r = Constant<value_float = 0.5>() "
+        f"g({X}, bool may) => (float[] a, float[] b, bool[] m, float[] c, float[] d) "
+        "{ r = Constant<value_float = 0.5>() "
         "t = Constant<value = bool {0}>() a = Dropout(x, r) b, m = Dropout(x, r, t) "
         "zero = Constant<value_float = 0.0>() "
         "yes = Constant<value = bool {1}>() c = Dropout(x, zero, yes) d = Dropout(x, zero, may) }",
