@@ -102,7 +102,8 @@ def test_learned_queries(product: str) -> None:
 
 
 BEHIND = {
-    "a matrix of each head": "s = MatMul(k, w) t = Transpose<perm=[0,1,3,2]>(s) p = Softmax<axis=-1>(t) y = MatMul(p, v)",
+    "a matrix of each head": "s = MatMul(k, w) t = Transpose<perm=[0,1,3,2]>(s) p = Softmax<axis=-1>(t) "
+    "y = MatMul(p, v)",
     "over the rows": "s = MatMul(k, w) p = Softmax<axis=-2>(s) t = Transpose<perm=[0,1,3,2]>(p) y = MatMul(t, v)",
     "Einsum": 's = Einsum<equation="bhtd,hdm->bhmt">(k, w) p = Softmax<axis=-1>(s) y = MatMul(p, v)',
 }
