@@ -18,7 +18,6 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.differences import Differences, move_products
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, resolve_casts, softmaxes_in_functions
-from fa_compiler.passes.identities import bypass_identities
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.joined_values import join_values
 from fa_compiler.passes.key_parts import join_keys
@@ -32,6 +31,7 @@ from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
+from fa_compiler.passes.preparation import prepare
 from fa_compiler.passes.quantised_softmax import take_apart
 from fa_compiler.passes.raise_opset import raise_opset
 from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
@@ -72,8 +72,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     graphs = remember_versions(model)
     info = analyse(model)
     names = Names.of(graphs)
-    if bypass_identities(graphs, info, names):
-        graphs, info = remember_versions(model), analyse(model)
+    prepared = prepare(model, graphs, info, names)
+    graphs, info = prepared.graphs, prepared.info
     resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
     run = _Run(
@@ -84,6 +84,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         [],
         graph_opset(model.graph),
         refusal,
+        prepared.made,
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):
@@ -91,6 +92,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
             domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
             model.graph.opset_imports[domain] = version
         run.notes.extend(corrected)
+    else:
+        prepared.undo()
     caches: list[CacheLine] = []
     if options.in_place_caches:
         blocks, caches = use_buffers(model, info, run.names, blocks)
@@ -116,6 +119,8 @@ class _Run:
     opset: int
     refusal: Decline | None
     """Why nothing of the model can be fused for the target."""
+    made: frozenset[str]
+    """The names of nodes that are not the model's own."""
 
     @property
     def facts(self) -> Facts:
@@ -362,6 +367,8 @@ class _Run:
         return self._fused_block(name, converted.match, fused)
 
     def _declined_block(self, name: str, decline: Decline) -> Block:
+        if decline.culprit is not None and decline.culprit.name in self.made:
+            decline = Decline(decline.code, decline.reason, None, decline.hint or "")
         block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
             followed = self.facts.options.target == "ort" and (block.hint or "").startswith("--target ort")

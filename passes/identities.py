@@ -21,8 +21,7 @@ Grammar of what a value is read from instead; the code cites the numbers of the 
 
 In a run that succeeds both sides hold the same bits. An index out of range is left alone: the run fails.
 
-A graph without attention stays as it is. The nodes that nothing reads any more are removed; one whose result is an
-output stays, but not between the other nodes.
+The nodes that nothing reads any more are removed. One whose result is an output stays, but not between the other nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder, Names
-from fa_compiler.passes.functions import may_hold_attention
 from fa_compiler.passes.nodes import constant, graph_opset, input_of, int_attr, is_op, text_attr
 from fa_compiler.passes.surgery import restore_order, sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -45,10 +43,8 @@ INT64 = ir.DataType.INT64
 
 
 def bypass_identities(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
-    """Let the readers of such operators read what is behind them, in graphs that may hold attention. Returns whether
-    anything changed; then `info` does not know all of the graphs."""
-    if not may_hold_attention(node for graph in graphs for node in graph):
-        return False
+    """Let the readers of such operators read what is behind them. Returns whether anything changed; then `info` does
+    not know all of the graphs."""
     changed = [_Bypass(Builder(graph, names, info)).run() for graph in graphs]
     return any(changed)
 

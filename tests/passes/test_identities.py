@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from fa_compiler.passes import fuse
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
@@ -190,6 +191,24 @@ def test_an_output_stays() -> None:
     feeds = random_feeds(model)
     for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
         assert_same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("step", ["c = Concat<axis=0>(q)", "c = Resize(q, , ones)"])
+def test_a_declined_model_stays(step: str) -> None:
+    """Its own nodes come back, in their order, and no other one is named."""
+    ones = "ones = Constant<value=float[4] {1,1,1,1}>() "
+    body = f"{ones}{step} kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(c, kt) x = Relu(s) p = Softmax<axis=-1>(x) "
+    proto = parse(body + PRODUCT_PV + "z = CastLike(c, q) ", outputs="float[B,4,S,8] y, float[B,4,S,8] z")
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "unused"))
+    graph, (block,) = ir.from_proto(proto), fused(proto)[1].blocks
+    assert (block.status, block.culprit) == ("declined", "x")
+    fuse(graph)
+    wanted = ir.to_proto(ir.from_proto(proto))
+    next(node for node in wanted.graph.node if node.op_type == "CastLike").op_type = "Cast"
+    assert [(node.op_type, node.input[:1]) for node in ir.to_proto(graph).graph.node] == [
+        (node.op_type, node.input[:1]) for node in wanted.graph.node
+    ]
+    assert ir.to_proto(graph).graph.initializer == wanted.graph.initializer
 
 
 def test_a_model_without_attention_stays() -> None:
