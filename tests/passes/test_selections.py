@@ -149,9 +149,7 @@ def test_a_product_that_shows(name: str) -> None:
 
 def test_why_scores_times_a_mask_stay() -> None:
     """The mask runs along rows and keys, so that it is a factor of neither query nor key."""
-    proto = parse(
-        PRODUCT_QK + "b = Cast<to=1>(m) x = Mul(s, b) " + SOFTMAX.format("x") + PRODUCT_PV, "bool[B,1,S,T] m"
-    )
+    proto = parse(PRODUCT_QK + "b = Cast<to=1>(m) x = Mul(s, b) " + SOFTMAX.format("x") + PRODUCT_PV, "bool[B,1,S,T] m")
     (block,) = fused(proto)[1].blocks
     assert "'b' multiplies the scores: a masked key has the score 0" in (block.reason or "")
     assert "where(mask, scores, -inf)" in (block.hint or "")
