@@ -2,7 +2,8 @@
 
 Grammar; the code cites the numbers of the cases:
 
-    packed := Transpose(x)                          read by cuts along one axis alone, which leave nothing out
+    packed := Transpose(x)                          read by cuts along one axis alone, which leave nothing out; not
+                                                    along a last axis that keeps its place
       1     Split(packed)
       2   | Gather(packed, i), ...                  i one constant number, as a scalar or in a vector
       3   | Slice(packed), ...                      steps of 1, constant places, no other axis
@@ -17,6 +18,9 @@ timm and PaddleOCR write Reshape(qkv, [B, S, 3, N, D]), Transpose(2, 0, 3, 1, 4)
 then are [B, N, S, D], and the attention had to compute in this layout and to transpose its result. Cut first they are
 [B, S, N * D], which no attention has to copy, and the result is in the order that the model wants. A Transpose that
 stays because something else reads it copies its own part: together they copy no more than the one before.
+
+Left alone: cuts along the numbers of a head, such as the halves that rotary positions turn. These are joined again
+before the attention, so that a Transpose of each would only be one node more.
 """
 
 from __future__ import annotations
@@ -126,7 +130,8 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
         if start != end or size < 1:
             return None
         end += size
-    whole = shape[axis].const == end and len(cuts) > 1
+    inside_heads = perm[axis] == axis == len(shape) - 1
+    whole = shape[axis].const == end and len(cuts) > 1 and not inside_heads
     return _Packed(node, axis, cuts, tuple(perm)) if whole else None
 
 
