@@ -100,9 +100,10 @@ class _Bypass:
                 left.append(node)
                 for reader, place in tuple(output.uses()):
                     reader.replace_input_with(place, source)
+        sweep(graph, [*left, *self.builder.nodes])  # elements that nothing took were made for nothing
+        self.builder.drop_unused_constants()
         if left:
             restore_order(graph)
-            sweep(graph, left)
         return bool(left)
 
     def _sources(self, node: ir.Node) -> Sequence[ir.Value]:
