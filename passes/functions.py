@@ -52,7 +52,7 @@ def inline_functions(model: ir.Model) -> list[str]:
     functions were dropped instead (`drop_shadowed`)."""
     if not model.functions:
         return []
-    if not _may_hold_attention(_nodes(model)):
+    if not may_hold_attention(_nodes(model)):
         return []
     dropped, nodes = drop_shadowed(model), _nodes(model)
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
@@ -77,7 +77,7 @@ def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
     """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may hold attention."""
     nodes = [node for graph in graphs for node in graph]
     casts = [node for node in nodes if is_op(node, "CastLike")]
-    if not casts or not _may_hold_attention(nodes):
+    if not casts or not may_hold_attention(nodes):
         return
     for node in casts:
         like = node.inputs[1]
@@ -123,7 +123,8 @@ def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
     return any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in attributes.values())
 
 
-def _may_hold_attention(nodes: Iterable[ir.Node]) -> bool:
+def may_hold_attention(nodes: Iterable[ir.Node]) -> bool:
+    """Is there a softmax, a part of one that is written out, or an attention operator among the nodes?"""
     return any(_matters(node) or is_op(node, "Exp", "ReduceMax") for node in nodes)
 
 

@@ -31,6 +31,7 @@ from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
+from fa_compiler.passes.preparation import prepare
 from fa_compiler.passes.quantised_softmax import take_apart
 from fa_compiler.passes.raise_opset import raise_opset
 from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
@@ -71,16 +72,20 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         options = replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET))
     graphs = remember_versions(model)
     info = analyse(model)
+    names = Names.of(graphs)
+    prepared = prepare(model, graphs, info, names)
+    graphs, info = prepared.graphs, prepared.info
     resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
     run = _Run(
         Matcher(Facts.of(info, options)),
-        Names.of(graphs),
+        names,
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
         [*dropped],
         graph_opset(model.graph),
         refusal,
+        prepared.made,
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):
@@ -88,6 +93,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
             domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
             model.graph.opset_imports[domain] = version
         run.notes.extend(corrected)
+    else:
+        prepared.undo()
     caches: list[CacheLine] = []
     if options.in_place_caches:
         blocks, caches = use_buffers(model, info, run.names, blocks)
@@ -113,6 +120,8 @@ class _Run:
     opset: int
     refusal: Decline | None
     """Why nothing of the model can be fused for the target."""
+    made: frozenset[str]
+    """The names of nodes that are not the model's own."""
 
     @property
     def facts(self) -> Facts:
@@ -359,6 +368,8 @@ class _Run:
         return self._fused_block(name, converted.match, fused)
 
     def _declined_block(self, name: str, decline: Decline) -> Block:
+        if decline.culprit is not None and decline.culprit.name in self.made:
+            decline = Decline(decline.code, decline.reason, None, decline.hint or "")
         block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
             followed = self.facts.options.target == "ort" and (block.hint or "").startswith("--target ort")

@@ -69,8 +69,9 @@ class Options:
     `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does
     not work. With `in_place_caches`, caches that grow by a Concat become buffers that are written in place; only the
     target "ort" can have them. `runtime` narrows the targets "onnx" and "contrib" to what one runtime takes. `opset` is
-    the least opset of the result for the target "onnx"; 0 for the least that has Attention. Without `packs` the mask of
-    packed sequences stays a mask, because a model that is divided along the sequence cannot have the ends of sequences.
+    the least opset of the result for the target "onnx"; 0 for the least that has Attention. A model that is to be
+    `divided` along the sequence keeps as masks what a rank cannot have: packed sequences, whose ends it does not know,
+    and bands that leave out the key of the row itself.
     """
 
     target: Target = "ort"
@@ -81,7 +82,7 @@ class Options:
     in_place_caches: bool = False
     runtime: Runtime | None = None
     opset: int = 0
-    packs: bool = True
+    divided: bool = False
 
     @property
     def is_standard(self) -> bool:

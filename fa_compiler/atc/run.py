@@ -150,7 +150,7 @@ def run(
     check_target(output)
     options = make_options("ascend", request.soc.name, request.cann, request.assume)
     parallel = request.parallel
-    options = dataclasses.replace(options, decoding=request.route != NPU, packs=parallel is None)
+    options = dataclasses.replace(options, decoding=request.route != NPU, divided=parallel is not None)
     loaded = load(model)
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)

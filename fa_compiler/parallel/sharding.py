@@ -110,7 +110,7 @@ def shard(
     target = Path(output)
     options = _checked(sequence_parallel, method, axes, length, batch, machine or Machine())
     options = replace(options, prompt=prompt)
-    fusing = replace(make_options("ort", None, None, _assumed(assume)), packs=False)
+    fusing = replace(make_options("ort", None, None, _assumed(assume)), divided=True)
     loaded = load(model)
     check_target(target)
     with without_collections():

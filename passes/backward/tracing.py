@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes
-from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
+from fa_compiler.passes.layout.views import Viewer, drops_nothing
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
@@ -69,7 +69,7 @@ class Tracer:
         source = node.inputs[0] if node.inputs else None
         if source is None:
             return None
-        if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Dropout") and is_inference_dropout(node)):
+        if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Dropout") and drops_nothing(node)):
             return source, 1.0
         if is_op(node, "Cast") and self.is_float(source) and self.is_float(node.outputs[0]):
             return source, 1.0

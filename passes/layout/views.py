@@ -6,11 +6,14 @@ Grammar of what `Viewer.view` looks through, from a value towards its source:
               | Gather(x, i)     i constant, 0 0 1 1 ... or 0 1 ... 0 1 ...: the repeated heads of grouped attention
     factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
     widening := Cast(16-bit -> float32 | float32 -> float64)    only when asked for
-    same     := Cast(T -> T) | Dropout (inference) | Pad of no width
+    same     := Cast(T -> T) | Dropout that drops nothing | Pad of no width
+              | Add(x, 0) | Add(0, x) | Sub(x, 0)               as large as x, as Paddle writes a scale without bias
 
 A view looks through a layout operator only where the resulting arrangement is proven (see axes.py). Otherwise the
 operator's output is the base of the view. A factor is multiplied into `scale`. The contraction that reads the view is
-linear, so the factor may be applied to the product instead; only the rounding changes. A widening cast is exact. The
+linear, so the factor may be applied to the product instead; only the rounding changes. A widening cast is exact.
+Adding 0 keeps every number, NaN and infinities included, but for -0, which becomes 0. A sum of products that begins at
+0 is the same with either, and so is a comparison with 0; nothing that reads a view divides by its numbers. The
 fused operator reads the base itself, so other readers of the values in between do not matter.
 """
 
@@ -167,8 +170,10 @@ class Viewer:
             return node.inputs[0] if all(each is node.inputs[0] for each in node.inputs) else None
         if is_op(node, "Gather") and _repeats(node) is not None:
             return node.inputs[0]
-        if is_op(node, "Dropout") and is_inference_dropout(node):
+        if is_op(node, "Dropout") and drops_nothing(node):
             return node.inputs[0] if value is node.outputs[0] else None
+        if (same := self._without_zero(node)) is not None:
+            return same
         if is_op(node, "Cast"):
             source = node.inputs[0]
             if source is None:
@@ -177,6 +182,17 @@ class Viewer:
             return source if pair[0] == pair[1] is not None or (widening and pair in WIDENING) else None
         if factors and (peeled := self.factor(node)) is not None:
             return peeled[0]
+        return None
+
+    def _without_zero(self, node: ir.Node) -> ir.Value | None:
+        """The tensor that a node adds 0 to, or takes 0 from, if the result is as large; None for other nodes."""
+        left, right = node.inputs[:2] if is_op(node, "Add", "Sub") else (None, None)
+        if left is None or right is None:
+            return None
+        for tensor, number in ((left, right), (right, left))[: 2 if node.op_type == "Add" else 1]:
+            shape = self.info.shape(tensor)
+            if self.info.scalar(number) == 0.0 and shape is not None and shape == self.info.shape(node.outputs[0]):
+                return tensor
         return None
 
     def uniform_value(self, value: ir.Value, beside: ir.Value) -> float | None:
@@ -235,6 +251,8 @@ class Viewer:
         match node.op_type:
             case "Identity" | "Cast" | "Dropout":
                 return dims
+            case "Add" | "Sub":
+                return dims if self._without_zero(node) is not None else None
             case "Slice" | "Pad":
                 return dims if keeps_everything(node, self.info) else None
             case "Transpose":
@@ -357,8 +375,12 @@ def _repeats(node: ir.Node) -> tuple[int, int, bool] | None:
     return None
 
 
-def is_inference_dropout(node: ir.Node) -> bool:
-    """Does a Dropout pass its input on? Its training_mode is absent or constant false, and an is_test is 1."""
+def drops_nothing(node: ir.Node) -> bool:
+    """Does a Dropout pass its input on? Its training_mode is absent or constant false, an is_test is 1, or its ratio is
+    constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in the mask."""
+    ratio = constant(input_of(node, 1), limit=1)
+    if ratio is not None and not ratio.any():
+        return True
     mode = input_of(node, 2)
     if mode is None:
         return int_attr(node, "is_test", 1) == 1

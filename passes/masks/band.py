@@ -6,12 +6,15 @@ where j - i = S2 - S1.
 
     upper 0, no lower                          2   leftUpCausal
     upper S2 - S1, no lower                    3   rightDownCausal
-    each bound a constant away from S2 - S1,   4   band: pre_tockens and next_tockens are the distances
-    or absent
+    each bound a constant away from S2 - S1,   4   band: pre_tockens and next_tockens are the distances, which are
+    or absent                                      negative for a band that lies to one side of that diagonal
     upper S2 - S1, no lower, and a prefix      6   prefix: all rows keep the first keys, too
 
 Bounds and sizes are symbolic, so the mode of a band is right in every run. A prefix is a number. The sizes beside it
 have to be numbers, too, because the operator takes no prefix that is longer than the keys or shorter than S2 - S1.
+
+The CPU kernel takes any band, also one that leaves rows or all of them without a key. Ascend's operators fail in a run
+whose band misses the scores (expressible.py).
 """
 
 from __future__ import annotations
@@ -96,6 +99,6 @@ def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
             return SparseMode(3)
     before = UNLIMITED if band.lower is None else (corner - band.lower).const
     after = UNLIMITED if band.upper is None else (band.upper - corner).const
-    if before is None or after is None or not (0 <= before <= UNLIMITED and 0 <= after <= UNLIMITED):
+    if before is None or after is None or max(abs(before), abs(after)) > UNLIMITED:
         return None
     return SparseMode(4, before, after)

@@ -1,4 +1,10 @@
-"""The bands that the operators of ONNX and ONNX Runtime have as attributes; every other band stays a mask.
+"""The bands that a target's operators have as attributes; every other band stays a mask.
+
+The CPU kernel has all of band.py. Ascend's operators fail in a run whose band misses the scores. A band that contains
+the diagonal S2 - S1 never does. One to the left of it (negative next_tockens) has to be proven to leave the first row a
+key, and one to the right of it (negative pre_tockens) always leaves the last row none.
+
+The operators of ONNX and ONNX Runtime have these:
 
 causal from the first row and key    is_causal of Attention. `unidirectional` of MultiHeadAttention and the causal
                                      mask of GroupQueryAttention where there are as many rows as keys
@@ -31,6 +37,8 @@ def why_not_expressible(
 ) -> str | None:
     """Why the target's operators do not have this band of rows and keys as an attribute; None where they do, or
     `may_grow` and they do for a past and new keys (rewrite/grown.py)."""
+    if mode.sparse_mode == WINDOW and min(mode.pre_tockens, mode.next_tockens) < 0:
+        return _why_beside_the_diagonal(mode, rows, keys, options)
     if not options.is_standard:
         return None
     if mode.sparse_mode == LAST_CAUSAL and options.target == "onnx" and may_grow:
@@ -49,3 +57,17 @@ def why_not_expressible(
     if mode.sparse_mode == WINDOW and has_windows:
         return None
     return f"no operator of the target {options.target!r} has this band as an attribute"
+
+
+def _why_beside_the_diagonal(mode: SparseMode, rows: Dim, keys: Dim, options: Options) -> str | None:
+    """`why_not_expressible` for a band to one side of the diagonal of the last row and key."""
+    if options.divided:
+        return "a rank of a model that is divided along the sequence needs the key of the row itself"
+    if options.target == "ort":
+        return None
+    if options.is_standard:
+        return f"no operator of the target {options.target!r} has a band beside the diagonal as an attribute"
+    meets = mode.pre_tockens >= 0 and (keys - rows + mode.next_tockens).is_at_least(0)
+    if meets and mode.pre_tockens + mode.next_tockens >= 0:
+        return None
+    return "the operator fails in a run whose band misses the scores"

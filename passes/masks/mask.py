@@ -714,7 +714,7 @@ class MaskPlanner:
             reason = "packed sequences cannot stand beside a bias"
         elif not self.packing:
             reason = "packed sequences cannot stand beside dropout"
-        elif not self.options.packs:
+        elif self.options.divided:
             reason = "a model that is divided along the sequence has no ends of packed sequences"
         if reason:
             return replace(fallback, missed=(Missed(MissedCode.NOT_PACKED, reason, packing.labels.name),))

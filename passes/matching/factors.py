@@ -127,7 +127,8 @@ def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpa
     for each in factors:
         own = () if each.view is None else space.resolve_all(each.view.base_dims)
         if any(axis not in known for dim in own for axis in dim):
-            raise Decline(code, f"{each.node.op_type} by a tensor that differs between keys", each.node)
+            hint = "multiply the key by it, before its product with the query" if code == Code.SCALE else None
+            raise Decline(code, f"{each.node.op_type} by a tensor that differs between keys", each.node, hint)
 
 
 def multiplied(

@@ -37,7 +37,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
-from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
+from fa_compiler.passes.layout.views import Viewer, drops_nothing
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.guards import Guard, GuardQuery, guard_after
@@ -227,7 +227,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return True
     if is_op(node, "Cast"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
-    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))
+    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and drops_nothing(node))
 
 
 def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:

@@ -132,8 +132,9 @@ class KeySide:
             kv_seq = viewer.space.resolve(found_sink.kv_seq)
         for side in (1, 0):
             # A key may have batch dimensions that the query lacks, but not in front of a matrix of weights, as x in
-            # x W^T: that is a layer. Learned queries stand in front of the key, as Q in Q x^T.
-            layer = side == 0 and len(qk.free(side)) > 1 and len(qk.dims[1]) > 1
+            # x W^T: that is a layer, such as the one that makes the keys of linear attention, whose softmax runs over
+            # them, too. Learned queries stand in front of the key, as Q in Q x^T, or are matrices of several heads.
+            layer = side == 0 and len(qk.free(side)) > 1 and len(qk.dims[1]) == 2
             layer = layer and holds_weights(qk.product.operands[1], viewer)
             if not layer and qk.own_labels(side, kv_seq, viewer.space):
                 return KeySide(side, kv_seq)

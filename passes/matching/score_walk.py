@@ -88,6 +88,7 @@ class ScoreWalk:
             self._rearrange(step.node)
         else:
             self._check_type(step.node)
+            self._add_dimensions(step.node)
         match step:
             case Scale():
                 self.multiply(step)
@@ -131,9 +132,16 @@ class ScoreWalk:
             self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
 
     def _placed(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
-        """What a step combines with the scores. It fits if the result has the shape of what the step is done to."""
-        fits = self.viewer.info.shape(self.scores) == self.viewer.info.shape(node.outputs[0])
+        """What a step combines with the scores. It fits if the result has the shape of what the step is done to, apart
+        from added dimensions."""
+        own, result = self.viewer.info.shape(self.scores), self.viewer.info.shape(node.outputs[0])
+        fits = own is not None and result is not None and own == result[max(len(result) - len(own), 0) :]
         return AlignedTensor(value, self.viewer.alignment(value, self.dims, node), fits)
+
+    def _add_dimensions(self, node: ir.Node) -> None:
+        """An operand of more dimensions gives the scores these dimensions, each of size 1 (scores.py, 16)."""
+        result = self.viewer.info.shape(node.outputs[0])
+        self.dims = ((),) * (0 if result is None else len(result) - len(self.dims)) + self.dims
 
     def _rearrange(self, node: ir.Node) -> None:
         moved = self.viewer.rearranged(node, self.dims)

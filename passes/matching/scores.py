@@ -13,13 +13,15 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
       6     | Cast(scores)                                 to the same type or a wider one; from float32 to bfloat16
                                                            before any term: the rounding is left out, which is noted;
                                                            to float16 behind a floor of numbers that were float16 (13)
-      7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
+      7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run, also repeated:
+                                                           the scale
       8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
       9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
             | Sub(scores, t) | Sub(t, scores)
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
      11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. 1 - b
-            | Sub(Mul(scores, b), t)                       may be the opposite of a boolean (tf2onnx).
+            | Sub(Mul(scores, b), t)                       may be the opposite of a boolean (tf2onnx), and t
+                                                           c * (b - 1) or Where(boolean of b, 0, f).
                                                            Or b and t are constants; b of 0 and c: c is also a scale.
                                                            Or b and t went through the same layout operators or
                                                            Expand (jax2onnx)
@@ -29,6 +31,11 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
      14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
                                                            and addends of 0 before it; not on Ascend
      15     | rounded(scores)                              see activation_rounding.py; only if the user says so
+     16     | one of 8 to 11 and 13 with an operand of     its first dimensions are 1, so that the scores get these
+              more dimensions than the scores              dimensions in front, as by Unsqueeze
+     17     | Mul(scores, b)                               b is 1 wherever a selection (10) behind it, with factors
+                                                           (7) between them, keeps the scores: b is cast from its
+                                                           condition, or the condition compares b with 0 or 1
 
 A soft cap is c * tanh(scores / c), in any spelling: the operator's scale is the product of all factors (7) on both
 sides of Tanh, and c that of the factors behind it, so that scale / c is the product of those before it. The operator
@@ -51,6 +58,7 @@ other is a term like any tensor, so either choice is right.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,7 +67,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
-from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
+from fa_compiler.passes.layout.views import WIDENING, Viewer, drops_nothing
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
@@ -84,6 +92,7 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
+from fa_compiler.passes.values.symbolic import Dim
 
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
@@ -92,7 +101,10 @@ QUANTISED_PRODUCTS = ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerTo
 QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 """Operators on integers that stand for numbers, of ONNX and of com.microsoft."""
 ONE_MINUS_KEEP = Op("Sub", Number(1.0), Bind("keep"))
+KEEP_MINUS_ONE = Op("Sub", Bind("keep"), Number(1.0))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
+MASK_ADVICE = "if masked keys are to have no weight, select instead: where(mask, scores, -inf) before the softmax"
+FACTOR_ADVICE = "multiply the query by it if it is the same for all keys, and the key if it is the same for all rows"
 PARTS_ADVICE = "join the keys, and the values, before their products, and not the scores and the results"
 OWN_QUERIES = (
     "keys in parts: each of them has a query of its own, and one product with all of them would be wider, which takes "
@@ -220,9 +232,20 @@ class ZeroSelected(OwnStep):
             raise Decline(Code.SCORE_TERM, reason, self.node)
         number = walk.viewer.facts.sets.only_besides_zero(self.value)
         if number is None or (number != 1.0 and constant(self.value) is None):
-            raise Decline(Code.SCALE, f"the factor {self.value.name!r} is not proven to be 0 or 1", self.node)
+            reason = f"the factor {self.value.name!r} is not proven to be 0 or 1"
+            raise Decline(Code.SCALE, reason, self.node, "cast it from a boolean mask")
         if number != 1.0:
             walk.multiply(Scale(self.node, number))
+
+
+@dataclass(frozen=True)
+class Spare(OwnStep):
+    """Case 17: everything so far times what is 1 wherever it is kept."""
+
+    sets_shape: ClassVar[bool] = False
+
+    def walk(self, walk: ScoreWalk) -> None:
+        """The scores that are kept stay what they are."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +291,7 @@ def _peel_by_later_steps(
 ) -> tuple[Step, ir.Value] | None:
     """The step, if this node is one that depends on the steps after it. `later` holds those, from the softmax
     upwards."""
-    zeroed = _peel_zeros(node, later[-1]) if later else None
+    zeroed = (_peel_zeros(node, later[-1]) or _peel_spared(node, later, viewer)) if later else None
     if zeroed is not None or inner:
         return zeroed
     only = {type(step) for step in later}
@@ -360,7 +383,7 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     given = [value for value in node.inputs if value is not None]
     leading = [value for value in given if _leads_to_product(value, viewer)]
     if is_op(node, "Mul", "Div") and leading:
-        return Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
+        return _no_factor(node, leading[0], viewer)
     if is_op(node, "Conv") and takes_scores(node, viewer):
         return Decline(Code.SCORE_TERM, mixing("scores", node, viewer), node, "")
     if is_op(node, "Concat") and len(leading) > 1:
@@ -379,6 +402,18 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     return nearer or Decline(Code.NO_SCORES_MATMUL, reason, node)
 
 
+def _no_factor(node: ir.Node, scores: ir.Value, viewer: Viewer) -> Decline:
+    """Why a product of scores and a tensor that differs between rows and keys is no step."""
+    found = operand(node, scores)
+    if found is not None and node.op_type == "Mul" and viewer.facts.sets.only_besides_zero(found[0]) is not None:
+        reason = (
+            f"the mask {found[0].name!r} multiplies the scores: a masked key has the score 0, not -inf, and a weight"
+        )
+        return Decline(Code.SCALE, reason, node, MASK_ADVICE)
+    reason = "the scores are multiplied by something that is not one known number"
+    return Decline(Code.SCALE, reason, node, FACTOR_ADVICE)
+
+
 def quantised_advice(node: ir.Node) -> str | None:
     """What to do about a node that quantises, or computes with quantised numbers; None for other nodes."""
     if rounding_ends(node) is not None or rounding_starts(node) is not None:
@@ -388,7 +423,7 @@ def quantised_advice(node: ir.Node) -> str | None:
 
 def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """Cases 4 and 5, and a Dropout that drops nothing."""
-    layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
+    layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and drops_nothing(node))
     source = node.inputs[0]
     return (Rearrange(node), source) if source and (layout or keeps_everything(node, viewer.info)) else None
 
@@ -411,9 +446,18 @@ def _peel_cap(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_scale(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """Case 7: a scale that is one known number."""
+    """Case 7: a scale that is one known number, repeated or not."""
     factor = viewer.factor(node)
-    return None if factor is None else (Scale(node, factor[1]), factor[0])
+    if factor is not None:
+        return Scale(node, factor[1]), factor[0]
+    for scores in node.inputs:
+        found = None if scores is None else operand(node, scores)
+        number = None if scores is None or found is None else viewer.uniform_value(found[0], scores)
+        if scores is None or found is None or not number or not math.isfinite(number):
+            continue
+        if _keeps_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
+            return Scale(node, 1.0 / number if found[1] else number), scores
+    return None
 
 
 def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -447,6 +491,47 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     return None
 
 
+def _peel_spared(node: ir.Node, later: list[Step], viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """Case 17: a product with what is 1 wherever a later selection keeps the scores. Elsewhere the selection puts its
+    number, whatever the product is."""
+    select = next((step for step in reversed(later) if not isinstance(step, Scale)), None)
+    if not isinstance(select, Select) or not is_op(select.node, "Where"):
+        return None
+    scores = _spared(node, select, viewer)
+    return None if scores is None else (Spare(node), scores)
+
+
+def _leads_to_spared(value: ir.Value, select: Select[ir.Value], viewer: Viewer) -> bool:
+    """Does a selection stand behind a product of case 17, with factors between them?"""
+    while (node := value.producer()) is not None and (factor := viewer.factor(node)) is not None:
+        value = factor[0]
+    return node is not None and _spared(node, select, viewer) is not None
+
+
+def _spared(node: ir.Node, select: Select[ir.Value], viewer: Viewer) -> ir.Value | None:
+    """The scores that a node multiplies by what is 1 wherever a selection keeps them."""
+    for scores, factor in (node.inputs, node.inputs[::-1]) if is_op(node, "Mul") else ():
+        if scores is None or factor is None or not _keeps_shape(scores, node, viewer.info):
+            continue
+        if _is_one_where_kept(factor, select, viewer) and _leads_to_product(scores, viewer):
+            return scores
+    return None
+
+
+def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewer) -> bool:
+    """Is a factor 1 wherever a selection keeps the scores?"""
+    condition, negated = _without_nots(select.operand)
+    kept, flag = select.keep != negated, _flag(factor, viewer.info)
+    if flag is not None and equal_values(flag[0], condition):
+        return kept != flag[1]
+    test = condition.producer()
+    pairs = (test.inputs, test.inputs[::-1]) if test is not None and is_op(test, "Equal") else ()
+    others = [other for each, other in pairs if other is not None and equal_values(each, factor)]
+    numbers = [viewer.info.scalar(other) for other in others]
+    besides_zero = viewer.facts.sets.only_besides_zero(factor)
+    return (kept and 1.0 in numbers) or (not kept and 0.0 in numbers and besides_zero == 1.0)
+
+
 def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
     """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
     left, right = constant(rest), constant(keep)
@@ -458,8 +543,25 @@ def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
             return None
         rest, keep = source, kept
     maker = rest.producer()
-    share = None if maker is None else viewer.factor(maker)
-    return share[1] if share is not None and _is_rest(share[0], keep, viewer.info) else None
+    if maker is None or is_op(maker, "Where"):
+        return None if maker is None else _selected_fill(maker, keep, viewer)
+    share = viewer.factor(maker)
+    if share is None:
+        return None
+    if match(KEEP_MINUS_ONE, share[0], viewer.info, {"keep": keep}) is not None:
+        return -share[1]
+    return share[1] if _is_rest(share[0], keep, viewer.info) else None
+
+
+def _selected_fill(where: ir.Node, keep: ir.Value, viewer: Viewer) -> float | None:
+    """f where a Where gives 0 where `keep`, cast from its condition, is 1, and f elsewhere."""
+    flag, (condition, *branches) = _flag(keep, viewer.info), where.inputs
+    numbers = [None if each is None else viewer.info.scalar(each) for each in branches]
+    if condition is None or flag is None:
+        return None
+    own, negated = _without_nots(condition)
+    kept, fill = numbers if flag[1] == negated else numbers[::-1]
+    return fill if kept == 0.0 and equal_values(own, flag[0]) else None
 
 
 def _folded_fill(rest: np.ndarray, keep: np.ndarray) -> float | None:
@@ -482,8 +584,11 @@ def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
     """For a boolean cast to 0 and 1: the boolean without its Nots, and whether they negate it; else None."""
     node = value.producer()
     flag = node.inputs[0] if node is not None and is_op(node, "Cast") else None
-    if flag is None or info.dtype(flag) != ir.DataType.BOOL:
-        return None
+    return None if flag is None or info.dtype(flag) != ir.DataType.BOOL else _without_nots(flag)
+
+
+def _without_nots(flag: ir.Value) -> tuple[ir.Value, bool]:
+    """A boolean without its Nots, and whether they negate it."""
     negated = False
     while (node := flag.producer()) is not None and is_op(node, "Not") and node.inputs[0] is not None:
         flag, negated = node.inputs[0], not negated
@@ -602,11 +707,13 @@ def _keeps_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
-    """Could this operand have the shape of the result? A dimension of 1 that becomes another number cannot."""
+    """Could this operand have the shape of the result, behind further dimensions of 1 (16)? A dimension of 1 that
+    becomes another number cannot."""
     shape, result = info.shape(value), info.shape(node.outputs[0])
-    if shape is None or result is None or len(shape) != len(result):
+    if shape is None or result is None or len(shape) > len(result):
         return False
-    return not any(a.const == 1 and b.const != 1 for a, b in zip(shape, result, strict=True))
+    own = (Dim(1),) * (len(result) - len(shape)) + shape
+    return not any(a.const == 1 and b.const != 1 for a, b in zip(own, result, strict=True))
 
 
 def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -617,8 +724,11 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     assert condition is not None and chosen is not None and other is not None
     for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
         fill = viewer.uniform_value(filler, scores)
-        if fill is not None and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
-            return Select(node, condition, keep, fill), scores
+        if fill is None or not _may_keep_shape(scores, node, viewer.info):
+            continue
+        select = Select(node, condition, keep, fill)
+        if _leads_to_product(scores, viewer) or _leads_to_spared(scores, select, viewer):
+            return select, scores
     fitting = [value for value in (chosen, other) if _may_keep_shape(value, node, viewer.info)]
     if any(_leads_to_product(value, viewer) for value in fitting):
         raise Decline(Code.SCORE_TERM, "Where puts something other than one known number into the scores", node)

@@ -265,8 +265,10 @@ def _band_and_mask(
         return UNLIMITED, UNLIMITED, masks
     if mode in (2, 3):
         return UNLIMITED, 0, of_keys and masks
-    if mode == 4:
+    if mode == 4 and min(pre, after) >= 0:
         return pre, after, of_keys and masks
+    if mode == 4:
+        raise Refusal("its band leaves out the key of the row itself", node)
     raise Refusal(f"sparse_mode {mode} is not cut", node)
 
 

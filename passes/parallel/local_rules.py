@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.layout.views import is_inference_dropout
+from fa_compiler.passes.layout.views import drops_nothing
 from fa_compiler.passes.nodes import input_of, int_attr, is_op, places_of, source_through, text_attr
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
@@ -60,8 +60,8 @@ def elementwise(sharder: Sharder, node: ir.Node, output: int, place: Place) -> i
 
 @local_rule("Dropout")
 def dropout(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The Dropout of inference; one of training draws other numbers on each rank."""
-    if not is_inference_dropout(node):
+    """A Dropout that drops nothing; any other draws other numbers on each rank."""
+    if not drops_nothing(node):
         raise Refusal("a Dropout of training draws random numbers", node)
     return _with_first_local(sharder, node, place).outputs[output]
 

@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives
 from fa_compiler.passes.build import Names
-from fa_compiler.passes.layout.views import is_inference_dropout
+from fa_compiler.passes.layout.views import drops_nothing
 from fa_compiler.passes.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -249,7 +249,7 @@ class Sharder:
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
 
     def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and is_inference_dropout(node)):
+        if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and drops_nothing(node)):
             raise Refusal("it draws random numbers", node)
         inputs = [None if each is None else self._whole(each) for each in node.inputs]
         attrs = None

@@ -306,7 +306,7 @@ WRONG_ROWS = {
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
 def test_rows_that_may_change_their_places(wrong: str) -> None:
     """Each condition of the grammar of gathered rows counts."""
-    options = replace(make_options("ort", None, None, ["separate-caches"]), packs=False)
+    options = replace(make_options("ort", None, None, ["separate-caches"]), divided=True)
     fused, _, _ = fuse_loaded(load(genai.Decoder().model), options, None)
     gather = next(each for each in fused.graph if each.op_type == "GatherND")
     found = gathered_rows(gather, analyse(fused))

@@ -99,7 +99,7 @@ TAKEN: dict[str, tuple[dict[str, Any], str | None]] = {
     "causal, rank 3": ({**FLAT, **CAUSAL}, "causal"),
     "causal with past": ({**PAST, **CAUSAL, "q": "B 2 L 8"}, "causal"),
     "causal with past, one row": ({**PAST, **CAUSAL, "q": "B 2 1 8", "k": "B 2 1 8", "v": "B 2 1 8"}, "causal"),
-    "causal with past, other length": ({**PAST, **CAUSAL, "S": 3, "fixed": True}, "atten_mask"),
+    "causal with past, other length": ({**PAST, **CAUSAL, "S": 3, "fixed": True}, "band"),
     "causal with past, 16 bits": ({**PAST, **CAUSAL, "q": "B 2 L 8", "dtype": "float16"}, "causal"),
     # Boolean masks of every rank, a row of which attends nothing.
     "boolean [S, T]": ({"mask": ("S T", masks(4, 6))}, "atten_mask"),

@@ -99,7 +99,7 @@ PROVOKED: dict[Code, Provoked] = {
     ),
     Code.SPELLING: Provoked(text(PRODUCT_QK + "e = Exp(s) p = LpNormalization<p=1>(e)" + PRODUCT_PV)),
     Code.RANK: Provoked(text("r = Reshape(q, shape) " + PRODUCT_QK.replace("q,", "r,") + PLAIN, "int64[R] shape")),
-    Code.SHAPE: Provoked(after("x = Add(s, b)", "float[1,B,4,S,T] b", outputs="float[1,B,4,S,8] y")),
+    Code.SHAPE: Provoked(after("x = Add(s, b)", "float[2,B,4,S,T] b", outputs="float[2,B,4,S,8] y")),
     Code.DTYPE: Provoked(after("x = Identity(s)", inputs=DOUBLE, outputs="double[B,4,S,8] y")),
     Code.CAST: Provoked(after("h = Cast<to=10>(s) x = Cast<to=1>(h)")),
     Code.SCALE: Provoked(after("x = Mul(s, c)", "float[S,T] c")),

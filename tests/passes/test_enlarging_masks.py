@@ -131,3 +131,36 @@ def test_an_operator_whose_mask_has_more_rows_than_the_query(rows: str) -> None:
     else:
         with refused("atten_mask"):
             run(result, feeds)
+
+
+FLAT = "float[B,S,8] q, float[B,T,8] k, float[B,T,8] v"
+"""One head without a dimension of its own: the scores have three dimensions."""
+FLAT_SCORES = "kt = Transpose<perm=[0,2,1]>(k) s = MatMul(q, kt) "
+DEEPER = {
+    "added": ("x = Add(s, m)", "float[1,1,S,T] m", "1,B"),
+    "added for each batch entry": ("x = Add(m, s)", "float[1,B,1,T] m", "1,B"),
+    "subtracted": ("x = Sub(s, m)", "float[1,1,S,T] m", "1,B"),
+    "selected": ("x = Where(m, s, low)", "bool[1,1,1,T] m", "1,B"),
+    "two dimensions more": ("x = Where(m, s, low)", "bool[1,1,1,1,T] m", "1,1,B"),
+    "twice": ("a = Add(s, m) x = Where(o, a, low)", "float[1,1,S,T] m, bool[1,1,1,1,T] o", "1,1,B"),
+    "a factor behind it": ("a = Add(m, s) x = Mul(a, two)", "float[1,1,S,T] m", "1,B"),
+}
+
+
+@pytest.mark.parametrize(("term", "more", "batch"), DEEPER.values(), ids=DEEPER)
+def test_a_mask_of_more_dimensions(term: str, more: str, batch: str) -> None:
+    body = f"{FLAT_SCORES} {term} p = Softmax<axis=-1>(x) y = MatMul(p, v)"
+    outputs = f"float[{batch},S,8] y"
+    model = parse(body, more, inputs=FLAT, outputs=outputs, initializers="<float low = {-inf}, float two = {2.0}>")
+    result, report = fused(model)
+    assert report.blocks[0].status == "fused", report.blocks[0].reason
+    feeds = random_feeds(model)
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize("batch", ["2", "M"])
+def test_a_mask_of_more_dimensions_that_enlarges_the_scores(batch: str) -> None:
+    body = f"{FLAT_SCORES} x = Add(s, m) p = Softmax<axis=-1>(x) y = MatMul(p, v)"
+    model = parse(body, f"float[{batch},1,S,T] m", inputs=FLAT, outputs=f"float[{batch},B,S,8] y")
+    (block,) = fused(model)[1].blocks
+    assert (block.status, block.code) == ("declined", "shape")

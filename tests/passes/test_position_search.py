@@ -291,7 +291,7 @@ def kept_by(mode: SparseMode, rows: int, columns: int) -> np.ndarray:
 
 def test_bands_say_the_same_as_masks() -> None:
     rng = random.Random(0)
-    modes = full = diagonals = 0
+    modes = beside = full = diagonals = 0
     for _ in range(examples(700)):
         sides = rng.choice([(S, T), (S, S), (S, S + 2), (Dim(3), T), (S, Dim(4)), (S, Dim.max(S, T))])
         bands = [Band(bound(rng), bound(rng)) for _ in range(rng.randint(1, 3))]
@@ -300,6 +300,7 @@ def test_bands_say_the_same_as_masks() -> None:
             continue
         mode = mode_of(both, *sides)
         modes, full = modes + (mode is not None), full + both.never_empty(*sides)
+        beside += mode is not None and min(mode.pre_tockens, mode.next_tockens) < 0
         diagonals += both.has_diagonal
         for s, t in itertools.product(range(5), range(6)):
             sizes = {"S": s, "T": t}
@@ -310,4 +311,4 @@ def test_bands_say_the_same_as_masks() -> None:
             assert mode is None or (kept_by(mode, rows, columns) == mask).all(), (both, mode, sizes)
             assert columns == 0 or not both.never_empty(*sides) or mask.any(axis=1).all(), (both, sizes)
             assert not both.has_diagonal or mask.diagonal().all(), (both, sizes)
-    assert min(modes, full, diagonals) > 4
+    assert min(modes, beside, full, diagonals) > 4

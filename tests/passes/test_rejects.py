@@ -350,8 +350,8 @@ ROWS = [
         "shape",
         "x",
         after("x = Add(s, b)"),
-        "float[1,B,4,S,T] b",
-        outputs="float[1,B,4,S,8] y",
+        "float[2,B,4,S,T] b",
+        outputs="float[2,B,4,S,8] y",
     ),
     Row(
         "mask_enlarges_the_batch",

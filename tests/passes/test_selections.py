@@ -13,6 +13,7 @@ LEAST = "-3.4028234663852886e38"
 PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
 NUMBERS = (
     "one = Constant<value=float {1.0}>() zero = Constant<value=float {0.0}>() low = Constant<value=float {-inf}>() "
+    "two = Constant<value=float {2.0}>() "
 )
 MORE = "bool[B,1,1,T] m, float[B,1,1,T] w, bool[B,1,1,T] n"
 
@@ -46,6 +47,10 @@ BLENDS = {
     "of_the_opposite": "b = Cast<to=1>(m) g = Mul(b, s) d = Not(m) r = Cast<to=1>(d) t = Mul(f, r) x = Add(g, t) ",
     "turned_round": f"{ENDS} b = Cast<to=1>(m) bm = Slice(b, end, start, axis, end) g = Mul(s, bm) r = Sub(one, b) "
     "t = Mul(r, f) tm = Slice(t, end, start, axis, end) x = Add(g, tm) ",
+    "less_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, h) x = Add(g, t) ",
+    "less_one_subtracted": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, f) x = Sub(g, t) ",
+    "where": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(m, zero, f) x = Add(g, t) ",
+    "where_not": "b = Cast<to=1>(m) g = Mul(s, b) d = Not(m) t = Where(d, h, zero) x = Sub(g, t) ",
     "kept_where_not": "d = Not(m) e = Not(d) b = Cast<to=1>(e) g = Mul(s, b) r = Cast<to=1>(d) t = Mul(f, r) "
     "x = Add(g, t) ",
 }
@@ -64,15 +69,17 @@ NO_BLENDS = {
     "t = Mul(r, f) x = Add(g, t) ",
     "of_floats": "g = Mul(s, w) r = Sub(one, w) t = Mul(r, f) x = Add(g, t) ",
     "of_another_mask": "b = Cast<to=1>(m) c = Cast<to=1>(n) g = Mul(s, b) r = Sub(one, c) t = Mul(r, f) x = Add(g, t) ",
-    "of_twice_the_rest": "b = Cast<to=1>(m) g = Mul(s, b) two = Add(one, one) r = Sub(two, b) t = Mul(r, f) "
-    "x = Add(g, t) ",
+    "of_twice_the_rest": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(two, b) t = Mul(r, f) x = Add(g, t) ",
     "subtracted_the_other_way": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(one, b) t = Mul(r, f) x = Sub(t, g) ",
     "of_another_opposite": "b = Cast<to=1>(m) g = Mul(s, b) d = Not(n) r = Cast<to=1>(d) t = Mul(r, f) x = Add(g, t) ",
     "turned_round_alone": f"{ENDS} b = Cast<to=1>(m) bm = Slice(b, end, start, axis, end) g = Mul(s, bm) "
     "r = Sub(one, b) t0 = Mul(r, f) t1 = Slice(t0, end, start, axis, end) t = Slice(t1, end, start, axis, end) "
     "x = Add(g, t) ",
     "of_itself": "b = Cast<to=1>(m) g = Mul(s, b) r = Cast<to=1>(m) t = Mul(r, f) x = Add(g, t) ",
-    "subtracted_from_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, f) x = Sub(g, t) ",
+    "added_from_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, two) t = Mul(r, h) x = Add(g, t) ",
+    "where_of_another_mask": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(n, zero, f) x = Add(g, t) ",
+    "where_turned_round": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(m, f, zero) x = Add(g, t) ",
+    "where_of_two_numbers": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(m, one, f) x = Add(g, t) ",
 }
 
 
@@ -101,6 +108,51 @@ def test_a_selection_by_constants(name: str) -> None:
     proto = on_scores(constants + "g = Mul(s, b) x = Add(g, t) ")
     block = same(proto)
     assert block.code in (None, code) and (block.status == "fused") == (code != "scale")
+
+
+SPARED = {
+    "cast": "b = Cast<to=1>(m) g = Mul(s, b) x = Where(m, g, f) ",
+    "cast_in_front": "b = Cast<to=1>(m) g = Mul(b, s) d = Not(m) x = Where(d, f, g) ",
+    "cast_of_the_opposite": "d = Not(m) e = Not(d) b = Cast<to=1>(e) g = Mul(s, b) x = Where(m, g, f) ",
+    "compared_with_0": "b = Cast<to=1>(m) g = Mul(s, b) e = Equal(b, zero) x = Where(e, f, g) ",
+    "compared_with_1": "g = Mul(s, w) e = Equal(w, one) x = Where(e, g, f) ",
+    "a_scale_between": "b = Cast<to=1>(m) g0 = Mul(s, b) g = Mul(g0, two) x = Where(m, g, f) ",
+    "behind_a_bias": "s1 = Add(s, w) b = Cast<to=1>(m) g = Mul(s1, b) x = Where(m, g, f) ",
+}
+
+
+@pytest.mark.parametrize("fill", ["-inf", LEAST, "-1e9"])
+@pytest.mark.parametrize("name", SPARED)
+def test_a_product_that_a_selection_makes_nothing_of(name: str, fill: str) -> None:
+    """Where the selection keeps scores, they were multiplied by 1. Infinities and NaN elsewhere do not show."""
+    weights = np.random.default_rng(1).integers(0, 2, (2, 1, 1, 6)).astype(np.float32)
+    weights[:, :, :, 0] = np.array([np.inf, 2.0]).reshape(2, 1, 1)
+    given = {"w": weights} if "Mul(s, w)" in SPARED[name] else {}
+    assert same(on_scores(SPARED[name], fill), **given).status == "fused"
+
+
+NOT_SPARED = {
+    "kept_where_0": "b = Cast<to=1>(m) g = Mul(s, b) x = Where(m, f, g) ",
+    "another_mask": "b = Cast<to=1>(m) g = Mul(s, b) x = Where(n, g, f) ",
+    "any_other_number": "g = Mul(s, w) e = Equal(w, zero) x = Where(e, f, g) ",
+    "the_scores_compared": "b = Cast<to=1>(m) g = Mul(s, b) e = Equal(g, zero) x = Where(e, f, g) ",
+    "a_bias_between": "b = Cast<to=1>(m) g0 = Mul(s, b) g = Add(g0, w) x = Where(n, g, f) ",
+    "alone": "b = Cast<to=1>(m) x = Mul(s, b) ",
+}
+
+
+@pytest.mark.parametrize("name", NOT_SPARED)
+def test_a_product_that_shows(name: str) -> None:
+    block = same(on_scores(NOT_SPARED[name]))
+    assert block.status == "declined" and block.code in ("scale", "scores_are_output")
+
+
+def test_why_scores_times_a_mask_stay() -> None:
+    """The mask runs along rows and keys, so that it is a factor of neither query nor key."""
+    proto = parse(PRODUCT_QK + "b = Cast<to=1>(m) x = Mul(s, b) " + SOFTMAX.format("x") + PRODUCT_PV, "bool[B,1,S,T] m")
+    (block,) = fused(proto)[1].blocks
+    assert "'b' multiplies the scores: a masked key has the score 0" in (block.reason or "")
+    assert "where(mask, scores, -inf)" in (block.hint or "")
 
 
 FILLERS = {

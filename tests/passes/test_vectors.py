@@ -101,6 +101,22 @@ def test_learned_queries(product: str) -> None:
     assert same(body, "float[B,T,8] k", "B,2,8").status == "fused"
 
 
+BEHIND = {
+    "a matrix of each head": "s = MatMul(k, w) t = Transpose<perm=[0,1,3,2]>(s) p = Softmax<axis=-1>(t) "
+    "y = MatMul(p, v)",
+    "over the rows": "s = MatMul(k, w) p = Softmax<axis=-2>(s) t = Transpose<perm=[0,1,3,2]>(p) y = MatMul(t, v)",
+    "Einsum": 's = Einsum<equation="bhtd,hdm->bhmt">(k, w) p = Softmax<axis=-1>(s) y = MatMul(p, v)',
+}
+
+
+@pytest.mark.parametrize("body", BEHIND.values(), ids=BEHIND)
+def test_learned_queries_behind_the_keys(body: str) -> None:
+    """A constant with a matrix for each head is no linear layer, which has one for all."""
+    numbers = ",".join(str(number % 7) for number in range(64))
+    queries = f"w = Constant<value=float[4,8,2] {{{numbers}}}>() "
+    assert same(queries + body, "float[B,4,T,8] k, float[B,4,T,8] v", "B,4,2,8").status == "fused"
+
+
 def test_talking_heads_are_attention() -> None:
     """A linear layer over the heads of scores."""
     square = "w = Constant<value=float[4,4] {1,2,3,4,5,6,7,8,8,7,6,5,4,3,2,1}>() "

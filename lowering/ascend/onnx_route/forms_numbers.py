@@ -90,15 +90,15 @@ def floored(rewrite: Rewrite) -> None:
 
 
 def dropout(rewrite: Rewrite) -> None:
-    """Dropout: the input, if it does not train. In training it is random and refused."""
+    """Dropout: the input, if it does not train or its ratio is 0. Otherwise it is random and refused."""
     data, builder = rewrite.needed(0), rewrite.builder
     training = rewrite.given(2) if builder.opset >= 12 else None
     if training is not None:
-        known, ratio = constant(training), rewrite.given(1)
-        drops = 0.5 if ratio is None else constant(ratio)
-        if known is None:
+        known, ratio = constant(training), constant(rewrite.given(1))
+        drops = ratio is None or ratio.any()
+        if known is None and drops:
             rewrite.fail("its training_mode is not constant; export for inference (model.eval())")
-        if known.any() and (drops is None or np.any(drops != 0)):
+        if known is not None and known.any() and drops:
             rewrite.fail("it drops values in training, which ATC's plugin does not read; export for inference")
     if rewrite.is_read(1):
         if builder.opset < 12:

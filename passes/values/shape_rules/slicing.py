@@ -143,6 +143,17 @@ def _split_to_sequence(ctx: Context) -> Fact:
     return Fact(None, ctx.dtype(0), parts=tuple((*shape[:axis], Dim(part), *shape[axis + 1 :]) for part in sizes))
 
 
+@rule("SequenceConstruct", "SequenceErase", "ConcatFromSequence")
+def _sequence(ctx: Context) -> Fact:
+    """The type of the elements."""
+    return Fact(None, ctx.dtype(0))
+
+
+@rule("SequenceInsert")
+def _sequence_insert(ctx: Context) -> Fact:
+    return Fact(None, ctx.dtype(1))
+
+
 @rule("SequenceAt")
 def _sequence_at(ctx: Context) -> Fact:
     parts, index = ctx.fact(0).parts, ctx.ints(1)

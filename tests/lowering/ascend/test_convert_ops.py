@@ -145,6 +145,7 @@ BINARY += [
     Case("FastGelu", [X, draw(4)], domain="com.microsoft"),
     Case("BiasGelu", [X, draw(4)], domain="com.microsoft"),
     Case("Dropout", [X, np.array(0.5, F), np.array(False)], [1, 2]),
+    Case("Dropout", [X, np.array(0, F), np.array(True)], [1, 2], label="ratio 0"),
     Case("CastLike", [X, draw(1, dtype=I64)]),
 ]
 BINARY += [
@@ -386,6 +387,7 @@ DECLINED = [
     (Case("Cast", [X], attrs={"to": _E4M3, "saturate": 0}), "numbers that float8 cannot hold"),
     (Case("Add", [IMAGE, draw(4)], attrs={"broadcast": 1, "axis": 1}, opset=6), "for an axis of the first"),
     (Case("Dropout", [X], opset=6), "drops values"),
+    (Case("Dropout", [X, np.array(0.5, F), np.array(True)], [1, 2], label="training"), "drops values"),
     (Case("BatchNormalization", [IMAGE, *_STATISTICS], opset=6), "statistics of the batch"),
     (Case("BatchNormalization", [IMAGE, *_STATISTICS], attrs={"spatial": 0}, opset=7), "for each position"),
     (Case("Squeeze", [draw(1, 3), ints()], [1]), "an empty list of axes"),

@@ -211,10 +211,11 @@ EQUAL: dict[str, tuple[int, str, str]] = {
     ),
     "dropout": (
         13,
-        f"g({X}) => (float[] a, float[] b, bool[] m, float[] c) {{ r = Constant<value_float = 0.5>() "
+        f"g({X}, bool may) => (float[] a, float[] b, bool[] m, float[] c, float[] d) "
+        "{ r = Constant<value_float = 0.5>() "
         "t = Constant<value = bool {0}>() a = Dropout(x, r) b, m = Dropout(x, r, t) "
         "zero = Constant<value_float = 0.0>() "
-        "yes = Constant<value = bool {1}>() c = Dropout(x, zero, yes) }",
+        "yes = Constant<value = bool {1}>() c = Dropout(x, zero, yes) d = Dropout(x, zero, may) }",
         "no input 1",
     ),
     "dropout of old": (10, f"g({X}) => (float[] y) {{ y, m = Dropout<ratio = 0.3>(x) }}", READ),

@@ -44,10 +44,12 @@ def _identity(call: OnnxCall) -> Tensor:
 def _dropout(call: OnnxCall) -> Tensor:
     """Only a Dropout that does nothing is accepted, and only if its mask is not read.
 
-    An input switches training on; before opset 7, a missing is_test does.
+    An input switches training on; before opset 7, a missing is_test does. In training, a ratio of 0 drops nothing.
     """
+    ratio = call.array(1)
+    keeps_all = ratio is not None and not ratio.any()
     training = call.array(2) if call.has(2) else np.array(call.opset < 7 and not call.integer("is_test", 0))
-    if training is None or training.any():
+    if not keeps_all and (training is None or training.any()):
         raise CannotMapError("it drops values while the model runs", "export for inference (model.eval())")
     if call.wanted(1):
         raise CannotMapError("its mask is read", "export for inference (model.eval())")
