@@ -46,6 +46,7 @@ ROUNDING = {ir.DataType.FLOAT: 2.0**-24, ir.DataType.FLOAT16: 2.0**-11, ir.DataT
 """How far a sum is rounded at most, relatively."""
 ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Div", "Reciprocal", "Where", "Concat")
 EVERYTHING = (-math.inf, math.inf)
+DEQUANTIZE_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 class Bounds(Analysis[Interval]):
@@ -63,10 +64,27 @@ class Bounds(Analysis[Interval]):
             low, high = INTEGER_RANGES[dtype]
             return float(low), float(high)
         node = value.producer()
+        if node is not None and node.op_type == "DequantizeLinear" and node.domain in DEQUANTIZE_DOMAINS:
+            return self._rounded(self._dequantised(node), dtype)
         if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *POSITIVE, *LIMITS, *ARITHMETIC, *REDUCTIONS):
             return None
         assert node is not None
         return self._rounded(self._of_node(node), dtype)
+
+    def _dequantised(self, node: ir.Node) -> Interval | None:
+        """The interval of (integers - zero point) * scale, by axis and block as well. None where the scale is not
+        constant and finite: 0 times an infinite scale is NaN."""
+        scale, given = constant(input_of(node, 1)), input_of(node, 2)
+        integers = None if node.inputs[0] is None else self.of(node.inputs[0])
+        points = (0.0, 0.0) if given is None else self.of(given)
+        if scale is None or not scale.size or not np.isfinite(scale.astype(np.float64)).all():
+            return None
+        scales = _of_array(scale)
+        if integers is None or points is None or scales is None:
+            return None
+        # An integer of 32 bits is rounded before it is multiplied.
+        ends = [float(np.float32(end)) for end in (integers[0] - points[1], integers[1] - points[0])]
+        return _ends([end * each for end in ends for each in scales])
 
     def _limited(self, node: ir.Node) -> Interval | None:
         """The interval of Clip, Min and Max. A bound on one operand is a bound on the result."""
