@@ -38,9 +38,13 @@ from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import input_of, is_op
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+COPIED_BEHIND = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
+"""The operators that ONNX Runtime copies a quantisation behind."""
+TYPED_SINCE = 21
+"""From this opset on QuantizeLinear has an `output_dtype`."""
 MOVING = (*LAYOUT_OPS, *REPEATS, "Slice", "Gather")
-"""The operators that are put in front: those that ONNX Runtime copies the quantisation behind, and those that it may
-remove or turn into one of these."""
+"""The operators that are put in front: those of COPIED_BEHIND, and those that ONNX Runtime may remove or turn into one
+of them."""
 INTEGERS = tuple(getattr(ir.DataType, name) for name in ("INT8", "UINT8", "INT16", "UINT16", "INT32"))
 """The integers that all operators of MOVING take."""
 PLACES = ("axis", "block_size")

@@ -32,7 +32,7 @@ from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSE
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
 from fa_compiler.passes.quantised_softmax import take_apart
-from fa_compiler.passes.raise_opset import raise_opset
+from fa_compiler.passes.raise_opset import is_raised_over_quantisation, put_in_front, raise_opset
 from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
@@ -62,6 +62,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     options = options or Options()
     inline_functions(model)
     refusal: Decline | None = None
+    given = graph_opset(model.graph)
     if options.target == "onnx":
         try:
             raise_opset(model, options.opset or ATTENTION_SINCE)
@@ -72,9 +73,13 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     info = analyse(model)
     resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
+    names = Names.of(graphs)
+    if is_raised_over_quantisation(given, graph_opset(model.graph)):
+        for graph in graphs:
+            put_in_front(graph, info, names)
     run = _Run(
         Matcher(Facts.of(info, options)),
-        Names.of(graphs),
+        names,
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
         [],

@@ -155,3 +155,39 @@ def test_the_operator_of_onnx_runtime(kind: str) -> None:
     (scaled,) = (node for node in proto.graph.node if node.op_type == "DequantizeLinear")
     scaled.domain = "com.microsoft"
     check(proto, "ort")
+
+
+ELSEWHERE = {
+    "one": "zf = DequantizeLinear(w, scale, zp) z = Transpose<perm=[1,0]>(zf) ",
+    "twice": (
+        "zf = DequantizeLinear(w, scale, zp) z0 = Transpose<perm=[1,0]>(zf) z1 = Transpose<perm=[1,0]>(zf) "
+        "z = Add(z0, z1) "
+    ),
+    "several": (
+        "zf = DequantizeLinear(w, scale, zp) z0 = Reshape(zf, four) z1 = Identity(z0) z2 = Transpose<perm=[1,0]>(z1) "
+        "z = Sin(z2) "
+    ),
+    "in a branch": (
+        "zf = DequantizeLinear(w, scale, zp) yes = Constant<value=bool {1}>() z = If(yes) "
+        "<then_branch = a () => (float[4,3] r) {r = Transpose<perm=[1,0]>(zf)}, "
+        "else_branch = b () => (float[4,3] o) {o = Reshape(zf, three)}> "
+    ),
+}
+
+
+@pytest.mark.parametrize("made", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_a_raised_model_does_elsewhere(made: str) -> None:
+    """A model that ONNX Runtime loads at every level as opset 17 is loaded at every level as opset 23."""
+    constants = (
+        "scale = Constant<value=float {0.05}>() zp = Constant<value=int8 {3}>() "
+        "four = Constant<value_ints=[3,4]>() three = Constant<value_ints=[4,3]>() "
+    )
+    body = constants + "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) y = MatMul(p, v) "
+    proto = parse(body + made, "int8[3,4] w", outputs="float[B,4,S,8] y, float[4,3] z")
+    result, report = rewritten(proto, "onnx")
+    assert report.count("fused") == 1
+    rng = np.random.default_rng(0)
+    feeds: dict[str, Array] = {name: rng.standard_normal((2, 4, 5, 8)).astype(np.float32) for name in "qkv"}
+    feeds["w"] = rng.integers(-128, 127, (3, 4), endpoint=True).astype(np.int8)
+    for level in LEVELS:
+        assert_same(run(result, feeds, level)[1], run(proto, feeds, level)[1], 1e-5)
