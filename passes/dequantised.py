@@ -40,8 +40,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 COPIED_BEHIND = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
 """The operators that ONNX Runtime copies a quantisation behind."""
-TYPED_SINCE = 21
-"""From this opset on QuantizeLinear has an `output_dtype`."""
+LONGEST = 64
+"""The most operators between that are looked through."""
 MOVING = (*LAYOUT_OPS, *REPEATS, "Slice", "Gather")
 """The operators that are put in front: those of COPIED_BEHIND, and those that ONNX Runtime may remove or turn into one
 of them."""
@@ -69,7 +69,9 @@ def dequantised(value: ir.Value | None, info: ShapeInfo) -> Dequantised | None:
     """What a value is made of, if the operators in front of it only move elements behind a DequantizeLinear with one
     scale; else None."""
     moves: list[ir.Node] = []
-    while value is not None and (node := value.producer()) is not None:
+    for _ in range(LONGEST):
+        if value is None or (node := value.producer()) is None:
+            return None
         if node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx", "com.microsoft"):
             integers = node.inputs[0]
             movable = integers is not None and info.dtype(integers) in INTEGERS and _is_one(node, info)

@@ -27,12 +27,13 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.moves_in_front import put_in_front
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.part_sums import add_to_whole
 from fa_compiler.passes.quantised_softmax import take_apart
-from fa_compiler.passes.raise_opset import is_raised_over_quantisation, put_in_front, raise_opset
+from fa_compiler.passes.raise_opset import raise_opset
 from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
@@ -74,9 +75,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
     names = Names.of(graphs)
-    if is_raised_over_quantisation(given, graph_opset(model.graph)):
-        for graph in graphs:
-            put_in_front(graph, info, names)
+    if given < graph_opset(model.graph):
+        put_in_front([node for graph in graphs for node in graph], info, names)
     run = _Run(
         Matcher(Facts.of(info, options)),
         names,

@@ -9,8 +9,8 @@
 
 The operators of other domains do not change. A model is looked through before anything in it is changed.
 
-ONNX Runtime's own copies of a quantisation (dequantised.py) fail from opset 21 on where the integers are int8. So in a
-model that is raised from an older one the operators behind such a DequantizeLinear are put in front of it.
+ONNX Runtime's copies of a quantisation (dequantised.py) fail in newer opsets only. So in a model that was raised the
+operators behind a DequantizeLinear are put in front of it (moves_in_front.py).
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx import defs
 
-from fa_compiler.passes.build import Builder, Names
+from fa_compiler.passes.build import Names
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.dequantised import COPIED_BEHIND, TYPED_SINCE, dequantised
-from fa_compiler.passes.nodes import all_nodes, data_readers, graph_opset, int_attr, is_op
+from fa_compiler.passes.nodes import all_nodes, graph_opset, int_attr
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.surgery import replace_value, restore_order, sweep
-from fa_compiler.passes.values.shapes import ShapeInfo
 
 OLDEST = 13
 """The oldest opset that is raised: before it, Softmax and its like flatten axes."""
@@ -80,32 +77,6 @@ def raise_opset(model: ir.Model, least: int) -> None:
             model.graph.opset_imports[domain] = least
     for node in nodes:
         node.version = None if node.version is None else least
-
-
-def is_raised_over_quantisation(given: int, now: int) -> bool:
-    """Does ONNX Runtime copy the quantisation of int8 in the old opset of a model, and fail to in the new one?"""
-    return given < TYPED_SINCE <= now
-
-
-def put_in_front(graph: ir.Graph, info: ShapeInfo, names: Names) -> None:
-    """Put operators that move what a DequantizeLinear of int8 gives in front of it, where its quantisation would be
-    copied behind them."""
-    builder = Builder(graph, names, info)
-    moved = []
-    for node in [each for each in graph if is_op(each, *COPIED_BEHIND)]:
-        found, output = dequantised(node.inputs[0], info), node.outputs[0]
-        readers = data_readers(output)
-        copied = output.is_graph_output() or any(not is_op(reader, "QuantizeLinear") for reader in readers)
-        if found is None or not copied or info.dtype(found.integers) != ir.DataType.INT8:
-            continue
-        attributes = {name: attr.value for name, attr in node.attributes.items()}
-        new = builder.op(node.op_type, node.inputs, info.dtype(output), attributes)
-        named = output.is_graph_output()
-        replace_value(output, builder.alias(new) if named else new, rename=named)
-        moved.append(node)
-    if moved:
-        sweep(graph, [*moved, *builder.nodes])
-        restore_order(graph)
 
 
 def _change(node: ir.Node, given: int, least: int) -> Callable[[ir.Node, Names], None] | None:

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from tests.fuzz import kinds
 
 GROUPS = {
-    "graphs": ("compose", "gradients", "mutate", "ready_made", "runtimes", "spellings", "symbolic", "tested"),
+    "graphs": (
+        "compose",
+        "gradients",
+        "mutate",
+        "quantised",
+        "ready_made",
+        "runtimes",
+        "spellings",
+        "symbolic",
+        "tested",
+    ),
     "parallel": ("caches", "ranks"),
     "operators": ("calls", "wrong_calls"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
