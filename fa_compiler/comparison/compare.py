@@ -239,7 +239,11 @@ def _rounds(
             continue
         try:
             other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
-            other |= {name: ~other[name] for name in switches if turned}
+        except InputError:  # no consistent lengths with such masks
+            continue
+        # A boolean of rank 0 would become a scalar of NumPy, which ONNX Runtime does not take.
+        other |= {name: np.asarray(~other[name]) for name in switches if turned}
+        try:
             first = runner.run(other, pairs)
         except Exception:  # inputs with which the original does not run say nothing about the other model
             continue
