@@ -9,8 +9,8 @@ A model that rounds to integers while it runs enlarges differences: a number bet
 side because its last bit differs, and what follows may enlarge the step without limit. So an output that differs is
 compared once more, with the roundings taken out of both models (unrounded.py) and nothing else changed. It agrees if it
 agrees there, and if both models round as often by the same scales. If the user vouches that scores and probabilities
-need not be rounded, the second model may lack some of the first one's roundings. What is not found is a rounding that is
-moved to another place with the same scale; no fusion does that.
+need not be rounded, the second model may lack some of the first one's roundings. What is not found is a rounding that
+is moved to another place with the same scale; no fusion does that.
 
 Random inputs come in rounds: first with ones and zeros in masks, then with the other masks that users feed (masks.py).
 An input of one boolean, such as use_cache_branch of a merged decoder, is true in some rounds and false in others.
