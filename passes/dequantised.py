@@ -88,7 +88,7 @@ def _is_one(node: ir.Node, info: ShapeInfo) -> bool:
     """Are scale and zero point one number each?"""
     given = [value for value in (input_of(node, 1), input_of(node, 2)) if value is not None]
     shapes = [info.shape(value) for value in given]
-    return all(shape is not None and all(size.const == 1 for size in shape) for shape in shapes)
+    return all(shape is not None and len(shape) < 2 and all(size.const == 1 for size in shape) for shape in shapes)
 
 
 def _passed(node: ir.Node, value: ir.Value, info: ShapeInfo) -> ir.Value | None:

@@ -191,3 +191,18 @@ def test_what_a_raised_model_does_elsewhere(made: str) -> None:
     feeds["w"] = rng.integers(-128, 127, (3, 4), endpoint=True).astype(np.int8)
     for level in LEVELS:
         assert_same(run(result, feeds, level)[1], run(proto, feeds, level)[1], 1e-5)
+
+
+def test_a_block_that_is_the_whole_tensor_stays_where_it_is() -> None:
+    """Its one scale has as many dimensions as the tensor, and would not have them in front of a Reshape."""
+    proto = parse(
+        "f = DequantizeLinear<axis=3, block_size=1>(kt, scale) s = MatMul(q, f) p = Softmax<axis=-1>(s) "
+        "y = MatMul(p, v)",
+        inputs="float[1,1,S,1] q, int8[1,1,1,1] kt, float[1,1,1,1] v",
+        outputs="float[1,1,S,1] y",
+        opset=21,
+        initializers="<float[1,1,1,1] scale = {0.05}>",
+        ir_version=10,
+    )
+    for target in TARGETS:
+        check(proto, target)
