@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose
 from fa_compiler.passes.nodes import graph_opset, int_attr, takes_initializers
@@ -90,7 +91,24 @@ class Builder:
         outputs: int = 1,
         domain: str = "",
     ) -> ir.Value:
-        """The first output of a new operator with this number of outputs; the same value for an equal request."""
+        """The first output of a new operator with this number of outputs; the same value for an equal request.
+
+        An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py).
+        """
+        if op_type in MOVING and not domain and (found := dequantised(inputs[0], self.info)) is not None:
+            return self._moved_integers(found, op_type, inputs[1:], attrs)
+        return self.op_here(op_type, inputs, dtype, attrs, outputs, domain)
+
+    def op_here(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        dtype: ir.DataType | None,
+        attrs: Mapping[str, AttrValue] | None = None,
+        outputs: int = 1,
+        domain: str = "",
+    ) -> ir.Value:
+        """`op`, of exactly these inputs, also behind a DequantizeLinear."""
         attributes = dict(attrs or {})
         key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:
@@ -109,6 +127,23 @@ class Builder:
                 output.shape = ir.Shape([size.const for size in shape])
             self._made[key] = output
         return self._made[key]
+
+    def _moved_integers(
+        self,
+        found: Dequantised,
+        op_type: str,
+        others: Sequence[ir.Value | None],
+        attrs: Mapping[str, AttrValue] | None,
+    ) -> ir.Value:
+        """A DequantizeLinear of the integers behind the operators of `found` and a new one. `others` are the inputs of
+        the new one after the first."""
+        value, dtype = found.integers, self.info.dtype(found.integers)
+        for move in found.moves:
+            own = {name: attr.value for name, attr in move.attributes.items()}
+            value = self.op(move.op_type, [value, *move.inputs[1:]], dtype, own)
+        value = self.op(op_type, [value, *others], dtype, attrs)
+        scales, real = found.node.inputs[1:], self.info.dtype(found.node.outputs[0])
+        return self.op("DequantizeLinear", [value, *scales], real, found.attributes, domain=found.node.domain)
 
     def units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         """A value after Squeeze or Unsqueeze; the value itself where there are no axes."""

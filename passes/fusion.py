@@ -27,6 +27,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.moves_in_front import put_in_front
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.overridable import replaceable_cause
@@ -64,6 +65,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     options = options or Options()
     dropped = inline_functions(model)
     refusal: Decline | None = None
+    given = graph_opset(model.graph)
     if options.target == "onnx":
         try:
             raise_opset(model, options.opset or ATTENTION_SINCE)
@@ -77,6 +79,9 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     graphs, info = prepared.graphs, prepared.info
     resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
+    names = Names.of(graphs)
+    if given < graph_opset(model.graph):
+        put_in_front([node for graph in graphs for node in graph], info, names)
     run = _Run(
         Matcher(Facts.of(info, options)),
         names,

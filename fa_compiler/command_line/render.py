@@ -69,6 +69,8 @@ def print_comparison(comparison: Comparison) -> None:
     for output in comparison.outputs:
         largest = "" if output.largest is None else f"{output.largest:.2g}"
         noise = "" if output.noise is None else f" (ONNX Runtime differs from itself by {output.noise:.2g})"
+        if output.unrounded is not None:
+            noise = f" without the roundings to integers, which differ ({output.unrounded:.2g})"
         verdict = Text(f"same{noise}", "green") if output.fault is None else Text(printable(output.fault), "red")
         rows.append((output.name, f"{output.dtype}{list(output.shape)}", largest, verdict))
     out = console()

@@ -5,6 +5,13 @@ infinities are at the same positions, and the finite values differ by at most th
 value of the original. Integer, boolean and text outputs have to be equal. If the user gave no tolerance, an output also
 agrees if ONNX Runtime's own optimisations change the original's output by at least half as much.
 
+A model that rounds to integers while it runs enlarges differences: a number between two integers falls to the other
+side because its last bit differs, and what follows may enlarge the step without limit. So an output that differs is
+compared once more, with the roundings taken out of both models (unrounded.py) and nothing else changed. It agrees if it
+agrees there, and if both models round as often by the same scales. If the user vouches that scores and probabilities
+need not be rounded, the second model may lack some of the first one's roundings. What is not found is a rounding that
+is moved to another place with the same scale; no fusion does that.
+
 Random inputs come in rounds: first with ones and zeros in masks, then with the other masks that users feed (masks.py).
 An input of one boolean, such as use_cache_branch of a merged decoder, is true in some rounds and false in others.
 A round with which the original does not run is left out. The first round that shows a difference is the result. Dynamic
@@ -27,16 +34,18 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.comparison.buffers import buffer_feeds, buffers_of, grown_outputs
+from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
 from fa_compiler.comparison.feeds import SIZES, graph_inputs, load_inputs, named_inputs, random_inputs
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
+from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.model_files.tensors import all_tensors
 from fa_compiler.passes.nodes import RANDOM
+from fa_compiler.passes.options import DROP_ROUNDINGS
 
 TOLERANCES = {
     onnx.TensorProto.BFLOAT16: 1.6e-2,
@@ -63,7 +72,8 @@ class OutputComparison:
 
     `largest` is the largest difference, relative to the largest finite value of the original; None if it does not
     apply. `fault` is the reason why the output does not agree; None if it agrees. `noise` is the difference that ONNX
-    Runtime's own optimisations make; it is known only if the verdict depended on it.
+    Runtime's own optimisations make; it is known only if the verdict depended on it. `unrounded` is the largest
+    difference without the roundings to integers, if the verdict depended on that.
     """
 
     name: str
@@ -72,6 +82,7 @@ class OutputComparison:
     largest: float | None
     fault: str | None
     noise: float | None = None
+    unrounded: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,7 @@ def compare_models(
     pairs = shared_pairs(proto) if shared else {}
     found: Comparison | None = None
     rival: Runner | None = None
+    quantised = _Unrounded(original, other, assume)
     rounds = _rounds(runner, original, proto, inputs, pairs, shared, assume)
     for count, (what, feeds, first) in enumerate(rounds, 1):
         changed = buffer_feeds(buffers, feeds, first)
@@ -147,6 +159,8 @@ def compare_models(
         if rtol is None and any(output.fault is not None and output.largest is not None for output in outputs):
             third = Runner(original, proto, optimise=True).run(feeds, pairs)
             outputs = [_allow_noise(output, first[output.name], third.get(output.name)) for output in outputs]
+        if rtol is None and any(output.fault is not None for output in outputs):
+            outputs = quantised.judge(outputs, feeds, pairs, changed, own, buffers, allowed)
         sizes = {key: array.shape for key, array in feeds.items()}
         current = Comparison(tuple(outputs), allowed, what.name, sizes, count)
         if not current.same:
@@ -155,6 +169,84 @@ def compare_models(
         found = current if found is None else replace(found, rounds=count)
     assert found is not None
     return found
+
+
+class _Unrounded:
+    """The two models without their roundings to integers. They are made when they are needed."""
+
+    def __init__(self, original: Path, other: Path, assume: Collection[str]) -> None:
+        self._paths = original, other
+        self._assume = assume
+        self._runners: tuple[Runner, Runner, Runner] | None = None
+        self._why: str | None = None
+
+    def judge(
+        self,
+        outputs: Sequence[OutputComparison],
+        feeds: Mapping[str, np.ndarray],
+        pairs: Mapping[str, str],
+        changed: Mapping[str, np.ndarray],
+        own: Mapping[str, str],
+        buffers: Sequence[Buffer],
+        tolerance: float,
+    ) -> list[OutputComparison]:
+        """The outputs, without their faults where they agree without the roundings; else the faults say more.
+
+        The first model gets `feeds` and `pairs`, the second one `changed` and `own`, as in compare_models.
+        """
+        if self._runners is None and self._why is None:
+            self._make()
+        if self._runners is None:
+            return [_with_words(output, self._why) for output in outputs]
+        plain, rival, optimised = self._runners
+        try:
+            first, third = plain.run(feeds, pairs), optimised.run(feeds, pairs)
+            second = grown_outputs(buffers, rival.run(changed, own), first)
+        except Exception as error:  # of ONNX Runtime: they share no class
+            return [
+                _with_words(output, f"it does not run without its roundings: {one_line(error)}") for output in outputs
+            ]
+        judged = []
+        for output in outputs:
+            if output.fault is None or output.name not in first:
+                judged.append(output)
+                continue
+            found = compare_output(output.name, first[output.name], second, tolerance)
+            found = _allow_noise(found, first[output.name], third.get(output.name))
+            if found.fault is None:
+                judged.append(replace(output, fault=None, unrounded=found.largest or 0.0))
+            else:
+                judged.append(_with_words(output, f"without its roundings to integers: {found.fault}"))
+        return judged
+
+    def _make(self) -> None:
+        """Make the models, or say why that is not possible; "" where there is nothing to say."""
+        first, second = (onnx.load(path, load_external_data=False) for path in self._paths)
+        rounded, again = roundings(first), roundings(second)
+        if not rounded:
+            self._why = ""
+        elif again - rounded or (rounded - again and DROP_ROUNDINGS not in self._assume):
+            word = f"; --assume {DROP_ROUNDINGS} if the second model was made with it" if rounded > again else ""
+            self._why = f"{rounded.total()} and {again.total()} operators round to integers, or others do{word}"
+        if self._why is not None:
+            return
+        try:
+            made = [unrounded(each) for each in (first, second)]
+            folders = [path.resolve().parent for path in self._paths]
+            self._runners = (
+                Runner(made[0].SerializeToString(), made[0], optimise=False, folder=folders[0]),
+                Runner(made[1].SerializeToString(), made[1], optimise=True, folder=folders[1]),
+                Runner(made[0].SerializeToString(), made[0], optimise=True, folder=folders[0]),
+            )
+        except NotKnown as error:
+            self._why = f"its roundings to integers cannot be left out: {error}"
+        except Exception as error:  # of protobuf, for models over 2 GiB, and of ONNX Runtime: they share no class
+            self._why = f"its roundings to integers cannot be left out: {one_line(error)}"
+
+
+def _with_words(output: OutputComparison, words: str | None) -> OutputComparison:
+    """The output with more words in its fault, if it has one."""
+    return replace(output, fault=f"{output.fault} ({words})") if output.fault is not None and words else output
 
 
 def _check_repeats(
@@ -239,7 +331,11 @@ def _rounds(
             continue
         try:
             other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
-            other |= {name: ~other[name] for name in switches if turned}
+        except InputError:  # no consistent lengths with such masks
+            continue
+        # A boolean of rank 0 would become a scalar of NumPy, which ONNX Runtime does not take.
+        other |= {name: np.asarray(~other[name]) for name in switches if turned}
+        try:
             first = runner.run(other, pairs)
         except Exception:  # inputs with which the original does not run say nothing about the other model
             continue
@@ -342,10 +438,13 @@ def _is_float(dtype: np.dtype) -> bool:
 class Runner:
     """A session of ONNX Runtime. bfloat16, which NumPy does not have, is passed as OrtValue.
 
-    `threads` is the number of threads that run an operator, 0 for ONNX Runtime's default.
+    `threads` is the number of threads that run an operator, 0 for ONNX Runtime's default. `folder` has the external
+    data of a model given as bytes.
     """
 
-    def __init__(self, path: Path, proto: onnx.ModelProto, optimise: bool, threads: int = 0) -> None:
+    def __init__(
+        self, model: Path | bytes, proto: onnx.ModelProto, optimise: bool, threads: int = 0, folder: Path | None = None
+    ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
@@ -353,7 +452,10 @@ class Runner:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if any(opset.domain in op_registry.DOMAINS for opset in proto.opset_import):
             register_custom_ops(options)
-        self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        if folder is not None:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        source = model if isinstance(model, bytes) else str(model)
+        self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
     def run(self, feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]) -> dict[str, Any]:
         """The outputs of a run. `buffers` maps an input to the output that shares its memory."""

@@ -26,6 +26,7 @@ from fa_compiler.comparison.cache_lengths import (
     size_name,
 )
 from fa_compiler.comparison.demanded_sizes import demanded_sizes
+from fa_compiler.comparison.integers import Readers, number_range
 from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.passes import analyse
@@ -81,7 +82,8 @@ def random_inputs(
 
     Each symbolic dimension has one size in all inputs, which is the size that the model's nodes demand, if they demand
     one (demanded_sizes.py). Indices are valid for the indexed table, masks hold ones and some zeros, positions count
-    up, and the lengths of caches are consistent (cache_lengths.py).
+    up, and the lengths of caches are consistent (cache_lengths.py). Integers that a quantised model computes with have
+    the range of their type (integers.py), other integers are 0 or 1.
 
     Args:
         model: the model.
@@ -127,7 +129,7 @@ def _made(
     model: onnx.ModelProto, name: str, seed: int, sizes: _Sizes, given: Requirements | None, masks: Mask | None
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    bounds = _index_bounds(model.graph)
+    bounds, readers = _index_bounds(model.graph), Readers(model.graph)
     feeds: dict[str, np.ndarray] = {}
     for info in graph_inputs(model):
         tensor = info.type.tensor_type
@@ -145,8 +147,17 @@ def _made(
         elif masks is not None and is_mask(info):
             feeds[info.name] = masks(shape, dtype)
         else:
-            feeds[info.name] = np.asarray(_values(info.name.lower(), shape, dtype, bounds.get(info.name), rng))
+            bound = bounds.get(info.name)
+            numbers = bound is None and "mask" not in info.name.lower() and readers.computes_with(info.name, dtype)
+            made = _numbers(shape, dtype, rng) if numbers else _values(info.name.lower(), shape, dtype, bound, rng)
+            feeds[info.name] = np.asarray(made)
     return feeds
+
+
+def _numbers(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+    """Integers over the range of those that a model computes with."""
+    low, high = number_range(dtype)
+    return rng.integers(low, high, shape, endpoint=True).astype(dtype)
 
 
 def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -258,7 +269,7 @@ class _Sizes:
         match node:
             case ast.Name(id=name):
                 return self._symbol(name, axis)
-            case ast.Constant(value=int(number)):
+            case ast.Constant(value=int(number)) if not isinstance(number, bool):
                 return number
             case ast.BinOp(left=left, op=op, right=right):
                 a, b = self._computed(left, 1), self._computed(right, 1)

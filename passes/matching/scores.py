@@ -85,6 +85,7 @@ from fa_compiler.passes.nodes import (
     is_op,
     is_weight,
     operand_pairs,
+    source_through,
 )
 from fa_compiler.passes.options import DROP_ROUNDINGS
 from fa_compiler.passes.patterns import Bind, Number, Op, match
@@ -97,7 +98,12 @@ from fa_compiler.passes.values.symbolic import Dim
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
-QUANTISED_PRODUCTS = ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul")
+INTEGER_PRODUCTS = {
+    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"), (0, 1)),
+    "QLinearMatMul": (0, 3),
+}
+"""Products of integers that stand for numbers, and the places of their operands."""
+QUANTISED_PRODUCTS = tuple(INTEGER_PRODUCTS)
 QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 """Operators on integers that stand for numbers, of ONNX and of com.microsoft."""
 ONE_MINUS_KEEP = Op("Sub", Number(1.0), Bind("keep"))
@@ -360,10 +366,25 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     """One step of the grammar: what was done, and the scores it was done to."""
     if not node.inputs or node.inputs[0] is None:
         raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
+    if (product := _integer_product(node, viewer)) is not None:
+        reason = f"the scores are a product of integers, by {product.op_type}"
+        raise Decline(Code.DTYPE, reason, product, QUANTISED_ADVICE)
     for case in CASES:
         if (found := case(node, viewer)) is not None:
             return found
     raise _no_step(node, viewer)
+
+
+def _integer_product(node: ir.Node, viewer: Viewer) -> ir.Node | None:
+    """The product of quantised tensors, none of them a weight, that this node is or casts to floats; None for other
+    nodes."""
+    maker: ir.Node | None = node
+    if is_op(node, "Cast") and node.inputs[0] is not None:
+        maker = source_through(node.inputs[0], *LAYOUT_OPS).producer()
+    if maker is None or maker.op_type not in INTEGER_PRODUCTS:
+        return None
+    operands = [input_of(maker, place) for place in INTEGER_PRODUCTS[maker.op_type]]
+    return None if any(each is None or _is_weight(each, viewer) for each in operands) else maker
 
 
 def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decline:

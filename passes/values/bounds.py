@@ -62,6 +62,7 @@ ROUNDING = {ir.DataType.FLOAT: 2.0**-24, ir.DataType.FLOAT16: 2.0**-11, ir.DataT
 """How far a sum is rounded at most, relatively."""
 ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Div", "Reciprocal", "Pow", "Where", "Concat")
 EVERYTHING = (-math.inf, math.inf)
+DEQUANTIZE_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,28 @@ class Bounds(Analysis[Bound]):
             return self._of_integers(node, (float(low), float(high)))
         if is_op(node, "Range") and dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             return self._rounded(self._of_range(node), dtype)
+        if node is not None and node.op_type == "DequantizeLinear" and node.domain in DEQUANTIZE_DOMAINS:
+            return self._rounded(self._dequantised(node), dtype)
         if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *POSITIVE, *LIMITS, *ARITHMETIC, *REDUCTIONS):
             return None
         assert node is not None
         return self._rounded(self._of_node(node), dtype)
+
+    def _dequantised(self, node: ir.Node) -> Bound | None:
+        """The interval of (integers - zero point) * scale, by axis and block as well. None where the scale is not
+        constant and finite: 0 times an infinite scale is NaN."""
+        scale, given = constant(input_of(node, 1)), input_of(node, 2)
+        integers = self.always(node.inputs[0])
+        points = (0.0, 0.0) if given is None else self.always(given)
+        if scale is None or not scale.size or not np.isfinite(scale.astype(np.float64)).all():
+            return None
+        scales = _of_array(scale)
+        if integers is None or points is None or scales is None:
+            return None
+        # An integer of 32 bits is rounded before it is multiplied.
+        ends = [float(np.float32(end)) for end in (integers[0] - points[1], integers[1] - points[0])]
+        found = _ends([end * each for end in ends for each in scales.unless_nan])
+        return None if found is None else Bound(found, False)
 
     def _of_integers(self, node: ir.Node | None, every: Interval) -> Bound:
         """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to a type that holds

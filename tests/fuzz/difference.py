@@ -64,6 +64,13 @@ LATER_DEQUANTIZE = 19
 """From this opset on onnx's reference evaluation knows DequantizeLinear."""
 LAST_BIT = {"float32": 2.0**-24, "float64": 2.0**-24, "float16": 2.0**-11}
 
+LEVELS: Mapping[str, ort.GraphOptimizationLevel] = {
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+"""ONNX Runtime's optimisations. The original runs without any."""
+
 LARGEST = float(np.finfo(np.float32).max)
 EXACT = (0.0, 1.0, 2.0, 3.0, 1e3, 1e4, 3e4, 32752.0, 65504.0, 1e5, 1e9, 1e10, 1e30, 3e38, LARGEST / 2, LARGEST)
 EXACT_NUMBERS = {

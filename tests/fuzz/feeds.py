@@ -10,6 +10,7 @@ An input's role says what its numbers mean:
     lengths  how many keys count, of each batch entry           int8     any int8: caches
     table    numbers of blocks, negative ones counted from the end
     factor   a number that scores are multiplied with, or divided by
+    integers LOW HIGH    any integer from LOW to HIGH
 
 A style changes what a run is fed. A user's word (--assume) leaves out what breaks it.
 """
@@ -137,6 +138,8 @@ def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rn
                 made = rng.integers(0, 4, shape)
             case "int8":
                 made = rng.integers(-128, 128, shape)
+            case role if role.startswith("integers "):
+                made = rng.integers(*map(int, role.split()[1:]), shape, endpoint=True)
             case "table":
                 made = rng.integers(-int(given.number), int(given.number), shape)
             case "index":

@@ -25,7 +25,10 @@ TYPES = {
     "float64": TensorProto.DOUBLE,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
+    "int16": TensorProto.INT16,
     "int8": TensorProto.INT8,
+    "uint16": TensorProto.UINT16,
+    "uint8": TensorProto.UINT8,
     "bool": TensorProto.BOOL,
 }
 Size = str | int

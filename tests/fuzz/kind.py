@@ -16,8 +16,8 @@ from tests.fuzz import kinds
 
 GROUPS = {
     "graphs": (
-        *("bounds", "compose", "gradients", "mutate", "ready_made", "runtimes"),
-        *("schema_calls", "spellings", "symbolic", "tested"),
+        *("bounds", "compose", "gradients", "mutate", "quantised", "ready_made"),
+        *("runtimes", "schema_calls", "spellings", "symbolic", "tested"),
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),
     "operators": ("atc_front_end", "calls", "wrong_calls"),

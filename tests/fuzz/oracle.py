@@ -7,7 +7,9 @@ A finding is
   masked keys are not read (recognised.md), so the original's result without the NaN must not depend on what stands
   there;
 - a run that only the original ends;
-- either of these where ONNX Runtime runs the bodies of the fused nodes, without the library of kernels;
+- either of these where ONNX Runtime runs the bodies of the fused nodes, without the library of kernels, and where it
+  optimises the fused model, at any of its levels. Where the original at this level does not load, or its own output
+  differs from the one without optimisations, nothing is asked of the fused output at this level;
 - an exception of the fusion, an invalid result, a report that misses a softmax or a decline that does not say why;
 - another result for the same model, and a fusion that takes seconds.
 
@@ -36,7 +38,7 @@ from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_OPS, GRAP
 from fa_compiler.op_registry.runtimes import DOMAINS as STANDARD
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.options import Target
-from tests.fuzz.difference import BASE, Array, Comparison, Feed, evaluated, run_original, session
+from tests.fuzz.difference import BASE, LEVELS, Array, Comparison, Feed, evaluated, run_original, session
 from tests.fuzz.kind import Finding, Outcome
 
 SLOW_S = 5.0
@@ -61,6 +63,8 @@ ALLOWS_ZERO = 14
 """From this opset on a Reshape can make a size of 0 in every place."""
 BODIES_OF = 4
 """One of so many fused models runs without the library, too."""
+LEVELS_OF = 6
+"""One of so many fused models is optimised as well, at one level, if its judge asks for none."""
 REFUSALS = (
     "has shape",
     "shall have same",
@@ -102,6 +106,10 @@ class Judge:
     shapes is right (recognised.md)."""
     target: Target = "ort"
     runtime: str | None = None
+    truth: onnx.ModelProto | None = None
+    """What the fused model is to be, if not the model itself, as where it leaves out what the user needs not."""
+    levels: Mapping[str, ort.GraphOptimizationLevel] | None = None
+    """The levels of optimisation at which the fused model runs as well as without any; None draws one at times."""
     ran: int = field(default=0, init=False)
     shown: Feed | None = field(default=None, init=False)
     """The feed that shows the fault."""
@@ -172,8 +180,9 @@ class Judge:
     # -- runs ---------------------------------------------------------------------------------------
 
     def _compared(self, fused: onnx.ModelProto, report: Report) -> Finding | None:
+        truth = self.truth or self.model
         try:
-            original = session(self.model, custom=False)
+            original = session(truth, custom=False)
         except Exception:  # of ONNX Runtime: it does not take the original
             return None
         # Two masks of -1e5 over a whole row round the scores to 0.016, which who vouches for them takes for nothing.
@@ -188,23 +197,34 @@ class Judge:
                 return None  # nor does the original run
             title = f"the fused model does not load: {_unnumbered(str(error))} [{what}]"
             return Finding(title, text + str(error), data)
-        runs = [("", second)]
+        runs: list[_Run] = [_Run("", second)]
         if _has_bodies(fused) and zlib.crc32(data) % BODIES_OF == 0:
             try:
-                runs.append(("without the library: ", session(fused, custom=False)))
+                runs.append(_Run("without the library: ", session(fused, custom=False)))
             except Exception as error:
                 return Finding(f"the fused model does not load without the library [{what}]", text + str(error), data)
+        for name, level in self._levels(zlib.crc32(data)).items():
+            try:
+                optimised = session(truth, custom=False, level=level)
+            except Exception:  # of ONNX Runtime: it does not take the original at this level
+                continue
+            try:
+                runs.append(_Run(f"at level {name}: ", session(fused, custom=True, level=level), optimised))
+            except Exception as error:
+                title = f"at level {name}: the fused model does not load: {_unnumbered(str(error))} [{what}]"
+                return Finding(title, text + str(error), data)
         rejected: Feed | None = None
-        for feed, (how, ran) in itertools.product(self._given(), runs):
+        for feed, each in itertools.product(self._given(), runs):
+            how = each.how
             try:
                 wanted = run_original(original, feed.arrays)
             except Exception:  # these inputs are none for the original
                 continue
             self.ran += 1
             self.shown = feed
-            compared = Comparison(self.model, original, feed, self.hides_nan, rough, "real_shift" in what)
+            compared = Comparison(truth, original, feed, self.hides_nan, rough, "real_shift" in what)
             try:
-                got = run_fused(ran, feed.arrays)
+                got = run_fused(each.fused, feed.arrays)
             except Exception as error:
                 if UNCONSTRUCTED in str(error):
                     continue
@@ -225,7 +245,9 @@ class Judge:
                 if feed.empty and not _as_declared(self.model, feed, name, left.shape):
                     continue  # a Reshape took a size of 0 for a copy of another one
                 fault = self._fault(compared, fused, names.index(name), left, right)
-                if fault is not None and how and compared.is_short:
+                if fault is not None and each.is_changed(compared, names.index(name), left):
+                    continue
+                if fault is not None and each.original is None and how and compared.is_short:
                     exact = evaluated(fused, feed.arrays)
                     right = right if exact is None else exact[names.index(name)]
                     fault = self._fault(compared, fused, names.index(name), left, right)
@@ -235,6 +257,15 @@ class Judge:
                     detail = f"{text}output {name}: {fault[1]}\n{_feed_text(feed)}"
                     return Finding(f"{how}{fault[0]} [{self.group}{what}]", detail, data)
         return None
+
+    def _levels(self, drawn: int) -> Mapping[str, ort.GraphOptimizationLevel]:
+        """The levels at which the fused model runs beside none."""
+        if self.levels is not None:
+            return self.levels
+        if drawn % LEVELS_OF:
+            return {}
+        name = list(LEVELS)[drawn // LEVELS_OF % len(LEVELS)]
+        return {name: LEVELS[name]}
 
     def _fault(
         self, compared: Comparison, fused: onnx.ModelProto, index: int, left: Array, right: Array
@@ -255,6 +286,26 @@ class Judge:
         lost = score / NARROWED_SCORE if self.rough >= NARROWED else score * SCORE_BITS
         known = replace(compared, rough=compared.rough * max(1.0, lost))
         return known.fault(index, left, right, least)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A session of the fused model, and the words for a finding in it. `original` is the truth at the same level of
+    optimisation; None where there is none."""
+
+    how: str
+    fused: ort.InferenceSession
+    original: ort.InferenceSession | None = None
+
+    def is_changed(self, compared: Comparison, index: int, wanted: Array) -> bool:
+        """Do ONNX Runtime's optimisations change this output of the original, too?"""
+        if self.original is None:
+            return False
+        try:
+            found = run_original(self.original, compared.feed.arrays)[index]
+        except Exception:  # of ONNX Runtime: they share no class
+            return True
+        return compared.fault(index, wanted, found) is not None
 
 
 def _finite(feed: Feed) -> Feed:

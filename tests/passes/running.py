@@ -26,6 +26,13 @@ Array = npt.NDArray[np.generic]
 Feeds = Mapping[str, Array]
 
 ORIGINAL_OFF = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+LEVELS = (
+    ORIGINAL_OFF,
+    ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+)
+"""ONNX Runtime's optimisations, from none to all: a fused model means the same with each of them."""
 PRODUCT = "A2"
 
 
@@ -114,21 +121,24 @@ def fused(
     return result, report
 
 
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """A session that computes every node as it is written; the same one for the same model.
+def session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel = ORIGINAL_OFF) -> ort.InferenceSession:
+    """A session, which computes every node as it is written if no other level is asked for; the same one for the same
+    model and level.
 
     It knows only those fused operators that the model may have, because each of them takes time.
     """
     imports = [*model.opset_import, *(each for function in model.functions for each in function.opset_import)]
     text = model.SerializeToString()
     fused = any(each.domain == DOMAIN for each in imports)
-    return _session(text, tuple(name for name in names() if name.encode() in text) if fused else None)
+    return _session(text, tuple(name for name in names() if name.encode() in text) if fused else None, level)
 
 
 @functools.lru_cache(maxsize=32)
-def _session(model: bytes, operators: tuple[str, ...] | None) -> ort.InferenceSession:
+def _session(
+    model: bytes, operators: tuple[str, ...] | None, level: ort.GraphOptimizationLevel
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.graph_optimization_level = ORIGINAL_OFF
+    options.graph_optimization_level = level
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     if operators is not None:
@@ -137,9 +147,9 @@ def _session(model: bytes, operators: tuple[str, ...] | None) -> ort.InferenceSe
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def run(model: onnx.ModelProto, feeds: Feeds) -> list[Array]:
+def run(model: onnx.ModelProto, feeds: Feeds, level: ort.GraphOptimizationLevel = ORIGINAL_OFF) -> list[Array]:
     """All outputs of a model."""
-    return list(session(model).run(None, dict(feeds)))
+    return list(session(model, level).run(None, dict(feeds)))
 
 
 def bound_run(model: onnx.ModelProto, feeds: Feeds, buffers: Mapping[str, str]) -> list[Array]:

@@ -91,3 +91,40 @@ def test_a_moderate_number_beside_a_bias(number: str) -> None:
     feeds = random_feeds(proto, given=PADDING)
     rounding = 2 * abs(float(number)) * 2.0**-24
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5 + 2 * rounding)
+
+
+QUANTISED = {
+    "one scale": "bias = DequantizeLinear(b, scale, point) ",
+    "no zero point": "bias = DequantizeLinear(b, scale) ",
+    "by axis": "bias = DequantizeLinear<axis=1>(b, scales, points) ",
+    "of ONNX Runtime": "bias = com.microsoft.DequantizeLinear(b, scale, point) ",
+}
+
+
+@pytest.mark.parametrize("made", QUANTISED.values(), ids=QUANTISED)
+def test_a_bias_of_integers(made: str) -> None:
+    """The integers' type and the scale bound a bias that a DequantizeLinear gives."""
+    constants = (
+        "scale = Constant<value=float {0.05}>() point = Constant<value=int8 {3}>() "
+        "scales = Constant<value=float[4] {0.05, 0.1, 0.2, 0.4}>() points = Constant<value=int8[4] {3, 2, 1, 0}>() "
+    )
+    body = (NUMBERS + INVERTED).replace("bias = Tanh(b) ", constants + made) + SUMS["added up first"]
+    proto = parse(PRODUCT_QK + body + SOFTMAX.format("x") + PRODUCT_PV, "int64[B,T] given, int8[1,4,S,T] b")
+    rows = np.random.default_rng(0).integers(-128, 127, (1, 4, 5, 6), endpoint=True).astype(np.int8)
+    feeds = random_feeds(proto, given=PADDING, b=rows)
+    (said,) = fused(proto)[1].blocks[0].missed
+    assert said.hint == "--assume binary-masks if that holds in every run"
+    result, report = fused(proto, assume=["binary-masks"])
+    (block,) = report.blocks
+    assert (block.mask, block.assumed) == ("atten_mask+real_shift", ("binary-masks",))
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_bias_of_integers_without_a_scale_that_is_a_number(number: str) -> None:
+    """0 times infinity is NaN."""
+    made = f"scale = Constant<value=float {{{number}}}>() bias = DequantizeLinear(b, scale) "
+    body = (NUMBERS + INVERTED).replace("bias = Tanh(b) ", made) + SUMS["added up first"]
+    proto = parse(PRODUCT_QK + body + SOFTMAX.format("x") + PRODUCT_PV, "int64[B,T] given, int8[1,4,S,T] b")
+    (block,) = fused(proto, assume=["binary-masks"])[1].blocks
+    assert (block.mask, block.assumed, block.missed) == ("real_shift", (), ())

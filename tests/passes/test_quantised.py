@@ -253,3 +253,34 @@ def test_operators_on_integers_that_stay(body: str) -> None:
     (block,) = report.blocks
     assert (block.code, block.hint) == ("dtype", QUANTISED_ADVICE)
     assert [node.op_type for node in result.graph.node] == [node.op_type for node in model.graph.node]
+
+
+DYNAMIC = "qi, qs, qz = DynamicQuantizeLinear(q) ki, ks, kz = DynamicQuantizeLinear(kt) "
+PRODUCTS_OF_INTEGERS = {
+    "MatMulInteger": DYNAMIC + "m = MatMulInteger(qi, ki, qz, kz) f = Cast<to=1>(m) r = Mul(qs, ks) s = Mul(f, r) ",
+    "the factor first": DYNAMIC + "m = MatMulInteger(qi, ki, qz, kz) f = Cast<to=1>(m) r = Mul(qs, ks) s = Mul(r, f) ",
+    "MatMulIntegerToFloat": DYNAMIC + "s = com.microsoft.MatMulIntegerToFloat(qi, ki, qs, ks, qz, kz) ",
+    "DynamicQuantizeMatMul": DYNAMIC + "s = com.microsoft.DynamicQuantizeMatMul(q, ki, ks, kz) ",
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS_OF_INTEGERS)
+def test_scores_that_are_a_product_of_integers(name: str) -> None:
+    """The product is named, and not what scales it."""
+    body = "kt = Transpose<perm=[0,1,3,2]>(k) " + PRODUCTS_OF_INTEGERS[name] + "t = Mul(s, c) x = Where(m0, t, low) "
+    model = parse(CONSTANTS + body + "p = Softmax<axis=-1>(x) y = MatMul(p, v)", "bool[S,T] m0")
+    block = block_of(model)
+    product = "MatMulInteger" if name == "the factor first" else name
+    assert (block.code, block.reason) == ("dtype", f"the scores are a product of integers, by {product}")
+    assert (block.culprit, block.hint) == (
+        "m" if "MatMulInteger(" in PRODUCTS_OF_INTEGERS[name] else "s",
+        QUANTISED_ADVICE,
+    )
+
+
+def test_a_classifier_on_integers_is_no_attention() -> None:
+    """Its logits are a product with a weight."""
+    body = "w = Constant<value=int8[8,3] {" + ",".join("1" * 24) + "}>() qi, qs, qz = DynamicQuantizeLinear(q) "
+    body += "m = MatMulInteger(qi, w, qz) f = Cast<to=1>(m) s = Mul(f, qs) y = Softmax<axis=-1>(s) "
+    block = block_of(parse(body, outputs="float[B,4,S,3] y"))
+    assert block.code != "dtype"

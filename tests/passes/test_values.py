@@ -425,6 +425,28 @@ def test_a_mean_whose_sum_overflows_has_no_bounds() -> None:
     assert interval("c = Cast<to=1>(b) d = Mul(c, large) x = ReduceMean(d)") is None
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("j = Cast<to=3>(i) x = DequantizeLinear(j, half, three)", (-65.5, 62.0)),
+        ("j = Cast<to=3>(i) x = DequantizeLinear(j, half)", (-64.0, 63.5)),
+        ("j = Cast<to=2>(i) x = DequantizeLinear(j, minus)", (-127.5, 0.0)),
+        ("j = Cast<to=6>(i) x = DequantizeLinear(j, half)", (-(2.0**30), 2.0**30)),
+        ("j = Cast<to=3>(i) x = DequantizeLinear(j, endless)", None),
+        ("j = Cast<to=3>(i) x = DequantizeLinear(j, none)", None),
+        ("j = Cast<to=3>(i) s = ReduceMax<keepdims=0>(f) x = DequantizeLinear(j, s)", None),
+        ("j = Cast<to=17>(mixed) x = DequantizeLinear(j, half)", None),
+    ],
+)
+def test_bounds_of_what_a_dequantize_linear_gives(body: str, expected: tuple[float, float] | None) -> None:
+    constants = (
+        "half = Constant<value=float {0.5}>() minus = Constant<value=float {-0.5}>() "
+        "three = Constant<value=int8 {3}>() "
+        "endless = Constant<value=float {inf}>() none = Constant<value=float {nan}>() "
+    )
+    assert interval(constants + body) == expected
+
+
 def test_limits_of_a_clip_that_are_attributes() -> None:
     built = ir.from_proto(parse("y = Clip<min=-1.0, max=2.5>(q)", opset=10))
     assert Bounds(analyse(built)).of(value(built.graph, "y")) == Bound((-1.0, 2.5), True)
