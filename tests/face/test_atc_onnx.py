@@ -60,6 +60,26 @@ def test_route_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"--input_shape={SHAPES}" in report["command"]
 
 
+def test_a_division_of_integers_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report and the output say once what is open, with the first nodes."""
+    model = newer()
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "two"))
+    model.graph.node.append(helper.make_node("Shape", ["out"], ["sizes"], "sizes_of"))
+    model.graph.node.extend(
+        helper.make_node(
+            "Div", ["sizes" if number == 0 else f"half_{number - 1}", "two"], [f"half_{number}"], f"d{number}"
+        )
+        for number in range(5)
+    )
+    model.graph.output.append(helper.make_tensor_value_info("half_4", TensorProto.INT64, [4]))
+    out = tmp_path / "out"
+    words = ["atc", str(saved(model, tmp_path / "model.onnx")), "-o", str(out), *SOC, "--route", "onnx"]
+    assert main(words) == 0
+    (note,) = (note for note in json.loads((out / "report.json").read_text())["notes"] if "RealDiv" in note)
+    assert note.startswith("d0, d1, d2 and 2 more: ATC's plugin makes a RealDiv of a division of integers")
+    assert "d0, d1, d2 and 2 more" in capsys.readouterr().out
+
+
 def test_it_computes_the_same(tmp_path: Path) -> None:
     source = saved(newer(TensorProto.FLOAT), tmp_path / "model.onnx")
     out = tmp_path / "out"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib import resources
@@ -251,6 +251,12 @@ def plugin_mismatches(form: NodeForm) -> Iterator[PluginMismatch]:
     if row is None and _schema(form) is None:
         return
     row = row or NOTHING
+    for found in _mismatches(form, row):
+        doubt = "; this is inferred, no public source says it" if row.known is Known.INFERRED else ""
+        yield replace(found, sentence=found.sentence + doubt)
+
+
+def _mismatches(form: NodeForm, row: PluginRow) -> Iterator[PluginMismatch]:
     for name, value in form.attributes.items():
         entry = row.entries.get(name)
         if entry is None:

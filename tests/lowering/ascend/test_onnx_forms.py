@@ -239,7 +239,7 @@ EQUAL: dict[str, tuple[int, str, str]] = {
         11,
         f"g({X}) => (float[] a, float[] b, float[] c) "
         "{ a = Softmax(x) b = Softmax<axis = -1>(x) c = Softmax<axis = 0>(x) }",
-        "computes axis 1 only",
+        "computes axis 1 only, and before opset 13 ONNX all axes from it on; this is inferred",
     ),
     "softmax of several axes of the oldest": (
         8,
