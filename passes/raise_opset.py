@@ -10,7 +10,7 @@
 The operators of other domains do not change. A model is looked through before anything in it is changed.
 
 ONNX Runtime's copies of a quantisation (dequantised.py) fail in newer opsets only. So in a model that was raised the
-operators behind a DequantizeLinear are put in front of it (moves_in_front.py).
+operators behind a DequantizeLinear are put in front of it (survival.py).
 """
 
 from __future__ import annotations
