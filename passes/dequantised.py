@@ -47,6 +47,8 @@ MOVING = (*LAYOUT_OPS, *REPEATS, "Slice", "Gather")
 of them."""
 INTEGERS = tuple(getattr(ir.DataType, name) for name in ("INT8", "UINT8", "INT16", "UINT16", "INT32"))
 """The integers that all operators of MOVING take."""
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""The domains that have a DequantizeLinear."""
 PLACES = ("axis", "block_size")
 """Attributes of DequantizeLinear that mean nothing where there is one scale."""
 
@@ -72,7 +74,7 @@ def dequantised(value: ir.Value | None, info: ShapeInfo) -> Dequantised | None:
     for _ in range(LONGEST):
         if value is None or (node := value.producer()) is None:
             return None
-        if node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx", "com.microsoft"):
+        if node.op_type == "DequantizeLinear" and node.domain in DOMAINS:
             integers = node.inputs[0]
             movable = integers is not None and info.dtype(integers) in INTEGERS and _is_one(node, info)
             return Dequantised(integers, node, tuple(reversed(moves))) if movable and integers is not None else None

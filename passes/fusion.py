@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import onnx_ir as ir
@@ -27,7 +27,6 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.moves_in_front import put_in_front
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.overridable import replaceable_cause
@@ -41,6 +40,7 @@ from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.shared import Sharer, Sharing
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 from fa_compiler.passes.surgery import replace_value
+from fa_compiler.passes.survival import put_in_front, settle
 from fa_compiler.passes.values.shapes import analyse
 
 SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)
@@ -75,13 +75,12 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     graphs = remember_versions(model)
     info = analyse(model)
     names = Names.of(graphs)
+    if given < graph_opset(model.graph):
+        put_in_front([node for graph in graphs for node in graph], info, names)
     prepared = prepare(model, graphs, info, names)
     graphs, info = prepared.graphs, prepared.info
     resolve_casts(graphs, info)
     corrected = correct_shapes(graphs, info)
-    names = Names.of(graphs)
-    if given < graph_opset(model.graph):
-        put_in_front([node for graph in graphs for node in graph], info, names)
     run = _Run(
         Matcher(Facts.of(info, options)),
         names,
@@ -93,6 +92,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         prepared.made,
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
+    if options.target != "ascend":
+        settle(run.made, info, names)
     if any(block.status == "fused" for block in blocks):
         if options.target != "onnx":
             domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
@@ -125,8 +126,10 @@ class _Run:
     opset: int
     refusal: Decline | None
     """Why nothing of the model can be fused for the target."""
-    made: frozenset[str]
+    prepared: frozenset[str]
     """The names of nodes that are not the model's own."""
+    made: list[ir.Node] = field(default_factory=list)
+    """The fused nodes of all graphs."""
 
     @property
     def facts(self) -> Facts:
@@ -176,6 +179,7 @@ class _Run:
                 inner = self.softmaxes_of_function[node.op_identifier()]
                 groups.append([_in_function(node, name) for name in inner])
         rewriter.finish()
+        self.made.extend(rewriter.made)
         # Retry attentions whose other reader has been fused since. One pass may free the next, as in a chain of layers.
         some = any(block.status == "fused" for group in groups for block in group)
         while retried and some:
@@ -227,6 +231,7 @@ class _Run:
             if node in found
         }
         rewriter.finish()
+        self.made.extend(rewriter.made)
         return {node: blocks for node, blocks in tried.items() if blocks[0].status == "fused"}
 
     def _left(self, graph: ir.Graph, listed: Sequence[SoftmaxAnchor]) -> Iterator[tuple[ir.Node, Decline]]:
@@ -373,7 +378,7 @@ class _Run:
         return self._fused_block(name, converted.match, fused)
 
     def _declined_block(self, name: str, decline: Decline) -> Block:
-        if decline.culprit is not None and decline.culprit.name in self.made:
+        if decline.culprit is not None and decline.culprit.name in self.prepared:
             decline = Decline(decline.code, decline.reason, None, decline.hint or "")
         block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:

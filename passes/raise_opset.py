@@ -12,7 +12,7 @@ That an operator means the same does not say that it has a kernel: both are aske
 not change. A model is looked through before anything in it is changed.
 
 ONNX Runtime's copies of a quantisation (dequantised.py) fail in newer opsets only. So in a model that was raised the
-operators behind a DequantizeLinear are put in front of it (moves_in_front.py).
+operators behind a DequantizeLinear are put in front of it (survival.py).
 """
 
 from __future__ import annotations

@@ -296,7 +296,8 @@ def _on_integers(op_type: str, operands: Sequence[int], result: int) -> _Rule:
     behind it, `result` the place of the result's scale."""
 
     def rule(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
-        values = [made.meant(*(_input(node, place + offset) for offset in range(3))) for place in operands]
+        parts = [[_input(node, place + offset) for offset in range(3)] for place in operands]
+        values = [made.meant(value, scale, point) for value, scale, point in parts]
         kept = {name: value for name, value in attributes.items() if name in ("axis", "alpha")}
         if op_type == "Softmax" and attributes.get("opset", 13) < 13 and attributes.get("axis", -1) != -1:
             raise NotKnown(f"{node.op_type} {node.name or node.output[0]} flattens its operand")

@@ -28,7 +28,6 @@ from fa_compiler.passes.masks.narrow import narrowed
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.moves_in_front import needed_by, put_in_front
 from fa_compiler.passes.nodes import SIXTEEN_BITS, dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code, Missed, MissedCode
@@ -344,8 +343,6 @@ class Rewriter:
         sweep(graph, [*roots, *dead_readers(roots, dead_nodes(graph))])
         self.builder.drop_unused_constants()
         restore_order(graph)
-        if self.options.target != "ascend":
-            put_in_front(needed_by(self.made), self.builder.info, self.builder.names)
 
     def _size(self, match: AttentionMatch, axes: Axes) -> int:
         size = match.space.size(axes).const

@@ -196,12 +196,44 @@ def test_what_a_raised_model_does_elsewhere(made: str) -> None:
 def test_a_block_that_is_the_whole_tensor_stays_where_it_is() -> None:
     """Its one scale has as many dimensions as the tensor, and would not have them in front of a Reshape."""
     proto = parse(
-        "f = DequantizeLinear<axis=3, block_size=1>(kt, scale) s = MatMul(q, f) p = Softmax<axis=-1>(s) "
+        "f = DequantizeLinear<axis=3, block_size=1>(q, scale) s = MatMul(f, kt) p = Softmax<axis=-1>(s) "
         "y = MatMul(p, v)",
-        inputs="float[1,1,S,1] q, int8[1,1,1,1] kt, float[1,1,1,1] v",
-        outputs="float[1,1,S,1] y",
+        inputs="int8[1,1,1,1] q, float[1,1,1,T] kt, float[1,1,T,1] v",
+        outputs="float[1,1,1,1] y",
         opset=21,
         initializers="<float[1,1,1,1] scale = {0.05}>",
+        ir_version=10,
+    )
+    for target in TARGETS:
+        check(proto, target)
+
+
+PUSHED = {
+    # the integers, their scale and zero point
+    "int8": ("int8", "scale"),
+    "int8 by axis": ("int8", "<axis=1>scales"),
+    "int8 with a zero point": ("int8", "scale, point"),
+    "uint8": ("uint8", "scale"),
+    "int32": ("int32", "scale"),
+    "int32 with a zero point": ("int32", "scale, zero"),
+    "int32 by axis": ("int32", "<axis=1>scales"),
+}
+
+
+@pytest.mark.parametrize("opset", (17, 21))
+@pytest.mark.parametrize("name", PUSHED)
+def test_a_transposition_in_front_of_a_past(name: str, opset: int) -> None:
+    """ONNX Runtime pushes it through the DequantizeLinear and the Concat to the one that is inserted behind them."""
+    kind, scales = PUSHED[name]
+    attributes, _, inputs = scales.rpartition(">")
+    proto = parse(
+        "scale = Constant<value=float {0.05}>() point = Constant<value=int8 {3}>() zero = Constant<value=int32 {0}>() "
+        "scales = Constant<value_floats=[0.05, 0.06, 0.07, 0.08]>() "
+        f"t = Transpose<perm=[1,0,2,3]>(past) f = DequantizeLinear{attributes}{'>' * bool(attributes)}(t, {inputs}) "
+        "kt = Concat<axis=3>(f, new) s = MatMul(q, kt) p = Softmax<axis=-1>(s) y = MatMul(p, v)",
+        inputs=f"float[2,4,S,8] q, {kind}[4,2,8,3] past, float[2,4,8,2] new, float[2,4,5,8] v",
+        outputs="float[2,4,S,8] y",
+        opset=opset,
         ir_version=10,
     )
     for target in TARGETS:
