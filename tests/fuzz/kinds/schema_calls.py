@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx
 
@@ -16,6 +17,8 @@ from tests.fuzz.reduction import GraphKind
 from tests.fuzz.schema_calls import Call
 
 WAYS = ("ort", "ort", "ort", "onnx", "contrib", "ascend", "in place")
+DRAWS = 6
+"""How many calls are drawn to find one that ONNX Runtime takes."""
 ROUNDED = ("Attention", "QAttention")
 """Operators of com.microsoft that add one product after the other to a mask of -1e4."""
 
@@ -24,11 +27,11 @@ class SchemaCalls(GraphKind):
     """One call, fused for one target."""
 
     def judge(self, seed: int) -> Judge | None:
-        call = Call.drawn(seed)
-        model, feeds = call.model(), call.feeds(seed)
-        return None if _first_run(model, feeds) is None else self._judge(seed, call, model, feeds)
+        drawn = _drawn(seed)
+        return None if drawn is None else self._judge(seed, drawn)
 
-    def _judge(self, seed: int, call: Call, model: onnx.ModelProto, feeds: Sequence[Feed]) -> Judge:
+    def _judge(self, seed: int, drawn: Drawn) -> Judge:
+        call, model, feeds = drawn.call, drawn.model, drawn.feeds
         way = WAYS[seed % len(WAYS)]
         assume = ["separate-caches"] if call.rng.random() < 0.9 else []
         assume += ["decode"] if call.sizes["S"] == 1 and call.rng.random() < 0.5 else []
@@ -45,26 +48,39 @@ class SchemaCalls(GraphKind):
         return made
 
     def check(self, seed: int) -> Outcome:
-        call = Call.drawn(seed)
-        model, feeds = call.model(), call.feeds(seed)
-        wanted = _first_run(model, feeds)
-        if wanted is None:
+        drawn = _drawn(seed)
+        if drawn is None:
             return Outcome("skipped")
-        judge = self._judge(seed, call, model, feeds)
+        judge = self._judge(seed, drawn)
         match WAYS[seed % len(WAYS)]:
             case "ascend":
                 return _for_ascend(judge)
             case "in place":
-                return _in_place(judge, feeds[0], wanted)
+                return _in_place(judge, drawn.feeds[0], drawn.wanted)
         return judge.outcome()
 
 
-def _first_run(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Array] | None:
-    """What ONNX Runtime makes of the first inputs; None where it does not take the call."""
-    try:
-        return run_original(session(model, custom=False), feeds[0].arrays)
-    except Exception:  # of ONNX Runtime: they share no class
-        return None
+@dataclass(frozen=True)
+class Drawn:
+    """A call that ONNX Runtime takes, and what it makes of the first inputs."""
+
+    call: Call
+    model: onnx.ModelProto
+    feeds: Sequence[Feed]
+    wanted: Sequence[Array]
+
+
+def _drawn(seed: int) -> Drawn | None:
+    """The first draw that ONNX Runtime takes; None where it takes none."""
+    for draw in range(DRAWS):
+        call = Call.drawn(seed, draw)
+        model, feeds = call.model(), call.feeds(seed)
+        try:
+            wanted = run_original(session(model, custom=False), feeds[0].arrays)
+        except Exception:  # of ONNX Runtime: they share no class
+            continue
+        return Drawn(call, model, feeds, wanted)
+    return None
 
 
 def _finding(judge: Judge, title: str, detail: str) -> Finding:
