@@ -6,8 +6,7 @@
 
 The nodes of the definition are added beside the operator, and removed again when the match is refused. What the graphs
 score_mod and prob_mod may hold follows from scores.py, mask.py and probability_path.py. Refused before the match:
-graphs that make random numbers or hold further graphs or nodes of several outputs, and groups of heads beside such a
-graph.
+graphs that make random numbers or hold further graphs or nodes of several outputs.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
     node, builder, info = call.node, call.builder, call.info
     query, key, value = (call.required_input(index) for index in range(3))
     dtype, size, heads = info.dtype(query), call.size(query, 3), call.size(query, 1)
-    if heads is None or heads != call.size(key, 1):
-        raise call.decline(Code.SCORE_TERM, "groups of heads beside a graph on the scores")
+    key, value = (_repeated(call, each, heads) for each in (key, value))
     scale = _scale(call)
     if scale is None and size is None:
         raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
@@ -90,6 +88,21 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
     maker = softmax.producer()
     assert maker is not None
     return SoftmaxAnchor(scores, softmax, (3,), (maker,))
+
+
+def _repeated(call: OpConverter, value: ir.Value, heads: int | None) -> ir.Value:
+    """Keys or values [B, K, S, D], each head repeated for its group, so that there are `heads` of them. Raises Decline
+    where the number of heads is open."""
+    own, size, builder, dtype = call.size(value, 1), call.size(value, 3), call.builder, call.info.dtype(value)
+    if heads is None or own is None:
+        raise call.decline(Code.SHAPE, "the number of heads is not known before the model runs")
+    if own == 0 or heads % own or size is None:
+        raise call.decline(Code.SHAPE, f"{heads} query heads are no multiple of {own} key heads of a known size")
+    if own == heads:
+        return value
+    apart = builder.units("Unsqueeze", value, (2,))
+    wide = builder.op("Expand", [apart, builder.ints([1, 1, heads // own, 1, 1])], dtype)
+    return builder.op("Reshape", [wide, builder.ints([0, heads, -1, size])], dtype)
 
 
 def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:

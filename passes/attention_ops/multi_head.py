@@ -20,9 +20,10 @@ ONNX Runtime's CPU kernel does not take the packed forms of rank 5. Here they me
 says.
 
 Refused: the score matrix as an output; a past without both presents, beside which ONNX Runtime reads what lies behind
-the new keys in memory; cache_indirection, which names the beam whose cache holds a key; for a decoder, query, key and
-value side by side in one tensor, with which ONNX Runtime crashes, and new keys of several rows, of which it reads the
-wrong ones. Where the number of new rows is open, a run with several of them ends in an error of a Reshape.
+the new keys in memory; new keys [B, N, T, D] beside a cache with room, into which it does not write them;
+cache_indirection, which names the beam whose cache holds a key; for a decoder, query, key and value side by side in one
+tensor, with which ONNX Runtime crashes, and new keys of several rows, of which it reads the wrong ones. Where the
+number of new rows is open, a run with several of them ends in an error of a Reshape.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
         raise call.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
     if length is not None and past is None:
         raise call.decline(Code.READY_MADE, "a past has a length, and there is none")
+    if length is not None and _cached(call, key):
+        reason = (
+            f"{key.name!r} has four dimensions, and ONNX Runtime's CPU kernel does not write such keys into a cache"
+        )
+        raise call.decline(Code.READY_MADE, reason, "give key and value three dimensions")
     heads, mask, addend = int_attr(call.node, "num_heads", 0), call.input(places.mask), call.input(places.addend)
     presents = [call.used_output(1), call.used_output(2)]
     projected = MultiHeadInputs(call, heads, query, key, value, past, mask, addend, length)

@@ -40,9 +40,9 @@ OPEN_MASK = r"^(?!\w*(bool|nonpad|causal_with))\w*(past_and_present|attn_mask|pa
 takes for a row without keys."""
 DECLINED: Mapping[str, Mapping[str, str]] = {
     "ort": {**READ, r"4d_gqa_with_past_and_present_fp16$": "mask_value"},
-    "onnx": {OPERATOR: "ready_made", **READ, OPEN_MASK: "empty_rows"},
+    "onnx": {OPERATOR: "already_fused", **READ, OPEN_MASK: "empty_rows"},
     "onnx for ONNX Runtime": {
-        OPERATOR: "ready_made",
+        OPERATOR: "already_fused",
         **READ,
         OPEN_MASK: "empty_rows",
         r"flexattention|window": "runtime",  # opset 25 and later: no kernel

@@ -3,8 +3,8 @@
 The schemas are those of the installed ONNX Runtime. They say which inputs, outputs and attributes there are, of which
 types, and which of them may be absent: so an input that a later release adds is drawn without a change here. What a
 schema does not say is how large an input is and what it holds. `FORMS` knows both by the input's name; of a name that
-it does not know the shape is one of `ANY`, and integers are small. ONNX Runtime says which calls are right: the others
-are no cases.
+it does not know the shape is one of `ANY` or `COUNTS`, and integers are small. ONNX Runtime says which calls are right:
+a case is the first of some draws that it takes.
 """
 
 from __future__ import annotations
@@ -210,22 +210,27 @@ FORMS: dict[str, Form] = {
     "weight_zero_point": Form(ONE, _below("Z"), 0.8),
 }
 """What is known of inputs by their names."""
-ANY: tuple[Shape, ...] = (("B",), ("B",), (1,), (), ("N",), ("D",), ("B", "S"), ("B", "L"), ("B", "N", "S", "L"))
-"""The shapes of inputs without a row in FORMS."""
+ANY: tuple[Shape, ...] = ((1,), ("N",), ("D",), ("B", "S"), ("B", "L"), ("B", "N", "S", "L"))
+COUNTS: tuple[Shape, ...] = (*[("B",)] * 5, (1,), (), ("B", "S"), ("B", "L"))
+"""The shapes of inputs without a row in FORMS: floats, and integers."""
 TOGETHER = (("past_key", "past_value"), ("cos_cache", "sin_cache"), ("k_scale", "v_scale"), ("key", "value"))
 """Optional inputs that are seldom right without each other."""
 BESIDE = (("k_scale", ("past_key", "past_value")), ("cache_indirection", ("beam_width",)))
 """Optional inputs that are seldom right without others, in operators that have all of these."""
 APART = (("nonpad_kv_seqlen", ("past_key", "past_value")), ("past", ("attention_bias",)))
 """Optional inputs that are seldom right beside each other."""
-UNLIKELY = {
+PRESENT = {
+    "past_key": 0.45,
+    "k_scale": 0.08,
+    "v_scale": 0.08,
     "q_norm_weight": 0.02,
     "k_norm_weight": 0.02,
     "past_sequence_length": 0.15,
     "cache_indirection": 0.15,
     "beam_width": 0.05,
 }
-"""How often optional inputs are present that make most calls wrong."""
+"""How often optional inputs are present. The others are in 0.3 of the calls, and those without a row in FORMS in
+half."""
 ONE_ROW = ("DecoderMaskedMultiHeadAttention",)
 """Operators that take one row of the query."""
 FLOATS = (0.0, 0.5, 1.0, 2.0, -1.0, 1e-3, -1e4, -LARGEST, -np.inf, np.inf, np.nan)
@@ -247,10 +252,12 @@ class Call:
     open: frozenset[str] = frozenset()
 
     @staticmethod
-    def drawn(seed: int) -> Call:
-        """The call of a seed."""
-        rng = random.Random(seed)
-        call = Call(rng.choice(schemas()), rng)
+    def drawn(seed: int, draw: int = 0) -> Call:
+        """A call of the operator of a seed; each draw gives another one. Operators with many inputs are drawn more
+        often."""
+        (schema,) = random.Random(seed).choices(schemas(), [len(each.inputs) for each in schemas()])
+        rng = random.Random(f"{seed} {draw}")
+        call = Call(schema, rng)
         present = call._present()
         call._draw_types(present)
         call._draw_attributes(present)
@@ -267,7 +274,11 @@ class Call:
 
     def _present(self) -> list[Port]:
         rng = self.rng
-        optional = {port.name: UNLIKELY.get(port.name, 0.3) for port in self.schema.inputs if port.optional}
+        optional = {
+            port.name: PRESENT.get(port.name, 0.3 if port.name in FORMS else 0.5)
+            for port in self.schema.inputs
+            if port.optional
+        }
         chosen = {port.name for port in self.schema.inputs if rng.random() < optional.get(port.name, 1.0)}
         if rng.random() < 0.9:
             chosen |= {name for name in ("key", "value") if any(port.name == name for port in self.schema.inputs)}
@@ -329,7 +340,8 @@ class Call:
         rng, names = self.rng, {port.name for port in present}
         grouped = "kv_num_heads" in self.schema.attributes
         n, b, s = rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 2, 3]), rng.choice([1, 1, 2, 3, 5, 8])
-        if rng.random() < 0.06 and "weight" not in names:  # beside a batch of 0 QAttention ends the process
+        ends = "weight" in names or "total_sequence_length" in names  # the process, in ONNX Runtime
+        if rng.random() < 0.06 and not ends:
             b, s = rng.choice([(0, s), (b, 0)])
         if self.schema.name in ONE_ROW and rng.random() < 0.97:
             s = 1
@@ -348,11 +360,11 @@ class Call:
             e = max(d, e)
         same = "total_sequence_length" in names or rng.random() < 0.5 or self.schema.name in ONE_ROW
         t = s if same else rng.choice([1, 2, 3, 6, 7])
-        if same and past and rng.random() < 0.1:  # keys that another layer has written
+        if "total_sequence_length" in names and past and rng.random() < 0.1:  # keys that another layer has written
             t = 0
         room = held
         if "seqlens_k" in names or "past_sequence_length" in names:
-            room = held + s + rng.choice([0, 0, 3]) if rng.random() < 0.7 or self.schema.name in ONE_ROW else held
+            room = held + s + rng.choice([0, 3, 8]) if rng.random() < 0.7 or self.schema.name in ONE_ROW else held
         short = [rng.randint(0, held) if rng.random() < 0.4 else held for _ in range(b)]
         self.before = np.array(short if room > held else [held] * b, np.int64)
         length = (held if past else 0) + t
@@ -403,7 +415,7 @@ class Call:
     def _form(self, name: str) -> Form:
         port = next(port for port in self.schema.inputs if port.name == name)
         floating = self.types[port.parameter].startswith("float")
-        return FORMS.get(name, Form(ANY, _normal if floating else _small, 0.3))
+        return FORMS.get(name) or (Form(ANY) if floating else Form(COUNTS, _small, 0.3))
 
     def _dtype(self, port: Port) -> str:
         if port.parameter in TYPES:

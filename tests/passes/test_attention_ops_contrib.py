@@ -354,6 +354,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         for outputs in (("y",), ("y", "present_key"), ("y", "", "present_value"))
     },
     "keys of other beams": ({**ROOM, "indirection": ("B 1 M", np.zeros((2, 1, 9), np.int32))}, "ready_made", "beams"),
+    "new keys of four dimensions in a cache with room": (
+        {**ROOM, "k": "B 2 L 8", "v": "B 2 L 8"},
+        "ready_made",
+        "does not write such keys",
+    ),
     "a length of no past": ({"past_length": ("1", np.array([2], np.int32))}, "ready_made", "there is none"),
     "causal, more keys": ({**CAUSAL}, "ready_made", "last row"),
     "causal, more keys, fixed": ({**CAUSAL, "fixed": True}, "ready_made", "last row"),

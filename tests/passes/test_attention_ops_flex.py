@@ -34,26 +34,43 @@ TAKEN = {
 }
 
 
-def model(attributes: str, heads: int = 2) -> onnx.ModelProto:
+def model(attributes: str, heads: int = 2, query_heads: int = 2) -> onnx.ModelProto:
     text = (
         '<ir_version: 13, opset_import: ["": 26, "ai.onnx.preview": 1]> '
-        f"g (float[B,2,S,8] q, float[B,{heads},S,8] k, float[B,{heads},S,8] v, float[S,S] bias) => (float[B,2,S,8] y) "
+        f"g (float[B,{query_heads},S,8] q, float[B,{heads},S,8] k, float[B,{heads},S,8] v, float[S,S] bias) "
+        f"=> (float[B,{query_heads},S,8] y) "
         f"{{ y = ai.onnx.preview.FlexAttention{f'<{attributes}>' if attributes else ''}(q, k, v) }}"
     )
     return onnx.parser.parse_model(text)
 
 
+@pytest.mark.parametrize("heads", [2, 1])
 @pytest.mark.parametrize("name", TAKEN)
-def test_taken(name: str) -> None:
+def test_taken(name: str, heads: int) -> None:
+    """Also with one key head for both query heads."""
     attributes, mask = TAKEN[name]
     rng = np.random.default_rng(0)
-    feeds = {each: rng.standard_normal((2, 2, 5, 8)).astype(np.float32) for each in "qkv"}
+    feeds = {each: rng.standard_normal((2, 2 if each == "q" else heads, 5, 8)).astype(np.float32) for each in "qkv"}
     feeds["bias"] = rng.standard_normal((5, 5)).astype(np.float32)
-    original = model(attributes)
+    original = model(attributes, heads)
     result, report = fused(original)
     assert report.blocks[0].status == "fused", report.blocks[0].reason
     assert report.blocks[0].mask == mask
+    assert report.blocks[0].heads == (2, heads)
     assert all(node.op_type not in ("FlexAttention", "Softmax", "MatMul") for node in result.graph.node)
+    assert_same(run(result, feeds)[0], np.asarray(ReferenceEvaluator(original).run(None, feeds)[0]), 1e-5)
+
+
+def test_groups_of_heads() -> None:
+    """Query head n attends to key head n // group."""
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal((2, heads, 5, 8)).astype(np.float32) for name, heads in (("q", 6), ("k", 2), ("v", 2))
+    }
+    feeds["bias"] = rng.standard_normal((5, 5)).astype(np.float32)
+    original = model(f"score_mod: graph = {SCORES} {CAUSAL}", 2, 6)
+    result, report = fused(original)
+    assert report.blocks[0].heads == (6, 2)
     assert_same(run(result, feeds)[0], np.asarray(ReferenceEvaluator(original).run(None, feeds)[0]), 1e-5)
 
 
@@ -81,7 +98,6 @@ REFUSED = {
         2,
         "score_term",
     ),
-    "groups": (f"score_mod: graph = {SCORES} <float c = {{0.5}}> {{ out = Mul(scores, c) }}", 1, "score_term"),
     "probabilities": (f"prob_mod: graph = {SCORES} {{ out = Exp(scores) }}", 2, "probability_term"),
     "rounded scores": ("softmax_precision = 10", 2, "cast"),
 }
