@@ -264,6 +264,14 @@ EXTENSIONS = (
         "them, or one for all",
     ),
     Extension(
+        "EXT-INDEX-NAN",
+        "the attribute cpu_nan_scores says where keys rank whose index score is NaN: last, or first, as in the TopK of "
+        "ONNX Runtime",
+        happens="a key whose index score is NaN ranks first, as in the model",
+        attr="cpu_nan_scores",
+        values=("", "first"),
+    ),
+    Extension(
         "EXT-SPARSE-EMPTY-ROWS",
         "the attribute cpu_empty_rows says what a query row gives for which no key is selected: zero, the mean of value"
         " over all keys of the sequence, or NaN; always zero in a sequence without keys",

@@ -78,18 +78,21 @@ def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> Refere
     It reads calls as ONNX Runtime does: a function of the model that is named like an operator which ONNX Runtime knows
     by itself is not called. Such a model cannot be evaluated if onnx has no reference of the operator.
     """
-    if isinstance(model, bytes):
-        model = onnx.load_model_from_string(model)
-    elif not isinstance(model, onnx.ModelProto):
-        model = onnx.load(os.fspath(model))
-    versions = {_domain(each.domain): each.version for each in model.opset_import}
-    shadowed = [each for each in model.functions if _is_shadowed(each, versions)]
-    if shadowed:
-        kept = [each for each in model.functions if not _is_shadowed(each, versions)]
-        model = onnx.ModelProto.FromString(model.SerializeToString())
-        del model.functions[:]
-        model.functions.extend(kept)
-    return _Evaluator(model)
+    proto = _loaded(model)
+    versions = {_domain(each.domain): each.version for each in proto.opset_import}
+    called = [each for each in proto.functions if not _is_shadowed(each, versions)]
+    if len(called) < len(proto.functions):
+        given, proto = proto, onnx.ModelProto()
+        proto.CopyFrom(given)
+        del proto.functions[:]
+        proto.functions.extend(called)
+    return _Evaluator(proto)
+
+
+def _loaded(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
 
 
 def _is_shadowed(function: onnx.FunctionProto, versions: Mapping[str, int]) -> bool:

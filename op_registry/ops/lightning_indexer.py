@@ -139,5 +139,5 @@ OPERATOR = Operator(
     variants=(OPDEF.OP_END_FACTORY_REG(), ASCEND950.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES")),
+    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-INDEX-NAN")),
 )

@@ -126,6 +126,8 @@ class _Walk:
     nodes: list[ir.Node] = field(default_factory=list)
     guard: Guard | None = None
     divided: Renormalised | None = None
+    scaled: bool = False
+    """Has a factor been passed?"""
 
     def __post_init__(self) -> None:
         self.softmax_output = self.current
@@ -143,6 +145,7 @@ class _Walk:
         if product is not None and product.summed:
             return product
         self._check_passes(node)
+        self.scaled |= operand(node, self.current) is not None
         self.nodes.append(node)
         self.current = carried_output(node)
         return None
@@ -161,8 +164,10 @@ class _Walk:
         return ProbabilityPath(product, side, tuple(self.nodes), self.guard, tests, divided=self.divided)
 
     def _consumers(self) -> list[ir.Node]:
-        """Who reads the elements, without the tests of 5."""
-        self.infinity.ask(self.current)
+        """Who reads the elements, without the tests of 5. In 16 bits a factor may have made an infinity of a
+        probability."""
+        if not (self.scaled and self.viewer.info.dtype(self.current) in SIXTEEN_BITS):
+            self.infinity.ask(self.current)
         readers = [node for node in data_readers(self.current) if self.among is None or node in self.among]
         if self.current.is_graph_output():
             reason = f"the probabilities are the model output {self.current.name!r}"

@@ -8,7 +8,8 @@ entry is tested depends on the mask:
     anything else           looked up in the mask itself, [B,S,T]
 
 Where the TopK ranks the scores of a lightning indexer under the same mask, and the user assumes "close-ranks", a
-LightningIndexer makes the lists (index_scores.py says why they are the same). Then neither the scores nor a mask of
+LightningIndexer makes the lists (index_scores.py says why they are the same). It is told to rank NaN first, as the TopK
+of ONNX Runtime does. Then neither the scores nor a mask of
 rows times keys is computed. Hidden keys get an additional head there, which scores them by the mask's number and all
 other keys by 0, so that hidden keys rank last.
 
@@ -218,6 +219,8 @@ class SparseIndicesBuilder:
         mode = 3 if whole.causal else 0
         inputs = self._indexer_inputs(scores, whole)
         attrs: dict[str, int | float | str] = {"sparse_count": count, "sparse_mode": mode}
+        if self.facts.options.target == "ort":
+            attrs["cpu_nan_scores"] = "first"
         node = domain_node("LightningIndexer", inputs, attrs, builder, self.facts.options)
         if node is None:
             return None

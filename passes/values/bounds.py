@@ -134,8 +134,9 @@ class Bounds(Analysis[Bound]):
         """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to a type that holds
         it; else that of the type."""
         found = self._of_range(node)
-        if node is not None and is_op(node, "Cast", *MOVES) and self.info.dtype(node.inputs[0]) in INTEGER_RANGES:
-            found = self.of(node.inputs[0])
+        source = node.inputs[0] if node is not None and is_op(node, "Cast", *MOVES) else None
+        if source is not None and self._has_integers(source):
+            found = self.of(source)
         held = found is not None and every[0] <= found.unless_nan[0] and found.unless_nan[1] <= every[1]
         return found if found is not None and held else Bound(every, False)
 
@@ -253,12 +254,16 @@ class Bounds(Analysis[Bound]):
             return _product(first, second)
         return _sum(first, second if op == "Add" else _negative(second))
 
+    def _has_integers(self, value: ir.Value) -> bool:
+        dtype = self.info.dtype(value)
+        return dtype is not None and dtype in INTEGER_RANGES
+
     def _is_whole(self, value: ir.Value | None) -> bool:
         """Is every element a whole number, by its type or as a constant?"""
         array = constant(value)
         if array is not None and array.dtype.kind == "f":
             return bool((np.isfinite(array) & (array == np.round(array))).all())
-        return value is not None and self.info.dtype(value) in INTEGER_RANGES
+        return value is not None and self._has_integers(value)
 
 
 def _of_array(array: np.ndarray) -> Bound | None:

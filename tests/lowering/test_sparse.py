@@ -242,6 +242,38 @@ def test_equal_scores_are_listed_by_position() -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("count", [3, 40, 700])
+@pytest.mark.parametrize("first", [False, True])
+def test_where_keys_rank_whose_score_is_nan(first: bool, count: int) -> None:
+    """Behind -inf, or in front of infinity, whatever the bits of NaN: infinity times 0 has its sign bit set. Equal ones
+    are listed by position. ONNX Runtime's TopK puts them first, too."""
+    keys = 700
+    key = np.random.default_rng(3).standard_normal((1, keys, 1, 1)).astype(np.float32)
+    key[0, [77, 500, 699]], key[0, [5, 600]] = np.nan, np.inf
+    key[0, [8, 640]] = -np.float32(np.nan)
+    query = np.ones((1, 2, 1, 1), np.float32)
+    inputs = {"query": query, "key": key, "weights": np.array([[[1.0], [-1.0]]], np.float32)}
+    attrs: dict[str, Any] = {"sparse_count": count, "sparse_mode": 0, "return_values": True}
+    attrs |= {"cpu_nan_scores": "first"} if first else {}
+    found, right = ops.run("LightningIndexer", inputs, attrs), reference.run("LightningIndexer", inputs, attrs)
+    for name in ("sparse_indices", "sparse_values"):
+        np.testing.assert_array_equal(found[name], right[name].astype(found[name].dtype), err_msg=name)
+    listed = found["sparse_indices"][0, :, 0]
+    undefined = [8, 77, 500, 640, 699]
+    for row in listed:
+        if first:
+            assert row[:5].tolist() == undefined[:count]
+        elif count == keys:
+            assert row[-5:].tolist() == undefined
+        else:
+            assert not set(undefined) & set(row.tolist())
+    if first:
+        scores = np.maximum(key[0, :, 0, 0], 0) * inputs["weights"][0]
+        for row, weighted in zip(listed, scores, strict=True):
+            np.testing.assert_array_equal(row, np.lexsort((-weighted, ~np.isnan(weighted)))[:count])
+
+
+@pytest.mark.usefixtures("isa")
 def test_long_lists_and_rows_of_many_tasks() -> None:
     """More keys than a block, more rows than two chunks keep, all keys in random order and then twice."""
     rng = np.random.default_rng(5)

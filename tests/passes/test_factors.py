@@ -7,7 +7,18 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Block
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, Array, assert_same, fused, parse, random_feeds, run
+from tests.passes.running import (
+    PRODUCT_PV,
+    PRODUCT_QK,
+    QKV,
+    SOFTMAX,
+    Array,
+    assert_same,
+    fused,
+    parse,
+    random_feeds,
+    run,
+)
 
 HEADS = "c = Constant<value=float[4,1,1] {1.0,2.0,-3.0,0.25}>() "
 FIVE = "c = Constant<value=float[5,1] {1.0,2.0,-3.0,0.25,0.0}>() "
@@ -163,6 +174,28 @@ def test_a_factor_that_may_be_nan_in_front_of_a_guard_of_masked_rows(guard: str)
     proto = _model(PRODUCT_QK + NUMBERS + body + "y = MatMul(x, v)", f"{MASK}, float[4,1,1] t", "")
     block = same(proto, m=PADDING, t=np.array([np.nan, 0.5, 0.0, 2.0], np.float32).reshape(4, 1, 1))
     assert (block.code, block.culprit) == ("probability_term", "w"), block
+
+
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_a_test_for_infinity_behind_a_factor(kind: str) -> None:
+    """A probability divided by a small number is finite in float32, and may be infinite in float16."""
+    code = 10 if kind == "float16" else 1
+    limits = "".join(
+        f"{name}0 = Constant<value=float {{{number}}}>() {name} = Cast<to={code}>({name}0) "
+        for name, number in (("low", 1e-6), ("one", 1.0), ("three", 3.0))
+    ).replace("e-06", "e-6")
+    body = limits + "c0 = Max(t, low) c = Min(c0, one) w = Div(p, c) i = IsInf(w) x = Where(i, three, w) "
+    proto = parse(
+        PRODUCT_QK + SOFTMAX.format("s") + body + "y = MatMul(x, v)",
+        f"{kind}[4,1,1] t",
+        inputs=QKV.replace("float", kind),
+        outputs=f"{kind}[B,4,S,8] y",
+        opset=20,
+    )
+    (block,) = fused(proto)[1].blocks
+    assert block.status == ("fused" if kind == "float" else "declined"), block
+    tiny = np.array([0.0, 0.5, 1e-6, 1.0]).reshape(4, 1, 1)
+    same(proto, 1e-2, t=tiny.astype(np.float16 if kind == "float16" else np.float32))
 
 
 def test_in_the_product_with_the_values() -> None:

@@ -153,6 +153,20 @@ def test_ranks_become_an_indexer(name: str, seed: int) -> None:
     assert report.blocks[0].assumed == ("close-ranks",)
 
 
+@pytest.mark.parametrize("name", ["no_mask", "summed", "scaled_behind"])
+def test_an_index_score_that_is_nan(name: str) -> None:
+    """TopK of ONNX Runtime ranks it first, and so does the indexer that takes its place. The device ranks it last."""
+    proto = model(INDEXED[name])
+    feeds = random_feeds(proto, m=np.zeros((2, 1, 1, 6), np.bool_))
+    feeds["ik"][0, 4], feeds["ik"][1, [0, 5]] = np.nan, np.nan
+    result, _ = fused(proto, assume=["close-ranks"])
+    (indexer,) = (node for node in result.graph.node if node.op_type == "LightningIndexer")
+    assert {each.name: each.s for each in indexer.attribute}["cpu_nan_scores"] == b"first"
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+    device, _ = fused(proto, "ascend", assume=["close-ranks"])
+    assert not any(each.name.startswith("cpu_") for node in device.graph.node for each in node.attribute)
+
+
 @pytest.mark.parametrize("name", INDEXED)
 def test_without_the_assumption_the_list_is_the_model_s(name: str) -> None:
     found, report = check(INDEXED[name], [])

@@ -4,6 +4,12 @@
 
 There is no scale. The best sparse_count keys are listed by descending score. Of equal scores the first key comes first,
 as in ONNX's TopK; the processor has an order of its own. Free entries of the list are -1, with the score -inf.
+
+A key whose score is NaN ranks last, behind -inf. So says the kernel of Ascend 950, where the NaN of its arithmetic is
+the smallest number of a radix selection (FloatToSortableKey in ops-transformer, attention/lightning_indexer/op_kernel/
+arch35/vf/common/lightning_indexer_vector1_base.h). The reference in the operator's own tests sorts NaN to the same end.
+A2 and A3 sort by Sort32, of which nothing is documented for NaN. With cpu_nan_scores "first" NaN ranks first, as in the
+TopK of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -28,7 +34,8 @@ def lightning_indexer(call: OpCall) -> dict[str, Output]:
     for row in side.rows():
         keys = key[row.sequence.keys[: row.visible]]
         scores = weights[row.token] @ np.maximum(query[row.token] @ keys.T, 0.0)
-        best = np.argsort(-scores, kind="stable")[:count]
+        undefined = np.isnan(scores) ^ (call.attrs.get("cpu_nan_scores") == "first")
+        best = np.lexsort((-scores, undefined))[:count]
         indices[row.token, 0, : len(best)] = best
         values[row.token, 0, : len(best)] = scores[best]
     wanted = bool(call.attrs["return_values"])

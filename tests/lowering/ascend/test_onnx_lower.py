@@ -141,6 +141,17 @@ def test_functions_are_inlined() -> None:
     np.testing.assert_allclose(run(result, feeds)[0], run(model, feeds)[0], rtol=1e-6)
 
 
+def test_a_function_named_like_an_operator_of_onnx_runtime_is_not_inlined() -> None:
+    """ONNX Runtime, whose reading counts, runs its operator and not the function."""
+    model = parsed("g(float[2,3] x) => (float[2,3] y) { y = Relu(x) }", 17)
+    negative = helper.make_node("Neg", ["a"], ["b"])
+    model.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [negative], [helper.make_opsetid("", 17)]))
+    result = lowered(model)
+    assert [node.op_type for node in result.graph.node] == ["Relu"] and not result.functions
+    feeds = drawn(model)
+    np.testing.assert_array_equal(run(result, feeds)[0], run(model, feeds)[0])
+
+
 REFUSED: dict[str, tuple[int, str, str]] = {
     "attention": (23, "g(float[1,2,3,4] x) => (float[] y) { y = Attention(x, x, x) }", "attention that was not fused"),
     "quantisation": (21, f"g({X}, float s) => (uint8[] y) {{ y = QuantizeLinear(x, s) }}", "quantisation"),

@@ -1,6 +1,7 @@
 // LightningIndexer, its gradient, and the indexer's loss. The attributes and inputs of a node become a problem for the
 // kernels.
 #include <limits>
+#include <string>
 
 #include "kernel.hpp"
 
@@ -45,13 +46,17 @@ class Kernel final : public sparse::Kernel {
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
       : sparse::Kernel(api, info, node, kRules),
         count_(node.get(attr::sparse_count)),
-        values_(node.get(attr::return_values)) {
+        values_(node.get(attr::return_values)),
+        nan_first_(node.get(attr::cpu_nan_scores) == "first") {
     layout_ = layout_of(checks_, node, attr::layout_query, attr::layout_key);
     layout_.has_lengths = true;
     read_mode(checks_, node, attr::sparse_mode, false, layout_);
     check_windows(checks_, node, {attr::pre_tokens, attr::next_tokens});
     if (count_ <= 0) {
       checks_.fail(rule::count, "attribute sparse_count is " + std::to_string(count_) + ", expected 1 or more");
+    }
+    if (const std::string order = node.get(attr::cpu_nan_scores); !nan_first_ && !order.empty()) {
+      checks_.fail(rule::count, "attribute cpu_nan_scores is \"" + order + "\", expected one of \"\", \"first\"");
     }
     if (values_ && layout_.key == "PA_BSND") {
       checks_.fail(rule::values, "attribute return_values is set with PA_BSND, expected it unset");
@@ -67,6 +72,7 @@ class Kernel final : public sparse::Kernel {
     sparse::Selection s;
     s.index = index_of(checks_, call, query, key, inputs[input_weights], "weights", rule::sizes);
     s.count = count_;
+    s.nan_first = nan_first_;
     const Dims dims = call.of_query({1, count_});
     s.indices = static_cast<int32_t*>(output(context, output_sparse_indices, dims));
     s.values = output(context, output_sparse_values, values_ ? dims : Dims{0});
@@ -88,7 +94,7 @@ class Kernel final : public sparse::Kernel {
 
  private:
   int64_t count_;
-  bool values_;
+  bool values_, nan_first_;
 };
 
 }  // namespace

@@ -99,6 +99,7 @@ struct Index {
 struct Selection {
   Index index;
   int64_t count = 0;
+  bool nan_first = false;      // where keys rank whose score is NaN: first, or behind all others
   int32_t* indices = nullptr;  // [tokens, count]; null if nobody reads them
   void* values = nullptr;      // of the query's type; null if nobody reads them
 };

@@ -11,6 +11,7 @@
 // probabilities), where n is the number of heads. If this divisor is less than kLeastLeft * n, the rounding of the
 // statistics makes it inexact, and p is the sum of P normalised to 1.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -211,7 +212,10 @@ Outcome select_rows(const sparse::Selection& s, const Runtime&) {
     std::iota(order.begin(), order.end(), 0);
     // The scores are compared in float32, as in the fast kernels.
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-      return static_cast<float>(scores[static_cast<size_t>(a)]) > static_cast<float>(scores[static_cast<size_t>(b)]);
+      const float left = static_cast<float>(scores[static_cast<size_t>(a)]);
+      const float right = static_cast<float>(scores[static_cast<size_t>(b)]);
+      if (!std::isnan(left) && !std::isnan(right)) return left > right;
+      return s.nan_first ? std::isnan(left) && !std::isnan(right) : !std::isnan(left) && std::isnan(right);
     });
     for (int64_t n = 0; n < s.count; ++n) {
       const bool used = n < visible;

@@ -108,7 +108,8 @@ class RowSelection {
   // Writes the best keys of a row and their scores.
   void list(int64_t token, const float* scores, int64_t visible, float* values) {
     Candidate* chosen = chosen_.data();
-    const int64_t found = visible == 0 ? 0 : top_k(scores, visible, s_.count, chosen, chosen + room_);
+    const uint32_t nan = s_.nan_first ? kNanFirst : kNanLast;
+    const int64_t found = visible == 0 ? 0 : top_k(scores, visible, s_.count, nan, chosen, chosen + room_);
     if (s_.indices != nullptr) {
       int32_t* out = s_.indices + token * s_.count;
       for (int64_t n = 0; n < s_.count; ++n) out[n] = n < found ? chosen[n].place : -1;
