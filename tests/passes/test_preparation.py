@@ -179,7 +179,7 @@ def outputs(model: onnx.ModelProto) -> list[np.ndarray]:
 
 def test_the_preparation_keeps_every_bit() -> None:
     changed = 0
-    for seed in range(examples(60)):
+    for seed in range(examples(30)):
         proto = Program(seed).model()
         wanted = outputs(proto)
         model = ir.from_proto(proto)
@@ -192,4 +192,4 @@ def test_the_preparation_keeps_every_bit() -> None:
         changed += bool(prepared.before)
         prepared.undo()
         assert ir.to_proto(model) == ir.to_proto(ir.from_proto(proto)), seed
-    assert changed > 20
+    assert changed > 10
