@@ -2,8 +2,9 @@
 
 Grammar; the code cites the numbers of the cases:
 
-    packed := Transpose(x)                          read by cuts along one axis alone, which leave nothing out; not
-                                                    along a last axis that keeps its place
+    packed := Transpose(x)                          read by cuts along one axis alone, which leave nothing out; each
+                                                    cut leads to a product of two tensors that are no weights, by
+                                                    layout operators, casts and elementwise sums and products
       1     Split(packed)
       2   | Gather(packed, i), ...                  i one constant number, as a scalar or in a vector
       3   | Slice(packed), ...                      steps of 1, constant places, no other axis
@@ -19,8 +20,8 @@ then are [B, N, S, D], and the attention had to compute in this layout and to tr
 [B, S, N * D], which no attention has to copy, and the result is in the order that the model wants. A Transpose that
 stays because something else reads it copies its own part: together they copy no more than the one before.
 
-Left alone: cuts along the numbers of a head, such as the halves that rotary positions turn. These are joined again
-before the attention, so that a Transpose of each would only be one node more.
+Left alone: cuts that no attention reads as they are, such as the halves of a head that rotary positions turn, and those
+of a convolution over the sequence. A Transpose of each would only be one node more.
 """
 
 from __future__ import annotations
@@ -31,10 +32,26 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder, Names
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, only_reader, permutation
+from fa_compiler.passes.layout.contraction import any_contraction
+from fa_compiler.passes.movers import LAYOUT_OPS, element_source
+from fa_compiler.passes.nodes import (
+    constant,
+    distinct_consumers,
+    input_of,
+    int_attr,
+    is_op,
+    is_weight,
+    only_reader,
+    permutation,
+    reached,
+)
 from fa_compiler.passes.surgery import restore_order, sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import cut_from
+
+BETWEEN = (*LAYOUT_OPS, "Cast", "Mul", "Div", "Add", "Sub")
+LIMIT = 16
+"""So many values behind a cut are looked at."""
 
 
 def cut_early(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
@@ -130,9 +147,20 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
         if start != end or size < 1:
             return None
         end += size
-    inside_heads = perm[axis] == axis == len(shape) - 1
-    whole = shape[axis].const == end and len(cuts) > 1 and not inside_heads
+    whole = shape[axis].const == end and len(cuts) > 1 and all(_is_multiplied(cut.value, info) for cut in cuts)
     return _Packed(node, axis, cuts, tuple(perm)) if whole else None
+
+
+def _is_multiplied(value: ir.Value, info: ShapeInfo) -> bool:
+    """Does a value lead to a product of two tensors that are no weights?"""
+
+    def following(each: ir.Value) -> list[ir.Value]:
+        return [reader.outputs[0] for reader in distinct_consumers(each) if is_op(reader, *BETWEEN)]
+
+    values = reached([value], following, LIMIT)
+    readers = (reader for each in values for reader in distinct_consumers(each))
+    products = (product for reader in readers if (product := any_contraction(reader, info)) is not None)
+    return any(not any(is_weight(element_source(each, "Cast")) for each in product.operands) for product in products)
 
 
 def _cuts(reader: ir.Node, packed: ir.Value, info: ShapeInfo) -> tuple[int, list[_Cut]] | None:

@@ -400,12 +400,36 @@ class _Composer(Rare):
     def _blend(self, scores: str) -> str:
         rng, g, dtype = self.rng, self.g, self.score_type
         boolean = rng.random() < 0.5
-        kept = g.cast(self._condition(), dtype) if boolean else g.input("scale01", dtype, rng.choice(DIMS))
-        gone = g.op("Sub", g.const(1.0, dtype), kept)
-        masked = g.op("Mul", gone, g.number(self._fill(), dtype))
+        condition = self._condition() if boolean else ""
+        kept = g.cast(condition, dtype) if boolean else g.input("scale01", dtype, rng.choice(DIMS))
+        form = rng.choice(["rest"] * 4 + ["less one", "where", "selected", "compared"])
+        if form in ("selected", "compared"):
+            return self._zeroed_and_selected(scores, kept, condition if form == "selected" else "")
+        if form == "where" and boolean:
+            masked = g.op("Where", condition, g.const(0.0, dtype), g.number(self._fill(), dtype))
+        elif form == "less one":
+            masked = g.op("Mul", g.op("Sub", kept, g.const(1.0, dtype)), g.number(-self._fill(), dtype))
+        else:
+            masked = g.op("Mul", g.op("Sub", g.const(1.0, dtype), kept), g.number(self._fill(), dtype))
         if rng.random() < 0.15:
             return g.op("Sub", g.op("Mul", scores, kept), g.op("Neg", masked))
         return g.op("Add", g.op("Mul", scores, kept), masked)
+
+    def _zeroed_and_selected(self, scores: str, kept: str, condition: str) -> str:
+        """Scores times a mask, and a selection by its condition, or by a comparison of the mask with 0 or 1."""
+        rng, g, dtype = self.rng, self.g, self.score_type
+        zeroed, fill = g.op("Mul", *((scores, kept) if rng.random() < 0.7 else (kept, scores))), self._fill()
+        if rng.random() < 0.3:
+            zeroed = g.op("Mul", zeroed, g.number(rng.choice([0.5, 2.0, 1.0]), dtype))
+        number = rng.choice([0.0, 1.0])
+        keeps = bool(condition) or number == 1.0
+        if not condition or rng.random() < 0.1:
+            condition = g.op("Equal", kept, g.const(number, dtype))
+        if rng.random() < 0.3:
+            condition, keeps = g.op("Not", condition), not keeps
+        self.conditions.append(condition)
+        pair = zeroed, g.number(fill, dtype)
+        return g.op("Where", condition, *(pair if keeps else pair[::-1]))
 
     def _addend(self, kind: str = "") -> str:
         """What is added to the scores: a mask as a float, or a bias; of a kind, where one is given."""
@@ -569,7 +593,8 @@ class _Composer(Rare):
             g.words.append("factor behind")
             p = self._shared(p, self.dtype)
         if rng.random() < 0.15:
-            p = g.op("Dropout", p, *([] if rng.random() < 0.5 else [g.const(0.1, "float32")]))
+            ratios = rng.choice([(), (g.const(0.1, "float32"),), (g.const(0.0, "float32"), g.const(True, "bool"))])
+            p = g.op("Dropout", p, *ratios)
         if rng.random() < 0.04:
             outputs.append((p, self.dtype, ("B", "N", "S", "T")))
         if rng.random() < 0.03 and self.dtype == dtype:
