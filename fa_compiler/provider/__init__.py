@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import functools
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,9 +71,18 @@ _MATCHER = ctypes.CFUNCTYPE(
 )
 _FAILED = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
-_registration = threading.Lock()
-_matching = threading.Lock()
-"""Held while a graph is matched: the passes share the symbols of sizes."""
+
+class _Locks:
+    """`matching` is held while a graph is matched: the passes share the symbols of sizes."""
+
+    def __init__(self) -> None:
+        self.registration = threading.Lock()
+        self.matching = threading.Lock()
+
+
+_locks = _Locks()
+# A child process has only the thread that forked: no other one would ever release what it held.
+os.register_at_fork(after_in_child=_locks.__init__)
 
 
 @dataclass
@@ -128,7 +138,7 @@ def register_provider() -> Sequence[Any]:
     if release() < FIRST_RELEASE:
         first = ".".join(map(str, FIRST_RELEASE))
         raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
-    with _registration:
+    with _locks.registration:
         if not (devices := _devices()):
             path = custom_ops_library()
             _library(path).FaCompilerSetMatcher(_matcher, _failure)
@@ -168,7 +178,7 @@ _matcher = _MATCHER(_answer)
 def _match(graph: bytes, addresses: Sequence[int]) -> tuple[bytes | None, tuple[int, ...], int, str]:
     """The fused graph or None, the sizes of its outputs, and a line for the log with its severity."""
     try:
-        with _matching:
+        with _locks.matching:
             found = replacement(graph, addresses, captures=release() >= FIRST_WITH_CAPTURES)
         if _thread.overheard is not None:
             _thread.overheard.entries.append(entry(graph, found))
@@ -192,10 +202,21 @@ def _failed(reason: str) -> tuple[None, tuple[()], int, str]:
 
 
 def _library_failed(reason: bytes) -> None:
-    """The library could not use the answer: what the report says is not so."""
+    """The library could not use the answer."""
+    forget_last()
+    _note_failure(reason.decode(errors="replace"))
+
+
+def start_session() -> None:
+    """This thread makes a session, of which there is no report yet."""
+    _thread.report = None
+
+
+def forget_last() -> None:
+    """What the report of the last graph of this thread says is not so: no session uses the fused graph."""
     if activity is not None and _thread.report in activity.reports:
         activity.reports.remove(_thread.report)
-    _note_failure(reason.decode(errors="replace"))
+    _thread.report = None
 
 
 _failure = _FAILED(_library_failed)

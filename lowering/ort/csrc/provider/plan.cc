@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kMagic = "fa_compiler plan 1\n";
+constexpr std::string_view kMagic = "fa_compiler plan 2\n";
 constexpr const char* kSuffix = ".plan";
 
 // Reads the content of a plan from the front. Throws an Error if it ends too early.

@@ -34,7 +34,7 @@ class Plans {
   // Reads what fa_compiler/provider/plan.py writes, and returns the answer for this graph. It is empty if no plan has
   // one; `refused` then gets the reasons. It also gets those of the files of a folder that cannot be used at all.
   //
-  //   file    := "fa_compiler plan 1\n" digest content               the digest of the content
+  //   file    := "fa_compiler plan 2\n" digest content               the digest of the content
   //   content := text text text text entries:number entry*           the versions of this package and of ONNX Runtime,
   //                                                                  the level of optimisation, the name of the model
   //   entry   := digest text text sizes:number number* weights:number weight*
