@@ -23,7 +23,7 @@ import onnxruntime as ort
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import custom_ops_library
 from fa_compiler.passes import Report
-from fa_compiler.provider.matching import replacement
+from fa_compiler.provider.matching import Replacement, replacement
 from fa_compiler.provider.plan_file import entry
 
 PROVIDER = "FaCompilerExecutionProvider"
@@ -56,6 +56,8 @@ _TAKE = ctypes.CFUNCTYPE(
     ctypes.c_char_p,
     ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_uint64),
     ctypes.c_size_t,
     ctypes.c_int,
     ctypes.c_char_p,
@@ -167,16 +169,19 @@ def _library(path: str) -> ctypes.CDLL:
 
 def _answer(model: int, size: int, weights: Any, count: int, answer: int, take: Any) -> None:
     """Answer the library. No exception may leave this function: there is nobody to catch it."""
-    content, sizes, severity, message = _match(ctypes.string_at(model, size), weights[:count])
-    numbers = (ctypes.c_int64 * len(sizes))(*sizes)
-    take(answer, content, len(content or b""), numbers, len(sizes), severity, message.encode())
+    found, severity, message = _match(ctypes.string_at(model, size), weights[:count])
+    content = b"" if found is None or found.model is None else found.model
+    sizes = () if found is None else found.sizes
+    read = () if found is None else tuple(found.read)
+    numbers, places = (ctypes.c_int64 * len(sizes))(*sizes), (ctypes.c_uint64 * len(read))(*read)
+    take(answer, content, len(content), numbers, len(sizes), places, len(read), severity, message.encode())
 
 
 _matcher = _MATCHER(_answer)
 
 
-def _match(graph: bytes, addresses: Sequence[int]) -> tuple[bytes | None, tuple[int, ...], int, str]:
-    """The fused graph or None, the sizes of its outputs, and a line for the log with its severity."""
+def _match(graph: bytes, addresses: Sequence[int]) -> tuple[Replacement | None, int, str]:
+    """What takes the place of the graph, and a line for the log with its severity. None: the matcher failed."""
     try:
         with _locks.matching:
             found = replacement(graph, addresses, captures=release() >= FIRST_WITH_CAPTURES)
@@ -193,12 +198,12 @@ def _match(graph: bytes, addresses: Sequence[int]) -> tuple[bytes | None, tuple[
     _LOGGER.info("%s", report.summary)
     if activity is not None:
         activity.reports.append(report)
-    return found.model, found.sizes, _INFO, report.summary
+    return found, _INFO, report.summary
 
 
-def _failed(reason: str) -> tuple[None, tuple[()], int, str]:
+def _failed(reason: str) -> tuple[None, int, str]:
     _note_failure(reason)
-    return None, (), _WARNING, f"the session runs without fused attention: {reason}"
+    return None, _WARNING, f"the session runs without fused attention: {reason}"
 
 
 def _library_failed(reason: bytes) -> None:

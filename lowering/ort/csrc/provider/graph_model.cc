@@ -64,7 +64,8 @@ class Writer {
       for (const auto* value : values) found.push_back(name_of(api_, value));
       return found;
     };
-    return {result.bytes(), names(inputs_of(graph)), names(part.outputs), std::move(weights_), std::move(constants_)};
+    return {result.bytes(), names(inputs_of(graph)), names(part.outputs), std::move(weights_), std::move(constants_),
+            std::move(copied_)};
   }
 
  private:
@@ -225,8 +226,9 @@ class Writer {
     check(api_, ort::ValueInfo_GetInitializerValue(api_, info, &value));
     if (value == nullptr) throw Error{ort::ErrorCode::fail, "the weight '" + name + "' has no value"};
     const Content content = content_of(value);
+    const bool stays = is_main && content.bytes > kCopied;
+    if (!stays) copied_.insert(name);
     if (!is_main || content.bytes == 0) return tensor_message(name, value);
-    const bool stays = content.bytes > kCopied;
     const size_t number = stays ? weights_.size() : constants_.size();
     const Weight weight{name, (stays ? "fa_compiler_" : "fa_compiler_small_") + std::to_string(number), content.data, content.bytes};
     const Message outside = external_message(weight, described(api_, value));
@@ -414,6 +416,7 @@ class Writer {
   ort::Api api_;
   std::vector<Weight> weights_;
   std::vector<Constant> constants_;
+  std::set<std::string> copied_;
   std::set<std::string> domains_{""};
 };
 

@@ -1,6 +1,7 @@
 // A graph that ONNX Runtime shows to a provider, as an ONNX model.
 #pragma once
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,7 @@ struct GraphModel {
   std::vector<std::string> inputs, outputs;  // of the part; inputs that only name a constant are left out
   std::vector<Weight> weights;
   std::vector<Constant> constants;
+  std::set<std::string> copied;  // the names of the constants whose values are in the bytes, also of those in subgraphs
 };
 
 // Throws an Error if the part holds what a model cannot express here, such as an attribute that is a type.

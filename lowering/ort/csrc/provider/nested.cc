@@ -165,6 +165,23 @@ bool makes_a_session(ort::Api api, ort::SessionOptions* options) {
   }
 }
 
+SharedNames::SharedNames(ort::Api api, const ort::SessionOptions* options) : api_(api), options_(copy_of(api, options)) {
+  ort::MemoryInfo* raw = nullptr;
+  check(api, ort::CreateCpuMemoryInfo(api, 0, 0, &raw));
+  const std::unique_ptr<ort::MemoryInfo, Deleter<ort::ReleaseMemoryInfo>> memory(raw, {api});
+  const int64_t one = 1;
+  ort::Value* value = nullptr;
+  check(api, ort::CreateTensorWithDataAsOrtValue(api, raw, &number_, sizeof(number_), &one, 1, ort::Element::float32, &value));
+  value_ = ValuePtr(value, {api});
+}
+
+bool SharedNames::has(const std::string& name) {
+  ort::Status* status = ort::AddInitializer(api_, options_.get(), name.c_str(), value_.get());
+  if (status == nullptr) return false;
+  ort::ReleaseStatus(api_, status);
+  return true;
+}
+
 std::vector<Weight> weights_of(const std::vector<Constant>& constants) {
   std::vector<Weight> weights;
   for (const Constant& constant : constants) weights.push_back(constant.weight);

@@ -49,6 +49,22 @@ std::string fault_of_claims(ort::Api api, const ort::SessionOptions* options, co
 // Whether it makes a session without a claim, with `options` of nested_options.
 bool makes_a_session(ort::Api api, ort::SessionOptions* options);
 
+// The names of the constants that the caller has given to the options, by AddInitializer. They cannot be asked for, but a
+// copy of the options does not take a name again.
+class SharedNames {
+ public:
+  SharedNames(ort::Api api, const ort::SessionOptions* options);
+
+  // Whether a name is among them. Each name may be asked for once.
+  bool has(const std::string& name);
+
+ private:
+  ort::Api api_;
+  float number_ = 0;
+  OptionsPtr options_;
+  ValuePtr value_;
+};
+
 // The constants as weights.
 std::vector<Weight> weights_of(const std::vector<Constant>& constants);
 

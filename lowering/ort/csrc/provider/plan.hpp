@@ -21,6 +21,7 @@ inline constexpr const char* kVersion = "0.1.0";
 struct Answer {
   std::string model;  // empty: nothing is to be replaced
   std::vector<int64_t> sizes;
+  std::vector<uint64_t> read;  // the places of the large weights whose values the matcher has read
   ort::Severity severity = ort::Severity::info;
   std::string message;
 };

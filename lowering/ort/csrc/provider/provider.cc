@@ -19,6 +19,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -48,10 +49,11 @@ constexpr const char* kVendor = "fa_compiler";
 constexpr const char* kPlanOption = "ep.facompilerexecutionprovider.plan";
 constexpr const char* kPlanVariable = "FA_COMPILER_PLAN";
 
-// The matcher calls `take` once, with its answer, before it returns. `weights` are the addresses of GraphModel::weights.
-// `model` of the answer is null if nothing is to be replaced.
+// The matcher calls `take` once, with its answer, before it returns. `weights` are the addresses of GraphModel::weights, and
+// `read` of the answer are the places of those whose values it has looked at. `model` of the answer is null if nothing is to
+// be replaced.
 using TakeAnswer = void (*)(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count,
-                            int severity, const char* message);
+                            const uint64_t* read, size_t read_count, int severity, const char* message);
 using Matcher = void (*)(const char* model, size_t bytes, const void* const* weights, size_t count, void* answer,
                          TakeAnswer take);
 // Is told why a session runs without fused attention.
@@ -60,11 +62,11 @@ using Failed = void (*)(const char* reason);
 std::atomic<Matcher> matcher{nullptr};
 std::atomic<Failed> failed{nullptr};
 
-void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, int severity,
-                 const char* message) {
+void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, const uint64_t* read,
+                 size_t read_count, int severity, const char* message) {
   auto& taken = *static_cast<std::optional<Answer>*>(answer);
   try {
-    taken = Answer{std::string(model == nullptr ? "" : model, bytes), {sizes, sizes + count},
+    taken = Answer{std::string(model == nullptr ? "" : model, bytes), {sizes, sizes + count}, {read, read + read_count},
                    static_cast<ort::Severity>(severity), message};
   } catch (const std::bad_alloc&) {  // may not reach the matcher, which is not C++
     taken.reset();
@@ -348,6 +350,20 @@ std::optional<Answer> Provider::answer(const GraphModel& model) {
   return answer;
 }
 
+// Throws an Error if the caller gives the value of a constant that the answer depends on (AddInitializer). The graph shows the
+// value of the file. Other shared constants are those of the session inside, too.
+void check_shared(ort::Api api, const ort::SessionOptions* options, const GraphModel& model, const Answer& answer) {
+  std::set<std::string> read = model.copied;
+  for (const uint64_t place : answer.read) {
+    if (place < model.weights.size()) read.insert(model.weights[place].name);
+  }
+  SharedNames shared(api, options);
+  for (const std::string& name : read) {
+    if (!shared.has(name)) continue;
+    throw Error{ort::ErrorCode::fail, "the options of the session give a value of their own for the constant '" + name + "'"};
+  }
+}
+
 std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph, const Part& part) {
   const GraphModel model = model_of(api_, graph, part);
   const std::optional<Answer> found = answer(model);
@@ -355,6 +371,7 @@ std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph, const Part
   if (!found->message.empty()) log(found->severity, found->message.c_str());
   if (found->model.empty()) return nullptr;
   const OutputSizes sizes(found->sizes, model.inputs.size(), model.outputs.size());
+  check_shared(api_, options_.get(), model, *found);
   const OptionsPtr options = nested_options(api_, options_.get(), logger_);
   std::string fused_model = found->model;
   std::vector<Weight> weights = model.weights;
