@@ -295,7 +295,8 @@ def sequence_state() -> onnx.ModelProto:
     model.graph.node.append(helper.make_node("Loop", ["trip", "", "none"], ["all"], "loop", body=body))
     model.graph.node.append(helper.make_node("ConcatFromSequence", ["all"], ["joined"], axis=0))
     model.graph.initializer.append(numpy_helper.from_array(np.array(3), "trip"))
-    model.graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]))
+    # A node of the main graph reads the input, too: older releases forget it otherwise.
+    added(model, helper.make_node("Neg", ["x"], ["negative"]), TensorProto.FLOAT, {"x": ["n"]})
     return model
 
 
@@ -380,7 +381,7 @@ def test_attention_behind_a_list(seen: provider.Activity) -> None:
 
 
 def loop(in_a_branch: bool, trips: int = 5) -> onnx.ModelProto:
-    """Beside the attention, a Loop adds the rows of a table to its state. Its body reads the iteration number, a scalar."""
+    """Beside the attention, a Loop adds the rows of a table to its state. The iteration number is a scalar."""
     scalar = helper.make_tensor_value_info
     body = helper.make_graph(
         [

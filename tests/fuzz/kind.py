@@ -18,6 +18,7 @@ GROUPS = {
     "graphs": ("compose", "gradients", "mutate", "ready_made", "runtimes", "spellings", "symbolic", "tested"),
     "parallel": ("caches", "ranks"),
     "operators": ("calls", "wrong_calls"),
+    "provider": ("plan_bytes", "sessions"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
 }
 """Words for several kinds, on the command line; `all` is every kind there is."""
