@@ -186,13 +186,10 @@ def add_if(graph: Graph) -> None:
     op, shape = {"tensor": ("Neg", None), "scalar": ("Size", []), "list": ("SequenceConstruct", None)}[kind]
     out = INT64 if kind == "scalar" else FLOAT
     info = sequence if kind == "list" else value
-    branches = {
-        f"{name}_branch": helper.make_graph(
-            [node("Exp" if name == "else" else "Identity", ["query"], [f"in_{name}"]), node(op, [f"in_{name}"], [f"o_{name}"])],
-            name, [], [info(f"o_{name}", out, shape)],
-        )
-        for name in ("then", "else")
-    }  # fmt: skip
+    branches = {}
+    for name, first in (("then", "Identity"), ("else", "Exp")):
+        nodes = [node(first, ["query"], [f"in_{name}"]), node(op, [f"in_{name}"], [f"o_{name}"])]
+        branches[f"{name}_branch"] = helper.make_graph(nodes, name, [], [info(f"o_{name}", out, shape)])
     graph.nodes += [node("Abs", ["query"], ["query_abs"]), node("If", [flag], ["branch"], "choose", **branches)]
     graph.outputs += [info("branch", out, shape), value("query_abs", FLOAT, None)]
 
