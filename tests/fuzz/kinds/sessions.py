@@ -36,8 +36,8 @@ TOLERANCE = 1e-4
 CHILD_S = 10.0
 """A child process that takes longer hangs."""
 TERMINATE_S = 0.05
-LONG = 2_000_000
-"""Rounds of a Loop that is to be terminated: a second or more."""
+LONG = 300_000
+"""Rounds of a Loop that is to be terminated: some seconds."""
 FATAL = 4
 """A severity of the log: what a session says of its errors is not looked at."""
 
@@ -83,7 +83,7 @@ class Graph:
         """The model."""
         weights = [numpy_helper.from_array(array, name) for name, array in self.constants.items()]
         graph = helper.make_graph(self.nodes, "sessions", self.inputs, self.outputs, weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
 def attention_nodes(graph: Graph) -> list[onnx.NodeProto]:
@@ -224,11 +224,16 @@ def add_sequence(graph: Graph) -> None:
 
 
 def add_optional(graph: Graph) -> None:
-    """An optional output, of the attention's input, and whether it is there."""
+    """An optional value, an input or made of one, perhaps an output; and whether it is there."""
     optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, None))
-    graph.nodes += [node("Optional", ["value"], ["maybe"]), node("OptionalHasElement", ["maybe"], ["is_there"])]
-    graph.outputs.append(value("is_there", BOOL, []))
     if graph.rng.random() < 0.5:
+        content = graph.random(2) if graph.rng.random() < 0.5 else None
+        graph.input(helper.make_value_info("maybe", optional), lambda length: content)
+    else:
+        graph.nodes.append(node("Optional", ["value"], ["maybe"]))
+    graph.nodes.append(node("OptionalHasElement", ["maybe"], ["is_there"]))
+    graph.outputs.append(value("is_there", BOOL, []))
+    if graph.nodes[-2].op_type == "Optional" and graph.rng.random() < 0.5:
         graph.outputs.append(helper.make_value_info("maybe", optional))
 
 

@@ -57,14 +57,14 @@ class Writer {
     check(api_, ort::Graph_GetOnnxIRVersion(api_, graph, &ir_version));
     result.add(model::ir_version, std::max(ir_version, kInitializersAlone));
     result.add(model::producer, "onnxruntime");
-    result.add(model::graph, main_message(graph, part));
+    result.add(model::graph, graph_message(graph, part, true));
     add_imports(result, graph);
     const auto names = [this](const std::vector<const ort::ValueInfo*>& values) {
       std::vector<std::string> found;
       for (const auto* value : values) found.push_back(name_of(api_, value));
       return found;
     };
-    return {result.bytes(), names(inputs_of(graph)), names(part.outputs), std::move(weights_), std::move(constants_),
+    return {result.bytes(), names(part.inputs), names(part.outputs), std::move(weights_), std::move(constants_),
             std::move(copied_)};
   }
 
@@ -91,19 +91,16 @@ class Writer {
     }
   }
 
-  Message main_message(const ort::Graph* graph, const Part& part) {
-    return graph_message(graph, part.nodes, part.outputs, true);
-  }
-
   Message subgraph_message(const ort::Graph* graph, bool of_loop) {
-    return graph_message(graph, all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph),
-                         all_of<ort::ValueInfo>(api_, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs, graph), false, of_loop);
+    const Part all{all_of<ort::Node>(api_, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph),
+                   all_of<ort::ValueInfo>(api_, ort::Graph_GetNumInputs, ort::Graph_GetInputs, graph),
+                   all_of<ort::ValueInfo>(api_, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs, graph)};
+    return graph_message(graph, all, false, of_loop);
   }
 
   // Only the weights of the main graph are left where they are. The runtime takes no external data in subgraphs from
   // memory.
-  Message graph_message(const ort::Graph* graph, const std::vector<const ort::Node*>& nodes,
-                        const std::vector<const ort::ValueInfo*>& outputs, bool is_main, bool of_loop = false) {
+  Message graph_message(const ort::Graph* graph, const Part& part, bool is_main, bool of_loop = false) {
     Message result;
     const char* name = nullptr;
     check(api_, ort::Graph_GetName(api_, graph, &name));
@@ -111,20 +108,21 @@ class Writer {
     // A Loop does not run without the shapes of its iteration number and condition, so those are scalars where no
     // dimensions are told.
     size_t scalars = of_loop ? 2 : 0;
-    for (const auto* value : inputs_of(graph)) {
+    for (const auto* value : part.inputs) {
       result.add(graph::input, value_message(value, true, scalars > 0));
       if (scalars > 0) --scalars;
     }
     std::map<std::string, const ort::ValueInfo*> constants;
     for (const auto* value :
          all_of<ort::ValueInfo>(api_, ort::Graph_GetNumInitializers, ort::Graph_GetInitializers, graph)) {
-      if (is_constant(value)) constants.emplace(name_of(api_, value), value);
+      if (is_constant(api_, value)) constants.emplace(name_of(api_, value), value);
     }
     for (const auto& [constant, value] : constants) {
       result.add(graph::initializer, initializer(constant, value, is_main));
     }
+    const auto& outputs = part.outputs;
     for (const auto* value : outputs) result.add(graph::output, value_message(value, true));
-    for (const auto* each : nodes) {
+    for (const auto* each : part.nodes) {
       result.add(graph::node, node_message(each));
       for (const auto* value : all_of<ort::ValueInfo>(api_, ort::Node_GetNumOutputs, ort::Node_GetOutputs, each)) {
         const bool is_output = std::find(outputs.begin(), outputs.end(), value) != outputs.end();
@@ -132,19 +130,6 @@ class Writer {
       }
     }
     return result;
-  }
-
-  // An old model lists its constants, too.
-  std::vector<const ort::ValueInfo*> inputs_of(const ort::Graph* graph) const {
-    auto inputs = all_of<ort::ValueInfo>(api_, ort::Graph_GetNumInputs, ort::Graph_GetInputs, graph);
-    std::erase_if(inputs, [this](const ort::ValueInfo* value) { return is_constant(value); });
-    return inputs;
-  }
-
-  bool is_constant(const ort::ValueInfo* value) const {
-    bool constant = false;
-    check(api_, ort::ValueInfo_IsConstantInitializer(api_, value, &constant));
-    return constant;
   }
 
   // A value with its type. Of a type that is not written here only the name is; `required` ones throw. `is_scalar` is
@@ -321,7 +306,7 @@ class Writer {
     domains_.emplace(text(ort::Node_GetDomain));
     Attributes attributes;
     for (const auto* found : all_of<ort::OpAttr>(api_, ort::Node_GetNumAttributes, ort::Node_GetAttributes, each)) {
-      add_attribute(attributes, found);
+      add_attribute(attributes, found, std::string(text(ort::Node_GetOperatorType)));
     }
     add_subgraphs(attributes, each, text(ort::Node_GetOperatorType) == "Loop");
     for (const auto& [name, message] : attributes) result.add(node::attribute, message);
@@ -344,16 +329,19 @@ class Writer {
     }
   }
 
-  void add_attribute(Attributes& attributes, const ort::OpAttr* found) {
+  void add_attribute(Attributes& attributes, const ort::OpAttr* found, const std::string& op_type) {
     ort::AttributeKind kind{};
     ort::Status* status = ort::OpAttr_GetType(api_, found, &kind);
     if (kind == ort::AttributeKind::graph) {  // add_subgraphs writes it
       if (status != nullptr) ort::ReleaseStatus(api_, status);
       return;
     }
-    check(api_, status);
     const char* name = nullptr;
-    check(api_, ort::OpAttr_GetName(api_, found, &name));
+    if (status == nullptr) status = ort::OpAttr_GetName(api_, found, &name);
+    if (status != nullptr) {
+      ort::ReleaseStatus(api_, status);
+      throw Error{ort::ErrorCode::not_implemented, "an attribute of a node " + op_type + " is of a type that a provider cannot read"};
+    }
     Message made;
     made.add(attribute::name, std::string_view(name));
     add_content(made, found, kind, name);

@@ -38,6 +38,12 @@ class Division {
 
   bool is_left_out(const ort::Node* node) const { return left_out_.contains(node); }
 
+  // Leaves out all nodes that read a value.
+  void leave_out_readers(const ort::ValueInfo* value) {
+    const auto [begin, end] = readers_.equal_range(name_of(api_, value));
+    for (auto reader = begin; reader != end; ++reader) leave_out(reader->second);
+  }
+
   // The node that makes a value; null for an input and a constant.
   const ort::Node* maker_of(const ort::ValueInfo* value) const {
     const auto found = makers_.find(name_of(api_, value));
@@ -75,10 +81,19 @@ Part part_of(ort::Api api, const ort::Graph* graph) {
   const auto nodes = all_of<ort::Node>(api, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
   const auto outputs = all_of<ort::ValueInfo>(api, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs, graph);
   Division division(api, nodes);
+  Part part;
+  for (const auto* value : all_of<ort::ValueInfo>(api, ort::Graph_GetNumInputs, ort::Graph_GetInputs, graph)) {
+    if (is_constant(api, value)) continue;  // an old model lists its constants, too
+    const ort::Kind kind = kind_of(api, type_info_of(api, value));
+    if (kind == ort::Kind::tensor || kind == ort::Kind::sequence) {
+      part.inputs.push_back(value);
+    } else {
+      division.leave_out_readers(value);
+    }
+  }
   for (const auto* value : outputs) {
     if (!is_tensor_of_numbers(api, value)) division.leave_out(division.maker_of(value));
   }
-  Part part;
   std::set<const ort::ValueInfo*> added;
   const auto add_output = [&](const ort::ValueInfo* value) {
     const ort::Node* maker = division.maker_of(value);

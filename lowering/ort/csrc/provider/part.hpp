@@ -7,15 +7,18 @@
 
 namespace fa::provider {
 
-// The nodes of a main graph that the provider can take as one, in the order of the graph, and the outputs of this part:
-// values that nodes outside it read, or that are outputs of the graph.
+// The nodes of a main graph that the provider can take as one, in the order of the graph; the inputs of the graph that this
+// part may read, without those that only name a constant; and its outputs, values that nodes outside it read, or that are
+// outputs of the graph.
 struct Part {
   std::vector<const ort::Node*> nodes;
-  std::vector<const ort::ValueInfo*> outputs;
+  std::vector<const ort::ValueInfo*> inputs, outputs;
 };
 
-// The part of a main graph without the nodes that make what a provider cannot hand back, and those that read of it: a claimed
-// node gives tensors of numbers only. So a graph whose output is a sequence is taken up to the nodes that make the sequence.
+// The part of a main graph that a claimed node can stand for, which is given tensors and sequences, and gives tensors of
+// numbers. Left out are the nodes that make an output of another kind, or read an input of another kind, and those behind
+// them: a graph whose output is a sequence is taken up to the nodes that make the sequence. An optional value is left out as
+// an input because no session can be given one without content in a node.
 Part part_of(ort::Api api, const ort::Graph* graph);
 
 }  // namespace fa::provider

@@ -48,6 +48,12 @@ const ort::TensorInfo* tensor_info_of(ort::Api api, const ort::TypeInfo* type) {
   return info;
 }
 
+bool is_constant(ort::Api api, const ort::ValueInfo* value) {
+  bool constant = false;
+  check(api, ort::ValueInfo_IsConstantInitializer(api, value, &constant));
+  return constant;
+}
+
 bool is_tensor_of_numbers(ort::Api api, const ort::ValueInfo* value) {
   const ort::TypeInfo* type = type_info_of(api, value);
   return kind_of(api, type) == ort::Kind::tensor && described(api, tensor_info_of(api, type)).type != ort::Element::string;

@@ -43,6 +43,9 @@ ort::Kind kind_of(ort::Api api, const ort::TypeInfo* type);
 // What a type says, which is one of tensors.
 const ort::TensorInfo* tensor_info_of(ort::Api api, const ort::TypeInfo* type);
 
+// Whether a value is a constant of the model.
+bool is_constant(ort::Api api, const ort::ValueInfo* value);
+
 // Whether a claimed node can have this output.
 bool is_tensor_of_numbers(ort::Api api, const ort::ValueInfo* value);
 
