@@ -78,13 +78,16 @@ class _Locks:
     """`matching` is held while a graph is matched: the passes share the symbols of sizes."""
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
         self.registration = threading.Lock()
         self.matching = threading.Lock()
 
 
 _locks = _Locks()
 # A child process has only the thread that forked: no other one would ever release what it held.
-os.register_at_fork(after_in_child=_locks.__init__)
+os.register_at_fork(after_in_child=_locks.renew)
 
 
 @dataclass

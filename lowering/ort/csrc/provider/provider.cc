@@ -6,8 +6,8 @@
 // succeeds does it claim the graph: whatever fails before leaves the graph to the other providers. Memory that runs out
 // is such a failure, so CreateEp and Compile, whose errors would end the caller's session, must not fail for it.
 //
-// The claim is the whole graph. Claimed nodes become one node, so no node of another provider may lie on a path between
-// them. The nodes that fusion removes are those of all layers, and of the mask that the layers share. All other nodes of
+// The claim is the whole graph, without the nodes that make or read what no claimed node can give or take (part.hpp). Claimed
+// nodes become one node, so no node of another provider may lie on a path between them. The nodes that fusion removes are those of all layers, and of the mask that the layers share. All other nodes of
 // the model lie between them. The session inside has the same runtime, options and other providers, so that only the
 // attention changes.
 #include <algorithm>
