@@ -90,8 +90,9 @@ ort::Status* FusedSession::run(const Ports& ports, const std::vector<std::string
   }
   const auto input_names = names_of(ports.inputs, inputs);
   const auto output_names = names_of(ports.outputs, outputs);
-  ort::Status* status = ort::Run(api_, session_.session.get(), options, input_names.data(), given.data(), given.size(),
-                                 output_names.data(), results.size(), results.data());
+  ort::Status* status =
+      ort::Run(api_, session_.session.get(), options, input_names.data(), given.data(), given.size(), output_names.data(),
+               results.size(), results.data());
   for (size_t i = 0; i < results.size(); ++i) {
     if (copied[i]) owned[i] = ValuePtr(results[i], {api_});
   }

@@ -215,7 +215,8 @@ class Writer {
     if (!stays) copied_.insert(name);
     if (!is_main || content.bytes == 0) return tensor_message(name, value);
     const size_t number = stays ? weights_.size() : constants_.size();
-    const Weight weight{name, (stays ? "fa_compiler_" : "fa_compiler_small_") + std::to_string(number), content.data, content.bytes};
+    const std::string file = (stays ? "fa_compiler_" : "fa_compiler_small_") + std::to_string(number);
+    const Weight weight{name, file, content.data, content.bytes};
     const Message outside = external_message(weight, described(api_, value));
     constants_.push_back({weight, outside.bytes(), value_message(info, true).bytes()});
     if (!stays) return tensor_message(name, value);
@@ -340,7 +341,8 @@ class Writer {
     if (status == nullptr) status = ort::OpAttr_GetName(api_, found, &name);
     if (status != nullptr) {
       ort::ReleaseStatus(api_, status);
-      throw Error{ort::ErrorCode::not_implemented, "an attribute of a node " + op_type + " is of a type that a provider cannot read"};
+      throw Error{ort::ErrorCode::not_implemented,
+                  "an attribute of a node " + op_type + " is of a type that a provider cannot read"};
     }
     Message made;
     made.add(attribute::name, std::string_view(name));

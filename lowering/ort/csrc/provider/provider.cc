@@ -2,14 +2,15 @@
 // FaCompilerSetMatcher, by which the Python package gives it the matcher.
 //
 // GetCapability writes the graph of a session as a model. A plan that has this graph answers with the model of the fused
-// graph; if there is none, the matcher does. The provider makes a session of the answer, inside the caller's. Only if that
-// succeeds does it claim the graph: whatever fails before leaves the graph to the other providers. Memory that runs out
-// is such a failure, so CreateEp and Compile, whose errors would end the caller's session, must not fail for it.
+// graph; if there is none, the matcher does. The provider tries whether the options of the session allow a claimed graph,
+// makes a session of the answer inside the caller's, and compares what ONNX Runtime has read there with the graph. Only if
+// all this succeeds does it claim the graph: whatever fails before leaves the graph to the other providers. Memory that
+// runs out is such a failure, so CreateEp and Compile, whose errors would end the caller's session, must not fail for it.
 //
-// The claim is the whole graph, without the nodes that make or read what no claimed node can give or take (part.hpp). Claimed
-// nodes become one node, so no node of another provider may lie on a path between them. The nodes that fusion removes are those of all layers, and of the mask that the layers share. All other nodes of
-// the model lie between them. The session inside has the same runtime, options and other providers, so that only the
-// attention changes.
+// The claim is the whole graph, without the nodes that make or read what no claimed node can give or take (part.hpp).
+// Claimed nodes become one node, so no node of another provider may lie on a path between them. The nodes that fusion
+// removes are those of all layers, and of the mask that the layers share. All other nodes of the model lie between them. The
+// session inside has the same runtime, options and other providers, so that only the attention changes.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
