@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import functools
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import onnxruntime as ort
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import custom_ops_library
 from fa_compiler.passes import Report
-from fa_compiler.provider.matching import replacement
+from fa_compiler.provider.matching import Replacement, replacement
 from fa_compiler.provider.plan_file import entry
 
 PROVIDER = "FaCompilerExecutionProvider"
@@ -56,6 +57,8 @@ _TAKE = ctypes.CFUNCTYPE(
     ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_int64),
     ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_uint64),
+    ctypes.c_size_t,
     ctypes.c_int,
     ctypes.c_char_p,
 )
@@ -70,9 +73,21 @@ _MATCHER = ctypes.CFUNCTYPE(
 )
 _FAILED = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
-_registration = threading.Lock()
-_matching = threading.Lock()
-"""Held while a graph is matched: the passes share the symbols of sizes."""
+
+class _Locks:
+    """`matching` is held while a graph is matched: the passes share the symbols of sizes."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        self.registration = threading.Lock()
+        self.matching = threading.Lock()
+
+
+_locks = _Locks()
+# A child process has only the thread that forked: no other one would ever release what it held.
+os.register_at_fork(after_in_child=_locks.renew)
 
 
 @dataclass
@@ -128,7 +143,7 @@ def register_provider() -> Sequence[Any]:
     if release() < FIRST_RELEASE:
         first = ".".join(map(str, FIRST_RELEASE))
         raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
-    with _registration:
+    with _locks.registration:
         if not (devices := _devices()):
             path = custom_ops_library()
             _library(path).FaCompilerSetMatcher(_matcher, _failure)
@@ -157,18 +172,21 @@ def _library(path: str) -> ctypes.CDLL:
 
 def _answer(model: int, size: int, weights: Any, count: int, answer: int, take: Any) -> None:
     """Answer the library. No exception may leave this function: there is nobody to catch it."""
-    content, sizes, severity, message = _match(ctypes.string_at(model, size), weights[:count])
-    numbers = (ctypes.c_int64 * len(sizes))(*sizes)
-    take(answer, content, len(content or b""), numbers, len(sizes), severity, message.encode())
+    found, severity, message = _match(ctypes.string_at(model, size), weights[:count])
+    content = b"" if found is None or found.model is None else found.model
+    sizes = () if found is None else found.sizes
+    read = () if found is None else tuple(found.read)
+    numbers, places = (ctypes.c_int64 * len(sizes))(*sizes), (ctypes.c_uint64 * len(read))(*read)
+    take(answer, content, len(content), numbers, len(sizes), places, len(read), severity, message.encode())
 
 
 _matcher = _MATCHER(_answer)
 
 
-def _match(graph: bytes, addresses: Sequence[int]) -> tuple[bytes | None, tuple[int, ...], int, str]:
-    """The fused graph or None, the sizes of its outputs, and a line for the log with its severity."""
+def _match(graph: bytes, addresses: Sequence[int]) -> tuple[Replacement | None, int, str]:
+    """What takes the place of the graph, and a line for the log with its severity. None: the matcher failed."""
     try:
-        with _matching:
+        with _locks.matching:
             found = replacement(graph, addresses, captures=release() >= FIRST_WITH_CAPTURES)
         if _thread.overheard is not None:
             _thread.overheard.entries.append(entry(graph, found))
@@ -183,19 +201,30 @@ def _match(graph: bytes, addresses: Sequence[int]) -> tuple[bytes | None, tuple[
     _LOGGER.info("%s", report.summary)
     if activity is not None:
         activity.reports.append(report)
-    return found.model, found.sizes, _INFO, report.summary
+    return found, _INFO, report.summary
 
 
-def _failed(reason: str) -> tuple[None, tuple[()], int, str]:
+def _failed(reason: str) -> tuple[None, int, str]:
     _note_failure(reason)
-    return None, (), _WARNING, f"the session runs without fused attention: {reason}"
+    return None, _WARNING, f"the session runs without fused attention: {reason}"
 
 
 def _library_failed(reason: bytes) -> None:
-    """The library could not use the answer: what the report says is not so."""
+    """The library could not use the answer."""
+    forget_last()
+    _note_failure(reason.decode(errors="replace"))
+
+
+def start_session() -> None:
+    """This thread makes a session, of which there is no report yet."""
+    _thread.report = None
+
+
+def forget_last() -> None:
+    """What the report of the last graph of this thread says is not so: no session uses the fused graph."""
     if activity is not None and _thread.report in activity.reports:
         activity.reports.remove(_thread.report)
-    _note_failure(reason.decode(errors="replace"))
+    _thread.report = None
 
 
 _failure = _FAILED(_library_failed)

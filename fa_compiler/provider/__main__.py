@@ -13,7 +13,7 @@ import runpy
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ class Sessions:
             **kwargs: Any,
         ) -> None:
             options = ort.SessionOptions() if sess_options is None else sess_options
-            other = self._other(options, providers)
+            other = self._other(options, providers, kwargs)
+            provider.start_session()
             if other is None:
                 if options not in self._extended:
                     options.add_provider_for_devices(self._devices, {})
@@ -71,6 +72,7 @@ class Sessions:
             try:
                 make(*arguments, **kwargs)
             except ORT_ERRORS as error:
+                provider.forget_last()
                 if provider.release() >= provider.FIRST_WITH_OPERATORS or not _lacks_operators(error):
                     raise
                 register_custom_ops(options)
@@ -78,9 +80,15 @@ class Sessions:
 
         ort.InferenceSession.__init__ = make_with_provider
 
-    def _other(self, options: ort.SessionOptions, providers: Sequence[Any] | None) -> str | None:
+    def _other(
+        self, options: ort.SessionOptions, providers: Sequence[Any] | None, arguments: Mapping[str, Any]
+    ) -> str | None:
         """Why the session is left as it is; None if it gets the provider. The options of the CPU provider do not
         matter: ONNX Runtime ignores them."""
+        if options.optimized_model_filepath:
+            return "it writes its optimised model"
+        if arguments.get("disabled_optimizers"):  # which the session inside would not be told
+            return "it disables optimizers"
         if not providers:
             chosen = getattr(options, "has_providers", bool)()
             return "the options name a provider" if chosen and options not in self._extended else None

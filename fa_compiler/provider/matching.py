@@ -61,9 +61,6 @@ def replacement(content: bytes, addresses: Sequence[int], captures: bool) -> Rep
         return Replacement(report, read=weights.read)
     if not captures and captured:
         raise InputError(f"only a subgraph reads the input '{captured[0]}', which needs a newer ONNX Runtime")
-    for value in model.graph.outputs:
-        if value.dtype == ir.DataType.STRING:
-            raise InputError(f"the output '{value.name}' is a tensor of strings")
     sizes = tuple(_sizes(model.graph, info or analyse(model)))
     for value in [value for value in model.graph.inputs if value.name not in used]:
         model.graph.inputs.remove(value)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fa_compiler.provider.matching import Replacement
 
-MAGIC = b"fa_compiler plan 1\n"
+MAGIC = b"fa_compiler plan 2\n"
 
 
 def entry(graph: bytes, found: Replacement) -> bytes:

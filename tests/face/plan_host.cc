@@ -26,7 +26,6 @@ extern "C" __attribute__((weak)) long count_allocations();
 namespace {
 
 using ort::Slot;
-struct MemoryInfo;
 
 constexpr const char* kName = "FaCompilerExecutionProvider";
 constexpr auto kVerbose = static_cast<ort::Severity>(0);  // the log tells where the nodes are placed
@@ -36,13 +35,7 @@ constexpr size_t kCount = 2 * 4 * 8 * 16;
 constexpr Slot<ort::Status*(const ort::Env*, const char*, const ort::SessionOptions*, ort::Session**)> CreateSession{7};
 constexpr Slot<ort::Status*(ort::SessionOptions**)> CreateSessionOptions{10};
 constexpr Slot<ort::Status*(ort::SessionOptions*, int)> SetSessionGraphOptimizationLevel{23};
-constexpr Slot<ort::Status*(const MemoryInfo*, void*, size_t, const int64_t*, size_t, ort::Element, ort::Value**)> CreateTensorWithDataAsOrtValue{49};
-constexpr Slot<ort::Status*(int, int, MemoryInfo**)> CreateCpuMemoryInfo{69};
-constexpr Slot<void(MemoryInfo*)> ReleaseMemoryInfo{94};
 constexpr Slot<ort::Status*(ort::Env*, const char*, const char*)> RegisterExecutionProviderLibrary{301};
-constexpr Slot<ort::Status*(const ort::Env*, const ort::EpDevice* const**, size_t*)> GetEpDevices{303};
-constexpr Slot<ort::Status*(ort::SessionOptions*, ort::Env*, const ort::EpDevice* const*, size_t, const char* const*, const char* const*, size_t)> SessionOptionsAppendExecutionProvider_V2{304};
-constexpr Slot<const char*(const ort::EpDevice*)> EpDevice_EpName{312};
 // clang-format on
 
 ort::Api api;
@@ -56,23 +49,23 @@ void check(ort::Status* status) {
 const ort::EpDevice* device_of(ort::Env* env) {
   const ort::EpDevice* const* devices = nullptr;
   size_t count = 0;
-  check(GetEpDevices(api, env, &devices, &count));
+  check(ort::GetEpDevices(api, env, &devices, &count));
   for (size_t i = 0; i < count; ++i) {
-    if (std::strcmp(EpDevice_EpName(api, devices[i]), kName) == 0) return devices[i];
+    if (std::strcmp(ort::EpDevice_EpName(api, devices[i]), kName) == 0) return devices[i];
   }
   std::fprintf(stderr, "failed: no device\n");
   std::exit(1);
 }
 
 void run(ort::Session* session, std::vector<float>& floats) {
-  MemoryInfo* memory = nullptr;
-  check(CreateCpuMemoryInfo(api, 1, 0, &memory));
+  ort::MemoryInfo* memory = nullptr;
+  check(ort::CreateCpuMemoryInfo(api, 1, 0, &memory));
   const int64_t shape[] = {2, 4, 8, 16};
   const char* names[] = {"query", "key", "value"};
   const char* out = "out";
   ort::Value* inputs[3];
   for (size_t i = 0; i < 3; ++i) {
-    check(CreateTensorWithDataAsOrtValue(api, memory, floats.data() + i * kCount, kCount * sizeof(float), shape, 4,
+    check(ort::CreateTensorWithDataAsOrtValue(api, memory, floats.data() + i * kCount, kCount * sizeof(float), shape, 4,
                                          ort::Element::float32, &inputs[i]));
   }
   ort::Value* output = nullptr;
@@ -82,7 +75,7 @@ void run(ort::Session* session, std::vector<float>& floats) {
   std::fwrite(data, sizeof(float), kCount, stdout);
   ort::ReleaseValue(api, output);
   for (ort::Value* input : inputs) ort::ReleaseValue(api, input);
-  ReleaseMemoryInfo(api, memory);
+  ort::ReleaseMemoryInfo(api, memory);
 }
 
 }  // namespace
@@ -113,7 +106,7 @@ int main(int count, char** words) {
     check(SetSessionGraphOptimizationLevel(api, options, std::atoi(words[4])));
     const char* key = "plan";
     if (plan != "without") {
-      check(SessionOptionsAppendExecutionProvider_V2(api, options, env, &device, 1, &key, &value, plan == "-" ? 0 : 1));
+      check(ort::SessionOptionsAppendExecutionProvider_V2(api, options, env, &device, 1, &key, &value, plan == "-" ? 0 : 1));
     }
     ort::Session* session = nullptr;
     if (failing >= 0) fail_allocation(failing);

@@ -327,15 +327,6 @@ def test_a_model_without_attention(
     assert activity.reports == []
 
 
-def strings() -> onnx.ModelProto:
-    """Attention beside an output of strings, which the provider leaves alone."""
-    model = attention()
-    model.graph.node.append(helper.make_node("Identity", ["words"], ["same"]))
-    model.graph.input.append(helper.make_tensor_value_info("words", TensorProto.STRING, ["n"]))
-    model.graph.output.append(helper.make_tensor_value_info("same", TensorProto.STRING, ["n"]))
-    return model
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -344,7 +335,6 @@ def strings() -> onnx.ModelProto:
         (["model.onnx", "-o", "folder"], "folder is a folder"),
         (["model.onnx", "-o", "none/x.plan"], "there is no folder none"),
         (["model.onnx", "-o", "x.plan", "--level", "most"], "unknown level 'most'"),
-        (["strings.onnx", "-o", "x.plan"], "no plan for strings.onnx: the output 'same' is a tensor of strings"),
         (["text.onnx", "-o", "x.plan"], "text.onnx"),
     ],
 )
@@ -355,7 +345,6 @@ def test_wrong_words(
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     saved(attention(), Path("model.onnx"))
-    saved(strings(), Path("strings.onnx"))
     Path("text.onnx").write_text("no model")
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert main(["plan", *words]) == 2

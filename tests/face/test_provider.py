@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -245,17 +246,391 @@ def test_the_device_and_the_operators(order: tuple[int, ...]) -> None:
     agree(ort.InferenceSession(model.SerializeToString(), options), attention())
 
 
-def test_what_cannot_be_replaced_is_left(seen: provider.Activity) -> None:
-    strings = attention()
-    added(strings, helper.make_node("Identity", ["words"], ["same"]), TensorProto.STRING, {"words": ["n"]})
-    session = session_of(strings)
-    assert seen.failures == ["the output 'same' is a tensor of strings"]
-    assert list(session.run(["same"], {**feeds(), "words": np.array(["a", "b"])})[0]) == ["a", "b"]
-    lists = attention()
-    lists.graph.node.append(helper.make_node("SequenceConstruct", ["out"], ["list"]))
-    lists.graph.output.append(helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None))
-    assert len(session_of(lists).run(["list"], feeds())[0]) == 1
-    assert seen.reports == []
+def with_output(node: onnx.NodeProto, output: onnx.ValueInfoProto) -> onnx.ModelProto:
+    """The attention, and a node with an output of any type."""
+    model = attention()
+    model.graph.node.append(node)
+    model.graph.output.append(output)
+    return model
+
+
+def the_same(left: object, right: object) -> bool:
+    """Whether outputs of any type agree."""
+    if isinstance(left, list) or isinstance(right, list):
+        assert isinstance(left, list) and isinstance(right, list)
+        return len(left) == len(right) and all(map(the_same, left, right))
+    if left is None or right is None:
+        return left is right
+    assert isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
+    if left.dtype.kind in "OU":
+        return left.tolist() == right.tolist()
+    return left.shape == right.shape and np.allclose(left, right, atol=TOLERANCE)
+
+
+def strings() -> onnx.ModelProto:
+    model = attention()
+    added(model, helper.make_node("Identity", ["words"], ["same"]), TensorProto.STRING, {"words": ["n"]})
+    return model
+
+
+def sequence_state() -> onnx.ModelProto:
+    """The state of a Loop is a sequence, of which a tensor is made at the end."""
+    sequence = helper.make_tensor_sequence_value_info
+    flag = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("on", "still_on")]
+    body = helper.make_graph(
+        [
+            helper.make_node("SequenceInsert", ["state", "x"], ["grown"]),
+            helper.make_node("Identity", ["on"], ["still_on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            flag[0],
+            sequence("state", TensorProto.FLOAT, None),
+        ],
+        [flag[1], sequence("grown", TensorProto.FLOAT, None)],
+    )
+    joined = helper.make_tensor_value_info("joined", TensorProto.FLOAT, ["m"])
+    model = with_output(helper.make_node("SequenceEmpty", [], ["none"], dtype=TensorProto.FLOAT), joined)
+    model.graph.node.append(helper.make_node("Loop", ["trip", "", "none"], ["all"], "loop", body=body))
+    model.graph.node.append(helper.make_node("ConcatFromSequence", ["all"], ["joined"], axis=0))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(3), "trip"))
+    # A node of the main graph reads the input, too: older releases forget it otherwise.
+    added(model, helper.make_node("Neg", ["x"], ["negative"]), TensorProto.FLOAT, {"x": ["n"]})
+    return model
+
+
+def sequence_input() -> onnx.ModelProto:
+    joined = helper.make_tensor_value_info("joined", TensorProto.FLOAT, ["n"])
+    model = with_output(helper.make_node("ConcatFromSequence", ["list"], ["joined"], axis=0), joined)
+    model.graph.input.append(helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None))
+    return model
+
+
+def sequence_output() -> onnx.ModelProto:
+    list_of = helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None)
+    return with_output(helper.make_node("SequenceConstruct", ["out"], ["list"]), list_of)
+
+
+def sequence_passed_on() -> onnx.ModelProto:
+    """An output that is a sequence, and one that is made of it."""
+    model = sequence_output()
+    model.graph.node.append(helper.make_node("SequenceLength", ["list"], ["length"]))
+    model.graph.output.append(helper.make_tensor_value_info("length", TensorProto.INT64, []))
+    return model
+
+
+def optional_output() -> onnx.ModelProto:
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    output = helper.make_value_info("maybe", helper.make_optional_type_proto(tensor))
+    return with_output(helper.make_node("Optional", ["out"], ["maybe"]), output)
+
+
+def optional_input() -> onnx.ModelProto:
+    """An input that may be given without content, which only nodes of the runtime can be given."""
+    model = with_output(
+        helper.make_node("OptionalHasElement", ["given"], ["is_there"]),
+        helper.make_tensor_value_info("is_there", TensorProto.BOOL, []),
+    )
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    model.graph.input.append(helper.make_value_info("given", helper.make_optional_type_proto(tensor)))
+    model.opset_import[0].version = 18
+    return model
+
+
+def read_in_a_branch() -> onnx.ModelProto:
+    """The node that makes a list reads the attention in a graph of its own."""
+    list_of = helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None)
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("SequenceConstruct", ["out"] * count, [f"list_{name}"])],
+            name,
+            [],
+            [helper.make_tensor_sequence_value_info(f"list_{name}", TensorProto.FLOAT, None)],
+        )
+        for name, count in (("then", 1), ("else", 2))
+    }
+    model = with_output(helper.make_node("If", ["flag"], ["list"], **branches), list_of)
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (strings, {"words": np.array(["a", "b"])}),
+        (sequence_state, {"x": np.ones(2, np.float32)}),
+        (sequence_input, {"list": [np.ones(3, np.float32), np.zeros(2, np.float32)]}),
+        (sequence_output, {}),
+        (sequence_passed_on, {}),
+        (optional_output, {}),
+        (optional_input, {"given": None}),
+        (optional_input, {"given": np.ones(2, np.float32)}),
+        (read_in_a_branch, {"flag": np.array(False)}),
+    ],
+)
+def test_values_that_are_not_tensors_of_numbers(
+    seen: provider.Activity, make: Callable[[], onnx.ModelProto], more: dict[str, Any]
+) -> None:
+    """A claimed node cannot give them, so what makes them, and what reads of it, is left to the runtime."""
+    model = make()
+    session = session_of(model)
+    assert fused(seen) == [1]
+    inputs = {**feeds(), **more}
+    expected = ort.InferenceSession(model.SerializeToString()).run(None, inputs)
+    assert all(map(the_same, expected, session.run(None, inputs)))
+
+
+def test_an_attribute_that_is_a_type(seen: provider.Activity) -> None:
+    """A provider cannot read it."""
+    model = optional_output()
+    model.graph.node[-1].ClearField("input")
+    model.graph.node[-1].attribute.append(
+        helper.make_attribute("type", helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    )
+    model.graph.node.append(helper.make_node("OptionalHasElement", ["maybe"], ["is_there"]))
+    model.graph.output[-1].CopyFrom(helper.make_tensor_value_info("is_there", TensorProto.BOOL, []))
+    session = session_of(model)
+    assert seen.failures == ["an attribute of a node Optional is of a type that a provider cannot read"]
+    assert not session.run(["is_there"], feeds())[0]
+
+
+def test_attention_behind_a_list(seen: provider.Activity) -> None:
+    """The graph is taken up to the nodes that make a list. An attention behind them is the runtime's."""
+    model = sequence_output()
+    model.graph.node[-1].input[0] = "value"
+    model.graph.node.append(helper.make_node("ConcatFromSequence", ["list"], ["again"], axis=0))
+    model.graph.node.append(model.graph.node.pop(4))
+    model.graph.node[-1].input[1] = "again"
+    session = session_of(model)
+    assert fused(seen) == [0]
+    expected = ort.InferenceSession(model.SerializeToString()).run(None, feeds())
+    assert all(map(the_same, expected, session.run(None, feeds())))
+
+
+def loop(in_a_branch: bool, trips: int = 5) -> onnx.ModelProto:
+    """Beside the attention, a Loop adds the rows of a table to its state. The iteration number is a scalar."""
+    scalar = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "i"], ["row"]),
+            helper.make_node("Add", ["state", "row"], ["sum"]),
+            helper.make_node("Identity", ["on"], ["still_on"]),
+        ],
+        "body",
+        [
+            scalar("i", TensorProto.INT64, []),
+            scalar("on", TensorProto.BOOL, []),
+            scalar("state", TensorProto.FLOAT, [4]),
+        ],
+        [scalar("still_on", TensorProto.BOOL, []), scalar("sum", TensorProto.FLOAT, [4])],
+    )
+    model = attention()
+    table = np.arange(4 * trips, dtype=np.float32).reshape(trips, 4)
+    for name, array in (("table", table), ("trip", np.array(trips))):
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    node = helper.make_node("Loop", ["trip", "", "start"], ["end"], "loop", body=body)
+    if in_a_branch:
+        node.output[0] = "end_then"
+        ends = [scalar(name, TensorProto.FLOAT, [4]) for name in ("end_then", "end_else")]
+        other = helper.make_graph([helper.make_node("Neg", ["start"], ["end_else"])], "else", [], ends[1:])
+        then = helper.make_graph([node], "then", [], ends[:1])
+        node = helper.make_node("If", ["flag"], ["end"], "if", then_branch=then, else_branch=other)
+        model.graph.input.append(scalar("flag", TensorProto.BOOL, []))
+    # A node of the main graph reads the input, too: older releases forget it otherwise.
+    model.graph.node.append(helper.make_node("Neg", ["start"], ["negative"]))
+    added(model, node, TensorProto.FLOAT, {"start": [4]})
+    return model
+
+
+LOOP_FEEDS = {**feeds(), "start": np.ones(4, np.float32)}
+LEVELS = [ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC]
+
+
+@pytest.mark.parametrize("in_a_branch", [False, True])
+@pytest.mark.parametrize("level", [*LEVELS, ort.GraphOptimizationLevel.ORT_ENABLE_ALL])
+def test_a_scalar_in_a_loop(seen: provider.Activity, in_a_branch: bool, level: ort.GraphOptimizationLevel) -> None:
+    model = loop(in_a_branch)
+    session = session_of(model, graph_optimization_level=level)
+    assert fused(seen) == [1]
+    agree(session, model, {**LOOP_FEEDS, **({"flag": np.array(True)} if in_a_branch else {})})
+
+
+@pytest.mark.parametrize("lost", ["shape", "type"])
+def test_a_body_that_lost_something(seen: provider.Activity, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """ONNX Runtime would make the session, and every run of it would fail: it is compared with the graph before the
+    claim."""
+    if lost == "shape" and RELEASE < (1, 24):
+        pytest.skip("the runtime does not tell a scalar from a tensor of unknown rank")
+
+    def losing(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
+        found = replacement(content, addresses, captures)
+        assert found.model is not None
+        model = onnx.ModelProto.FromString(found.model)
+        (node,) = (each for each in model.graph.node if each.op_type == "Loop")
+        state = node.attribute[0].g.input[2 if lost == "type" else 0].type.tensor_type
+        if lost == "shape":
+            state.ClearField("shape")
+        else:
+            node.attribute[0].g.node[1].op_type = "Max"
+            for value in (*node.attribute[0].g.input[2:], node.attribute[0].g.output[1]):
+                value.type.tensor_type.shape.dim.add().dim_value = 1
+        return Replacement(found.report, model.SerializeToString(), found.sizes)
+
+    monkeypatch.setattr(provider, "replacement", losing)
+    session = session_of(loop(in_a_branch=False))
+    assert fused(seen) == []
+    assert len(seen.failures) == 1
+    agree(session, loop(in_a_branch=False), LOOP_FEEDS)
+
+
+# -- options of sessions and runs -----------------------------------------------------------------
+
+
+def projected_by(weight: np.ndarray) -> onnx.ModelProto:
+    """The query goes through a matrix, so the model has a large constant beside the scale."""
+    model = attention()
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.node.insert(0, helper.make_node("MatMul", ["query", "w"], ["projected"], "project"))
+    model.graph.node[2].input[0] = "projected"
+    return model
+
+
+def matrix() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((HEADS, SIZE, SIZE)).astype(np.float32)
+
+
+def test_external_initializers(seen: provider.Activity, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The program gives the values of constants that are in no file, also of one that the fusion takes away."""
+    path = tmp_path / "model.onnx"
+    onnx.save(projected_by(matrix()), path, save_as_external_data=True, size_threshold=0, location="weights.bin")
+    (tmp_path / "weights.bin").unlink()
+    results = []
+    for options in (ort.SessionOptions(), with_provider()):
+        values = [ort.OrtValue.ortvalue_from_numpy(each) for each in (matrix(), np.array(0.25, np.float32))]
+        options.add_external_initializers(["w", "scale"], values)
+        results.append(ort.InferenceSession(path, options).run(None, feeds())[0])
+    assert fused(seen) == [1]
+    assert the_same(*results)
+    assert "Error" not in capfd.readouterr().err
+
+
+def test_an_external_initializer_that_is_gone(
+    seen: provider.Activity, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime has computed another constant of it before it shows the graph: one line, and its own kernels."""
+    model = projected_by(matrix())
+    model.graph.node.insert(0, helper.make_node("Neg", ["w"], ["negative"]))
+    model.graph.node[1].input[1] = "negative"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="weights.bin")
+    options, value = with_provider(), matrix()
+    options.add_external_initializers(["w"], [ort.OrtValue.ortvalue_from_numpy(value)])
+    session = ort.InferenceSession(path, options)
+    assert fused(seen) == []
+    assert len(seen.failures) == 1
+    assert capfd.readouterr().err.count("[W:") == 1
+    agree(session, path)
+
+
+@pytest.mark.parametrize("name", ["w", "scale"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_shared_initializers(seen: provider.Activity, name: str, level: ort.GraphOptimizationLevel) -> None:
+    """The program gives another value than the file. Of what the matcher has read, the session is left alone."""
+    value = ort.OrtValue.ortvalue_from_numpy(2 * matrix() if name == "w" else np.array(0.5, np.float32))
+    results = []
+    for options in (ort.SessionOptions(), with_provider()):
+        options.graph_optimization_level = level
+        options.add_initializer(name, value)
+        results.append(ort.InferenceSession(projected_by(matrix()).SerializeToString(), options).run(None, feeds())[0])
+    assert the_same(*results)
+    assert fused(seen) == ([1] if name == "w" else [])
+
+
+@pytest.mark.parametrize("form", ["onnx", "ort"])
+@pytest.mark.parametrize("named", ["by the device", "in a list"])
+def test_a_session_that_writes_its_model(seen: provider.Activity, tmp_path: Path, form: str, named: str) -> None:
+    """ONNX Runtime writes no claimed graphs, so the session is left alone."""
+    fa_compiler.register_provider()
+    if named == "in a list" and RELEASE < (1, 25):
+        pytest.skip("this ONNX Runtime does not take plugins in a list of providers")
+    options = with_provider() if named == "by the device" else ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / f"written.{form}")
+    names = [provider.PROVIDER, "CPUExecutionProvider"] if named == "in a list" else None
+    session = ort.InferenceSession(attention().SerializeToString(), options, providers=names)
+    assert fused(seen) == []
+    assert "contains compiled nodes" in seen.failures[0]
+    agree(session, attention())
+    agree(ort.InferenceSession(options.optimized_model_filepath), attention())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fuses"),
+    [
+        ("ep.context_enable", "0", True),
+        ("ep.context_enable", "1", False),
+        ("session.use_env_allocators", "1", True),
+        ("session.use_ort_model_bytes_for_initializers", "1", True),
+        ("session.disable_prepacking", "1", True),
+        ("session.disable_cpu_ep_fallback", "1", True),
+        ("optimization.disable_specified_optimizers", "ConstantFolding", True),
+    ],
+)
+def test_entries_of_the_options(seen: provider.Activity, tmp_path: Path, key: str, value: str, fuses: bool) -> None:
+    options = with_provider()
+    options.add_session_config_entry(key, value)
+    session = ort.InferenceSession(saved(attention(), tmp_path / "model.onnx"), options)
+    assert fused(seen) == ([1] if fuses else [])
+    agree(session, attention())
+
+
+@pytest.mark.parametrize("mode", [ort.ExecutionMode.ORT_SEQUENTIAL, ort.ExecutionMode.ORT_PARALLEL])
+def test_a_run_that_is_terminated(seen: provider.Activity, mode: ort.ExecutionMode) -> None:
+    """The session inside ends, too. The whole run would take seconds, and end without an error."""
+    session = session_of(loop(in_a_branch=False, trips=300_000), execution_mode=mode)
+    assert fused(seen) == [1]
+    options = ort.RunOptions()
+    timer = threading.Timer(0.05, lambda: setattr(options, "terminate", True))
+    timer.start()
+    with pytest.raises(Exception, match="terminate flag"):
+        session.run(None, LOOP_FEEDS, options)
+    timer.join()
+
+
+def test_a_child_of_a_process_that_makes_a_session(tmp_path: Path) -> None:
+    """Another thread holds the matcher at that time."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    program = f"""
+import os, threading, time, onnxruntime as ort, fa_compiler
+from fa_compiler import provider
+from tests.built_library import choose_library
+choose_library()
+def make():
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(fa_compiler.register_provider(), {{}})
+    ort.InferenceSession({str(path)!r}, options)
+make()
+inside, own = threading.Event(), provider.replacement
+def slow(*arguments, **captures):
+    inside.set()
+    time.sleep(1)
+    return own(*arguments, **captures)
+provider.replacement = slow
+thread = threading.Thread(target=make)
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    provider.replacement = own
+    make()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+thread.join()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
 
 
 @pytest.mark.parametrize("kind", ["raises", "gives another model", "gives too few sizes"])
@@ -343,6 +718,10 @@ import helper
 options = onnxruntime.SessionOptions()
 for _ in range(2):
     session = InferenceSession("attention.onnx", options, providers=onnxruntime.get_available_providers())
+writing = onnxruntime.SessionOptions()
+writing.optimized_model_filepath = "written.onnx"
+InferenceSession("attention.onnx", writing)
+InferenceSession("attention.onnx", disabled_optimizers={"ConstantFolding"})
 InferenceSession("plain.onnx", providers=[("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})])
 InferenceSession("plain.onnx", providers=["DmlExecutionProvider"])
 print(*sys.argv[1:], helper.NAME, __name__)
@@ -353,7 +732,11 @@ sys.exit(3)
     command = [sys.executable, "-m", "fa_compiler.provider", *words, "one", "-m"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "one -m helper __main__\n"), done.stderr
-    line = "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: it names DmlExecutionProvider"
+    line = (
+        "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: it disables optimizers, "
+        "it names DmlExecutionProvider, it writes its optimised model"
+    )
+    assert (tmp_path / "written.onnx").exists()
     assert done.stderr.splitlines()[-1] == line
 
 

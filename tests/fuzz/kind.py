@@ -21,6 +21,7 @@ GROUPS = {
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),
     "operators": ("atc_front_end", "calls", "wrong_calls"),
+    "provider": ("plan_bytes", "sessions"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
 }
 """Words for several kinds, on the command line; `all` is every kind there is."""

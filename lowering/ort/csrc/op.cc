@@ -53,9 +53,8 @@ void check_elements(const char* what, std::span<const int64_t> dims) {
               std::string(what) + " has the shape " + text_of(dims) + ", expected sizes that make at most 2^59 numbers"};
 }
 
-// The table of a runtime that has GetTensorElementTypeAndShapeDataReference. A process may also have a runtime without
-// it, whose table is another.
-std::atomic<ort::Api> api_with_shape_references{nullptr};
+// The table of a runtime that has the slots of 1.24. A process may also have an older runtime, whose table is another.
+std::atomic<ort::Api> api_of_1_24{nullptr};
 
 void set_dims(Tensor& tensor, size_t rank, const int64_t* dims) {
   if (rank > Dims::kMaxRank) {
@@ -67,7 +66,7 @@ void set_dims(Tensor& tensor, size_t rank, const int64_t* dims) {
 }
 
 void read_shape(ort::Api api, const ort::Value* value, Tensor& tensor) {
-  if (api == api_with_shape_references.load(std::memory_order_relaxed)) {
+  if (has_slots_of_1_24(api)) {
     const int64_t* dims = nullptr;
     size_t rank = 0;
     check(api, ort::GetTensorElementTypeAndShapeDataReference(api, value, &tensor.type, &dims, &rank));
@@ -92,8 +91,10 @@ void note_version(ort::Api api, const std::string& version) {
   int major = 0;
   int minor = 0;
   if (std::sscanf(version.c_str(), "%d.%d", &major, &minor) != 2) return;
-  if (major > 1 || minor >= 24) api_with_shape_references.store(api, std::memory_order_relaxed);
+  if (major > 1 || minor >= 24) api_of_1_24.store(api, std::memory_order_relaxed);
 }
+
+bool has_slots_of_1_24(ort::Api api) { return api == api_of_1_24.load(std::memory_order_relaxed); }
 
 Tensor tensor_of(ort::Api api, const ort::Value* value) {
   Tensor tensor;

@@ -25,6 +25,9 @@ struct Error {
 // Called when a runtime loads the library. Notes which newer slots the table of this version has.
 void note_version(ort::Api api, const std::string& version);
 
+// Whether the table has the slots that came with 1.24.
+bool has_slots_of_1_24(ort::Api api);
+
 // Throws std::runtime_error with the text of `status`, and releases it. Null is success.
 void check(ort::Api api, ort::Status* status);
 

@@ -16,10 +16,13 @@ struct GraphSupportInfo;
 struct HardwareDevice;
 struct KeyValuePairs;
 struct Logger;
+struct MemoryInfo;
 struct Node;
 struct NodeComputeContext;
 struct OpAttr;
+struct OptionalTypeInfo;
 struct RunOptions;
+struct SequenceTypeInfo;
 struct Session;
 struct TypeInfo;
 struct ValueInfo;
@@ -28,8 +31,8 @@ struct ValueInfo;
 inline constexpr int kFirstEpMinor = 23;
 inline constexpr int kFirstEpDomainMinor = 24;
 
-enum class Severity : int { info = 1, warning = 2 };
-enum class Kind : int { tensor = 1 };
+enum class Severity : int { info = 1, warning = 2, fatal = 4 };
+enum class Kind : int { unknown = 0, tensor = 1, sequence = 2, optional = 6 };
 enum class AttributeKind : int {
   integer = 1, integers = 2, number = 3, numbers = 4, string = 5, strings = 6, graph = 7, tensor = 8
 };
@@ -45,22 +48,37 @@ inline constexpr Slot<Status*(const SessionOptions*, SessionOptions**)> CloneSes
 inline constexpr Slot<void(SessionOptions*)> ReleaseSessionOptions{100};
 inline constexpr Slot<Status*(SessionOptions*, const char*)> SetOptimizedModelFilePath{11};
 inline constexpr Slot<Status*(SessionOptions*)> DisableProfiling{15};
+inline constexpr Slot<Status*(SessionOptions*, Severity)> SetSessionLogSeverityLevel{22};
 inline constexpr Slot<Status*(SessionOptions*, const char*, const char*)> AddSessionConfigEntry{130};
+inline constexpr Slot<Status*(SessionOptions*, const char*, const Value*)> AddInitializer{150};
 inline constexpr Slot<Status*(SessionOptions*, const char* const*, char* const*, const size_t*, size_t)> AddExternalInitializersFromFilesInMemory{279};
 inline constexpr Slot<void(Value*)> ReleaseValue{96};
+inline constexpr Slot<Status*(const MemoryInfo*, void*, size_t, const int64_t*, size_t, Element, Value**)> CreateTensorWithDataAsOrtValue{49};
+inline constexpr Slot<Status*(const Value*, int*)> IsTensor{50};
 inline constexpr Slot<Status*(const Value*, size_t*)> GetStringTensorDataLength{53};
 inline constexpr Slot<Status*(const Value*, void*, size_t, size_t*, size_t)> GetStringTensorContent{54};
 inline constexpr Slot<Status*(const TypeInfo*, const TensorInfo**)> CastTypeInfoToTensorInfo{55};
 inline constexpr Slot<Status*(const TypeInfo*, Kind*)> GetOnnxTypeFromTypeInfo{56};
 inline constexpr Slot<Status*(const TensorInfo*, const char**, size_t)> GetSymbolicDimensions{63};
+inline constexpr Slot<Status*(int allocator, int memory_type, MemoryInfo**)> CreateCpuMemoryInfo{69};
+inline constexpr Slot<void(MemoryInfo*)> ReleaseMemoryInfo{94};
+inline constexpr Slot<void(TypeInfo*)> ReleaseTypeInfo{98};
+inline constexpr Slot<Status*(const TypeInfo*, const SequenceTypeInfo**)> CastTypeInfoToSequenceTypeInfo{104};
+inline constexpr Slot<Status*(const SequenceTypeInfo*, TypeInfo**)> GetSequenceElementType{107};
 inline constexpr Slot<Status*(const Logger*, Severity, const char*, const char*, int, const char*)> Logger_LogMessage{247};
+inline constexpr Slot<Status*(const Logger*, Severity*)> Logger_GetLoggingSeverityLevel{248};
+inline constexpr Slot<Status*(const TypeInfo*, const OptionalTypeInfo**)> CastTypeInfoToOptionalTypeInfo{250};
+inline constexpr Slot<Status*(const OptionalTypeInfo*, TypeInfo**)> GetOptionalContainedTypeInfo{251};
 inline constexpr Slot<Status*(const OpAttr*, AttributeKind, void*, size_t, size_t*)> ReadOpAttr{272};
 inline constexpr Slot<Status*(const ValueInfo*, const char**)> GetValueInfoName{289};
 inline constexpr Slot<Status*(const ValueInfo*, const TypeInfo**)> GetValueInfoTypeInfo{290};
 inline constexpr Slot<void(KeyValuePairs**)> CreateKeyValuePairs{295};
 inline constexpr Slot<void(KeyValuePairs*, const char*, const char*)> AddKeyValuePair{296};
 inline constexpr Slot<void(KeyValuePairs*)> ReleaseKeyValuePairs{300};
+inline constexpr Slot<Status*(const Env*, const EpDevice* const**, size_t*)> GetEpDevices{303};
+inline constexpr Slot<Status*(SessionOptions*, Env*, const EpDevice* const*, size_t, const char* const*, const char* const*, size_t)> SessionOptionsAppendExecutionProvider_V2{304};
 inline constexpr Slot<DeviceKind(const HardwareDevice*)> HardwareDevice_Type{307};
+inline constexpr Slot<const char*(const EpDevice*)> EpDevice_EpName{312};
 inline constexpr Slot<Api()> GetEpApi{317};
 inline constexpr Slot<Status*(const Value*, size_t*)> GetTensorSizeInBytes{318};
 inline constexpr Slot<Status*(const ValueInfo*, const Value**)> ValueInfo_GetInitializerValue{326};
@@ -98,6 +116,8 @@ inline constexpr Slot<Status*(const OpAttr*, const char**)> OpAttr_GetName{364};
 inline constexpr Slot<Status*(const Node*, size_t*)> Node_GetNumSubgraphs{365};
 inline constexpr Slot<Status*(const Node*, const Graph**, size_t, const char**)> Node_GetSubgraphs{366};
 inline constexpr Slot<Status*(const Node*, const char**)> Node_GetEpName{368};
+// Since 1.24.
+inline constexpr Slot<bool(const TensorInfo*)> TensorTypeAndShape_HasShape{390};
 
 // The table that GetEpApi returns.
 namespace ep {
@@ -134,8 +154,8 @@ struct Provider {
   void* preferred_layout = nullptr;
   void* should_convert_layout = nullptr;
   void* set_dynamic_options = nullptr;
-  void* on_run_start = nullptr;
-  void* on_run_end = nullptr;
+  Status* (*on_run_start)(Provider*, const RunOptions*) = nullptr;
+  Status* (*on_run_end)(Provider*, const RunOptions*, bool synchronise) = nullptr;
   void* create_allocator = nullptr;
   void* create_sync_stream = nullptr;
   void* compiled_model_compatibility = nullptr;

@@ -1,31 +1,16 @@
 // The session that runs a fused graph inside the session of the caller.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "../op.hpp"
 #include "../register.hpp"
+#include "formals.hpp"
 #include "graph_model.hpp"
 #include "output_sizes.hpp"
+#include "nested.hpp"
 
 namespace fa::provider {
-
-// Owners of the runtime's objects.
-template <auto& kRelease>
-struct Deleter {
-  ort::Api api;
-  template <class Object>
-  void operator()(Object* object) const {
-    kRelease(api, object);
-  }
-};
-using EnvPtr = std::unique_ptr<ort::Env, Deleter<ort::ReleaseEnv>>;
-using SessionPtr = std::unique_ptr<ort::Session, Deleter<ort::ReleaseSession>>;
-using OptionsPtr = std::unique_ptr<ort::SessionOptions, Deleter<ort::ReleaseSessionOptions>>;
-using PairsPtr = std::unique_ptr<ort::KeyValuePairs, Deleter<ort::ReleaseKeyValuePairs>>;
-using ValuePtr = std::unique_ptr<ort::Value, Deleter<ort::ReleaseValue>>;
 
 // The inputs and outputs of the node that the graph becomes in the caller's session, as places among those of the graph.
 struct Ports {
@@ -36,19 +21,20 @@ struct Ports {
 // other providers.
 class FusedSession {
  public:
-  // `options` is used here only. The memory of `weights` is copied. Throws an Error if ONNX Runtime refuses the model.
-  FusedSession(ort::Api api, ort::SessionOptions* options, const std::string& model, const std::vector<Weight>& weights);
+  // `options` is used here only. The memory of `weights` is copied. Throws an Error if ONNX Runtime refuses the model, or if
+  // it reads other bodies in it than `formals`, those of the graph that was fused.
+  FusedSession(ort::Api api, ort::SessionOptions* options, const std::string& model, const std::vector<Weight>& weights,
+               const Formals& formals);
 
   // Runs the graph with the inputs and outputs of the node that stands for it, and returns the status of the run. `inputs`
-  // and `outputs` are the names of the graph, and `sizes` knows its outputs. Re-entrant.
+  // and `outputs` are the names of the graph, and `sizes` knows its outputs. `options` may be null. Re-entrant.
   ort::Status* run(const Ports& ports, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
-                   const OutputSizes& sizes, ort::KernelContext* context) const;
+                   const OutputSizes& sizes, const ort::RunOptions* options, ort::KernelContext* context) const;
 
  private:
   ort::Api api_;
-  EnvPtr env_;
   DomainPtr operators_;
-  SessionPtr session_;
+  MadeSession session_;
 };
 
 }  // namespace fa::provider

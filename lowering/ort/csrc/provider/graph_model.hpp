@@ -1,11 +1,14 @@
 // A graph that ONNX Runtime shows to a provider, as an ONNX model.
 #pragma once
 
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../op.hpp"
 #include "ep_abi.hpp"
+#include "part.hpp"
 
 namespace fa::provider {
 
@@ -17,30 +20,32 @@ struct Weight {
   size_t bytes;
 };
 
-// The serialised model of a main graph. Large weights are not copied: they are external data, each alone in a file, in the
-// order of `weights`. The bytes are the same in every process that shows the same graph: they hold no address, and what the
-// runtime keeps in hash tables is written in the order of the names.
-struct GraphModel {
-  std::string bytes;
-  std::vector<std::string> inputs, outputs;  // of the graph; inputs that only name a constant are left out
-  std::vector<Weight> weights;
+// A constant of a main graph that may be external data: all but strings and empty tensors. `tensor` is the message of such
+// a tensor, and `input` that of a graph input with its name and type.
+struct Constant {
+  Weight weight;
+  std::string tensor, input;
 };
 
-// The values of a list that the runtime gives by a number and a function: all_of<ort::Node>(api, ort::Graph_GetNumNodes,
-// ort::Graph_GetNodes, graph).
-template <class Item, class Count, class Get, class Owner>
-std::vector<const Item*> all_of(ort::Api api, const Count& count_of, const Get& get, const Owner* owner) {
-  size_t count = 0;
-  check(api, count_of(api, owner, &count));
-  std::vector<const Item*> items(count);
-  if (count > 0) check(api, get(api, owner, items.data(), count));
-  return items;
-}
+// The serialised model of a part of a main graph. Large weights are not copied: they are external data, each alone in a
+// file, in the order of `weights`. The bytes are the same in every process that shows the same graph: they hold no address,
+// and what the runtime keeps in hash tables is written in the order of the names.
+struct GraphModel {
+  std::string bytes;
+  std::vector<std::string> inputs, outputs;  // of the part; inputs that only name a constant are left out
+  std::vector<Weight> weights;
+  std::vector<Constant> constants;
+  std::set<std::string> copied;  // the names of the constants whose values are in the bytes, also of those in subgraphs
+};
 
-// The name of a value; empty for an optional input or output that a node does not have.
-std::string name_of(ort::Api api, const ort::ValueInfo* value);
+// Throws an Error if the part holds what a model cannot express here, such as an attribute that is a type.
+GraphModel model_of(ort::Api api, const ort::Graph* graph, const Part& part);
 
-// Throws an Error if the graph holds what a model of tensors cannot express.
-GraphModel model_of(ort::Api api, const ort::Graph* graph);
+// The model of a fused part with all `constants` of the part as external data. Those that the fused part does not have become
+// inputs with a default, so that ONNX Runtime keeps them. Throws an Error if the bytes are no model.
+std::string with_constants_outside(std::string_view model, const std::vector<Constant>& constants);
+
+// A model of one node that has these constants in the same way.
+std::string trial_model(const std::vector<Constant>& constants);
 
 }  // namespace fa::provider

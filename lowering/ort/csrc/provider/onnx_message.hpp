@@ -1,11 +1,14 @@
-// Writes messages in the wire format of protobuf, which ONNX files have.
+// Messages in the wire format of protobuf, which ONNX files have: they are written here, and read field by field.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
+
+#include "../op.hpp"
 
 namespace fa::provider {
 
@@ -29,6 +32,8 @@ class Message {
     bytes_ += text;
   }
   void add(int field, const Message& message) { add(field, std::string_view(message.bytes_)); }
+  // A field with its key, as Fields reads it.
+  void add_whole(std::string_view field) { bytes_ += field; }
 
   const std::string& bytes() const { return bytes_; }
 
@@ -42,6 +47,56 @@ class Message {
   }
 
   std::string bytes_;
+};
+
+// A field of a message: its number, its bytes with the key, and its content if that is a text or a message.
+struct Field {
+  int number;
+  std::string_view whole, content;
+};
+
+// Reads the fields of a message from the front.
+class Fields {
+ public:
+  explicit Fields(std::string_view rest) : rest_(rest) {}
+
+  // Empty at the end. Throws an Error if the bytes are no message.
+  std::optional<Field> next() {
+    if (rest_.empty()) return std::nullopt;
+    const std::string_view begin = rest_;
+    const uint64_t key = varint();
+    Field field{static_cast<int>(key >> 3), {}, {}};
+    switch (key & 7) {
+      case 0: varint(); break;
+      case 1: take(8); break;
+      case 2: field.content = take(varint()); break;
+      case 5: take(4); break;
+      default: fail();
+    }
+    field.whole = begin.substr(0, begin.size() - rest_.size());
+    return field;
+  }
+
+ private:
+  [[noreturn]] static void fail() { throw Error{ort::ErrorCode::fail, "the fused model is damaged"}; }
+
+  std::string_view take(uint64_t count) {
+    if (count > rest_.size()) fail();
+    const std::string_view taken = rest_.substr(0, count);
+    rest_.remove_prefix(count);
+    return taken;
+  }
+  uint64_t varint() {
+    uint64_t number = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const auto byte = static_cast<uint8_t>(take(1)[0]);
+      number |= uint64_t{byte & 0x7fu} << shift;
+      if (byte < 0x80) return number;
+    }
+    fail();
+  }
+
+  std::string_view rest_;
 };
 
 }  // namespace fa::provider

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kMagic = "fa_compiler plan 1\n";
+constexpr std::string_view kMagic = "fa_compiler plan 2\n";
 constexpr const char* kSuffix = ".plan";
 
 // Reads the content of a plan from the front. Throws an Error if it ends too early.
@@ -150,7 +150,9 @@ std::optional<Answer> answer_in(const Plan& plan, const Digest& key, const Graph
       std::find_if(plan.entries.begin(), plan.entries.end(), [&](const Entry& entry) { return entry.graph == key; });
   if (found == plan.entries.end()) return std::nullopt;
   check_weights(*found, graph);
-  return Answer{std::string(found->model), found->sizes, ort::Severity::info, std::string(found->message)};
+  std::vector<uint64_t> read;
+  for (const Read& weight : found->weights) read.push_back(weight.place);
+  return Answer{std::string(found->model), found->sizes, std::move(read), ort::Severity::info, std::string(found->message)};
 }
 
 // Session options and messages are UTF-8 on every system.

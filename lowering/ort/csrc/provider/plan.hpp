@@ -21,6 +21,7 @@ inline constexpr const char* kVersion = "0.1.0";
 struct Answer {
   std::string model;  // empty: nothing is to be replaced
   std::vector<int64_t> sizes;
+  std::vector<uint64_t> read;  // the places of the large weights whose values the matcher has read
   ort::Severity severity = ort::Severity::info;
   std::string message;
 };
@@ -34,7 +35,7 @@ class Plans {
   // Reads what fa_compiler/provider/plan.py writes, and returns the answer for this graph. It is empty if no plan has
   // one; `refused` then gets the reasons. It also gets those of the files of a folder that cannot be used at all.
   //
-  //   file    := "fa_compiler plan 1\n" digest content               the digest of the content
+  //   file    := "fa_compiler plan 2\n" digest content               the digest of the content
   //   content := text text text text entries:number entry*           the versions of this package and of ONNX Runtime,
   //                                                                  the level of optimisation, the name of the model
   //   entry   := digest text text sizes:number number* weights:number weight*

@@ -2,22 +2,27 @@
 // FaCompilerSetMatcher, by which the Python package gives it the matcher.
 //
 // GetCapability writes the graph of a session as a model. A plan that has this graph answers with the model of the fused
-// graph; if there is none, the matcher does. The provider makes a session of the answer, inside the caller's. Only if that
-// succeeds does it claim the graph: whatever fails before leaves the graph to the other providers. Memory that runs out
-// is such a failure, so CreateEp and Compile, whose errors would end the caller's session, must not fail for it.
+// graph; if there is none, the matcher does. The provider tries whether the options of the session allow a claimed graph,
+// makes a session of the answer inside the caller's, and compares what ONNX Runtime has read there with the graph. Only if
+// all this succeeds does it claim the graph: whatever fails before leaves the graph to the other providers. Memory that
+// runs out is such a failure, so CreateEp and Compile, whose errors would end the caller's session, must not fail for it.
 //
-// The claim is the whole graph. Claimed nodes become one node, so no node of another provider may lie on a path between
-// them. The nodes that fusion removes are those of all layers, and of the mask that the layers share. All other nodes of
-// the model lie between them. The session inside has the same runtime, options and other providers, so that only the
-// attention changes.
+// The claim is the whole graph, without the nodes that make or read what no claimed node can give or take (part.hpp).
+// Claimed nodes become one node, so no node of another provider may lie on a path between them. The nodes that fusion
+// removes are those of all layers, and of the mask that the layers share. All other nodes of the model lie between them. The
+// session inside has the same runtime, options and other providers, so that only the attention changes.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #if defined(__GLIBC__)
@@ -26,28 +31,30 @@
 
 #include "../op.hpp"
 #include "../register.hpp"
+#include "formals.hpp"
 #include "fused_session.hpp"
 #include "graph_model.hpp"
+#include "nested.hpp"
+#include "part.hpp"
 #include "plan.hpp"
+#include "value_types.hpp"
 
 #define FA_VISIBLE extern "C" __attribute__((visibility("default")))
 
 namespace fa::provider {
 namespace {
 
-constexpr const char* kName = "FaCompilerExecutionProvider";
 constexpr const char* kVendor = "fa_compiler";
-// A session option of the sessions that the provider makes itself. In them it claims nothing.
-constexpr const char* kNested = "fa_compiler.nested";
 
 // Where the plans are: an option of the session, and a variable of the environment for sessions without it.
 constexpr const char* kPlanOption = "ep.facompilerexecutionprovider.plan";
 constexpr const char* kPlanVariable = "FA_COMPILER_PLAN";
 
-// The matcher calls `take` once, with its answer, before it returns. `weights` are the addresses of GraphModel::weights.
-// `model` of the answer is null if nothing is to be replaced.
+// The matcher calls `take` once, with its answer, before it returns. `weights` are the addresses of GraphModel::weights, and
+// `read` of the answer are the places of those whose values it has looked at. `model` of the answer is null if nothing is to
+// be replaced.
 using TakeAnswer = void (*)(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count,
-                            int severity, const char* message);
+                            const uint64_t* read, size_t read_count, int severity, const char* message);
 using Matcher = void (*)(const char* model, size_t bytes, const void* const* weights, size_t count, void* answer,
                          TakeAnswer take);
 // Is told why a session runs without fused attention.
@@ -56,22 +63,58 @@ using Failed = void (*)(const char* reason);
 std::atomic<Matcher> matcher{nullptr};
 std::atomic<Failed> failed{nullptr};
 
-void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, int severity,
-                 const char* message) {
+void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, const uint64_t* read,
+                 size_t read_count, int severity, const char* message) {
   auto& taken = *static_cast<std::optional<Answer>*>(answer);
   try {
-    taken = Answer{std::string(model == nullptr ? "" : model, bytes), {sizes, sizes + count},
+    taken = Answer{std::string(model == nullptr ? "" : model, bytes), {sizes, sizes + count}, {read, read + read_count},
                    static_cast<ort::Severity>(severity), message};
   } catch (const std::bad_alloc&) {  // may not reach the matcher, which is not C++
     taken.reset();
   }
 }
 
+// The runs of a session that have not ended, with their options. The options of a run tell, among others, that the caller
+// wants it to end, and only the runtime can read them.
+class Runs {
+ public:
+  void start(const ort::RunOptions* options) {
+    const std::lock_guard lock(mutex_);
+    active_.push_back({std::this_thread::get_id(), options});
+  }
+
+  void end(const ort::RunOptions* options) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(active_.rbegin(), active_.rend(), [&](const Run& run) { return run.options == options; });
+    if (found != active_.rend()) active_.erase(std::next(found).base());
+  }
+
+  // Those of the run that computes in this thread. With parallel execution the runtime computes in threads of its own: then
+  // they are known only if there is one run. Null if they are not known.
+  const ort::RunOptions* current() const {
+    const std::lock_guard lock(mutex_);
+    const auto own = std::find_if(active_.rbegin(), active_.rend(),
+                                  [id = std::this_thread::get_id()](const Run& run) { return run.thread == id; });
+    if (own != active_.rend()) return own->options;
+    return active_.size() == 1 ? active_.front().options : nullptr;
+  }
+
+ private:
+  struct Run {
+    std::thread::id thread;
+    const ort::RunOptions* options;
+  };
+
+  mutable std::mutex mutex_;
+  std::vector<Run> active_;
+};
+
 // The fused graph of a session, from GetCapability to the end of the session.
 struct Fused {
   FusedSession session;
   std::vector<std::string> inputs, outputs;  // of the graph
   OutputSizes sizes;
+  std::shared_ptr<const Runs> runs;
 };
 
 // The node that stands for the graph.
@@ -113,8 +156,9 @@ ComputeInfo::ComputeInfo(ort::Api api, std::shared_ptr<const Fused> of)
     const ComputeInfo& info = *static_cast<ComputeInfo*>(self);
     const Fused& fused = *info.fused;
     ort::Status* result = nullptr;
-    ort::Status* failure = guarded(
-        info.api, [&] { result = fused.session.run(info.ports, fused.inputs, fused.outputs, fused.sizes, context); });
+    ort::Status* failure = guarded(info.api, [&] {
+      result = fused.session.run(info.ports, fused.inputs, fused.outputs, fused.sizes, fused.runs->current(), context);
+    });
     return failure != nullptr ? failure : result;
   };
   release_state = [](ort::ep::NodeComputeInfo*, void*) {};
@@ -177,14 +221,17 @@ class Provider : public ort::ep::Provider {
   static Provider& of(ort::ep::Provider* self) { return *static_cast<Provider*>(self); }
 
   void claim(const ort::Graph* graph, ort::GraphSupportInfo* support);
-  std::shared_ptr<const Fused> fused(const ort::Graph* graph);
+  std::shared_ptr<const Fused> fused(const ort::Graph* graph, const Part& part);
+  bool needs_all_constants(const GraphModel& model) const;
   std::optional<Answer> answer(const GraphModel& model);
   void log(ort::Severity severity, const char* text) const { provider::log(api_, logger_, severity, text); }
   void log_failure(const char* reason) const { provider::log_failure(api_, logger_, reason); }
 
   ort::Api api_;
   const ort::Logger* logger_;
-  OptionsPtr options_;  // of the session inside
+  OptionsPtr options_;  // a copy of those of the session, until it runs
+  std::once_flag has_run_;
+  std::shared_ptr<Runs> runs_ = std::make_shared<Runs>();
   std::optional<Plans> plans_;
   bool answered_ = false;  // whether a graph of the session was matched
   std::unique_ptr<ComputeInfo> claimed_;  // between GetCapability and Compile
@@ -202,32 +249,14 @@ std::optional<Plans> plans_of(ort::Api api, const std::string& runtime, const or
   return Plans(place, runtime);
 }
 
-OptionsPtr copy_of(ort::Api api, const ort::SessionOptions* options) {
-  ort::SessionOptions* copy = nullptr;
-  check(api, ort::CloneSessionOptions(api, options, &copy));
-  return OptionsPtr(copy, {api});
-}
-
-// Whether a session with these options is left alone: one that the provider made itself, and one that writes the compiled
-// graphs of its providers to a file.
-bool is_left_alone(ort::Api api, const ort::SessionOptions* options) {
-  return has_entry(api, options, kNested) || has_entry(api, options, "ep.context_enable");
-}
-
-// A copy of the session's options for the session inside it.
-OptionsPtr nested_options(ort::Api api, const ort::SessionOptions* options) {
-  OptionsPtr copy = copy_of(api, options);
-  ort::SessionOptions* raw = copy.get();
-  check(api, ort::AddSessionConfigEntry(api, raw, kNested, "1"));
-  check(api, ort::AddSessionConfigEntry(api, raw, "session.load_model_format", "ONNX"));
-  check(api, ort::AddSessionConfigEntry(api, raw, "session.disable_cpu_ep_fallback", "0"));
-  check(api, ort::SetOptimizedModelFilePath(api, raw, ""));
-  check(api, ort::DisableProfiling(api, raw));
-  return copy;
+// Whether a session writes the compiled graphs of its providers to a file. It is left alone.
+bool writes_context(ort::Api api, const ort::SessionOptions* options) {
+  constexpr const char* kContext = "ep.context_enable";
+  return has_entry(api, options, kContext) && entry_of(api, options, kContext) != "0";
 }
 
 Provider::Provider(ort::Api api, const std::string& runtime, const ort::SessionOptions* options, const ort::Logger* logger)
-    : api_(api), logger_(logger), options_(nested_options(api, options)), plans_(plans_of(api, runtime, options)) {
+    : api_(api), logger_(logger), options_(copy_of(api, options)), plans_(plans_of(api, runtime, options)) {
   name = [](const ort::ep::Provider*) { return kName; };
   get_capability = [](ort::ep::Provider* self, const ort::Graph* graph, ort::GraphSupportInfo* support) {
     Provider& provider = of(self);
@@ -246,6 +275,15 @@ Provider::Provider(ort::Api api, const std::string& runtime, const ort::SessionO
   };
   release_node_compute_infos = [](ort::ep::Provider*, ort::ep::NodeComputeInfo** infos, size_t count) {
     for (size_t i = 0; i < count; ++i) delete static_cast<ComputeInfo*>(infos[i]);
+  };
+  on_run_start = [](ort::ep::Provider* self, const ort::RunOptions* options) {
+    Provider& provider = of(self);
+    std::call_once(provider.has_run_, [&] { provider.options_.reset(); });  // they may hold weights of the caller
+    return guarded(provider.api_, [&] { provider.runs_->start(options); });
+  };
+  on_run_end = [](ort::ep::Provider* self, const ort::RunOptions* options, bool) {
+    of(self).runs_->end(options);
+    return static_cast<ort::Status*>(nullptr);
   };
 }
 
@@ -284,11 +322,17 @@ void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
     return;
   }
   answered_ = true;
-  auto found = fused(graph);
+  if (!plans_ && matcher.load() == nullptr) {
+    log(ort::Severity::info, "nothing is fused: there is no plan, and no matcher in this process");
+    return;
+  }
+  const Part part = part_of(api_, graph);
+  if (part.nodes.empty()) return;
+  auto found = fused(graph, part);
   if (found == nullptr) return;
   claimed_ = std::make_unique<ComputeInfo>(api_, std::move(found));
   const ort::ep::FusionOptions fusion{.drop_constant_initializers = true};
-  check(api_, ort::ep::AddNodesToFuse(ort::GetEpApi(api_), support, nodes.data(), nodes.size(), &fusion));
+  check(api_, ort::ep::AddNodesToFuse(ort::GetEpApi(api_), support, part.nodes.data(), part.nodes.size(), &fusion));
 }
 
 // The answer of a plan or, if no plan has one, of the matcher. Empty if there is none.
@@ -307,19 +351,51 @@ std::optional<Answer> Provider::answer(const GraphModel& model) {
   return answer;
 }
 
-std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph) {
-  if (!plans_ && matcher.load() == nullptr) {
-    log(ort::Severity::info, "nothing is fused: there is no plan, and no matcher in this process");
-    return nullptr;
+// Throws an Error if the caller gives the value of a constant that the answer depends on (AddInitializer). The graph shows the
+// value of the file. Other shared constants are those of the session inside, too.
+void check_shared(ort::Api api, const ort::SessionOptions* options, const GraphModel& model, const Answer& answer) {
+  std::set<std::string> read = model.copied;
+  for (const uint64_t place : answer.read) {
+    if (place < model.weights.size()) read.insert(model.weights[place].name);
   }
-  const GraphModel model = model_of(api_, graph);
+  SharedNames shared(api, options);
+  for (const std::string& name : read) {
+    if (!shared.has(name)) continue;
+    throw Error{ort::ErrorCode::fail, "the options of the session give a value of their own for the constant '" + name + "'"};
+  }
+}
+
+std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph, const Part& part) {
+  const GraphModel model = model_of(api_, graph, part);
   const std::optional<Answer> found = answer(model);
   if (!found) return nullptr;
   if (!found->message.empty()) log(found->severity, found->message.c_str());
   if (found->model.empty()) return nullptr;
   const OutputSizes sizes(found->sizes, model.inputs.size(), model.outputs.size());
-  FusedSession session(api_, copy_of(api_, options_.get()).get(), found->model, model.weights);
-  return std::make_shared<Fused>(Fused{std::move(session), model.inputs, model.outputs, sizes});
+  check_shared(api_, options_.get(), model, *found);
+  const OptionsPtr options = nested_options(api_, options_.get(), logger_);
+  std::string fused_model = found->model;
+  std::vector<Weight> weights = model.weights;
+  if (needs_all_constants(model)) {
+    fused_model = with_constants_outside(fused_model, model.constants);
+    weights = weights_of(model.constants);
+  }
+  FusedSession session(api_, options.get(), fused_model, weights, formals_of(api_, graph));
+  return std::make_shared<Fused>(Fused{std::move(session), model.inputs, model.outputs, sizes, runs_});
+}
+
+// Whether the session inside has to have all constants of the graph, as external data. The caller may have given the values
+// of some, by AddExternalInitializers. Their names cannot be asked for, and every session with these options has to have them.
+// Throws an Error if ONNX Runtime makes no session with these options and a claimed node.
+bool Provider::needs_all_constants(const GraphModel& model) const {
+  const std::string fault = fault_of_claims(api_, options_.get(), {});
+  if (fault.empty()) return false;
+  if (makes_a_session(api_, nested_options(api_, options_.get(), logger_).get())) {
+    throw Error{ort::ErrorCode::fail, "the options of the session allow no claimed graph: " + fault};
+  }
+  const std::string other = fault_of_claims(api_, options_.get(), model.constants);
+  if (other.empty()) return true;
+  throw Error{ort::ErrorCode::fail, "the options of the session allow no session inside it: " + other};
 }
 
 // Claims nothing: the provider of sessions that are left alone, and of those for which there is no memory for another one.
@@ -398,14 +474,18 @@ Factory::Factory(ort::Api api, const std::string& runtime, int minor) : api_(api
     *provider = &factory.idle_;
     // An error would end the session.
     logged(factory.api_, logger, [&] {
-      if (is_left_alone(factory.api_, options)) return;
+      if (has_entry(factory.api_, options, kNested)) {
+        *provider = nested_provider();
+        return;
+      }
+      if (writes_context(factory.api_, options)) return;
       *provider = new Provider(factory.api_, factory.runtime_, options, logger);
     });
     factory.users_.fetch_add(1);
     return static_cast<ort::Status*>(nullptr);
   };
   release_provider = [](ort::ep::Factory* self, ort::ep::Provider* provider) {
-    if (provider != &of(self).idle_) delete static_cast<Provider*>(provider);
+    if (provider != &of(self).idle_ && provider != nested_provider()) delete static_cast<Provider*>(provider);
     release(self);
   };
   domain_count = [](ort::ep::Factory* self, size_t* count) {
