@@ -379,7 +379,7 @@ def _einsum(d: Draw) -> list[Operand | None]:
     d.attrs["equation"] = equation
     found: list[Operand | None] = []
     for term in equation.partition("->")[0].replace("...", "b").split(","):
-        shape = tuple(1 if d.flip(0.2) else sizes[each] for each in term)
+        shape = tuple(1 if d.flip(0.3 if each == letter and found else 0.1) else sizes[each] for each in term)
         axis = _place(term, letter)
         found.append(Operand(shape, axis if axis is not None and shape[axis] == d.length else None))
     return found
@@ -531,9 +531,11 @@ def _units(d: Draw) -> list[Operand | None]:
         axes = [dim - rank * d.rng.randint(0, 1) for dim, size in enumerate(base.shape) if size == 1]
     if d.op == "Squeeze" and (d.flip(0.2) or (d.opset < 13 and not axes)):
         return [base]
+    if d.op == "Squeeze" and d.flip(0.3):
+        axes = []  # whatever is 1
     if d.opset >= 13:
         return [base, d.ints(*axes)]
-    d.attrs["axes"] = axes
+    d.attrs |= {"axes": axes} if axes else {}
     return [base]
 
 

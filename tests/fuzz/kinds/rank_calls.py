@@ -94,7 +94,7 @@ class _Call:
             found["cpu_empty_rows"] = rng.choice(("zero", "mean", "nan", "nan", "unmasked"))
         if rng.random() < 0.3:
             found["cpu_nan_rows"] = rng.choice(("zero", "infinite"))
-        if rng.random() < 0.25:
+        if rng.random() < 0.4:
             found["cpu_mask_value"] = rng.choice((-2.0, LOWEST, LOWEST))
         if rng.random() < 0.15:
             found["cpu_softcap"] = 1.5
@@ -119,7 +119,7 @@ class _Call:
         if self.kind == np.float16 and rng.random() < 0.1:
             found["sink"] = np.linspace(-1, 1, self.heads, dtype=np.float32)
         for name in ("query", "key", "value", "real_shift"):
-            if name in found and rng.random() < (0.2 if name == "value" else 0.08):
+            if name in found and rng.random() < (0.3 if name == "value" else 0.08):
                 number = rng.choice(ODD)
                 found[name].flat[self.numbers.integers(found[name].size, size=rng.choice((1, 3)))] = number
                 self.odd.add(f"{number} in {name}")
