@@ -23,6 +23,22 @@ or behind them (`inner` 1), and has the others alone in the result. So ReduceMax
 ReduceMax of the whole tensor. What it gives where an element is NaN depends on all elements, in ONNX Runtime: the
 result then is the whole tensor.
 
+What they make of the parts' numbers, so that the result is that of one process:
+
+    operator           NaN, infinities              integers and 16 bits        parts without a token or key
+    -----------------  ---------------------------  --------------------------  ------------------------------------
+    AllGather,         travel as they are           travel as they are          a rank has a token at least; of caches
+    SelectTokens                                                                none
+    AllReduce          as a sum has them            integers wrap around; the   0, which a sum does not notice
+                                                    rules add 16 bits in 32
+    TokenExtremes      NaN: the whole tensor        exact                       there are none
+    SequenceAttention  ring: all ranks gather       ring: rounded once a part   no weight beside a part with keys: its
+                       where a part of a row has                                sum tells it, since its maximum may be
+                       one; else as they are                                    that of keys, too
+    CacheAttention     all ranks gather             rounded once a part         the same; if no rank has a key and the
+                                                                                row is not 0, all ranks gather
+    SequenceGradient   as sums have them            added in float32            rows without a key reach all keys
+
 SequenceAttention has the attributes of FlashAttentionScore and `method`, SequenceGradient those of
 FlashAttentionScoreGrad and the `method` of its attention, which is gather or ring. query, key, value, dy and
 attention_in hold the rank's own tokens, and the statistics its own rows. sparse_mode is 0, and pre_tockens and

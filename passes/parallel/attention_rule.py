@@ -91,7 +91,7 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     read = [name for name in STATISTICS if name in outputs and any(outputs[name].uses())]
     sizes = _sizes(sharder, node, inputs, full, after)
     if read:
-        sizes = replace(sizes, refused={**_refused_with_gradient(full), **sizes.refused})
+        sizes = replace(sizes, refused={**refused_with_gradient(full), **sizes.refused})
     choice = _choice(sharder, node, sizes)
     forms = _forms(sharder, node, inputs, str(full["input_layout"]), choice.method)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
@@ -108,7 +108,7 @@ def _choice(sharder: Sharder, node: ir.Node, sizes: AttentionSizes) -> Choice:
     return choice
 
 
-def _refused_with_gradient(attrs: Mapping[str, object]) -> dict[str, str]:
+def refused_with_gradient(attrs: Mapping[str, object]) -> dict[str, str]:
     """The methods that an attention does not allow if a gradient reads its statistics, and why."""
     refused = {collectives.ALL_TO_ALL: "it has a gradient"}
     if attrs.get("cpu_empty_rows", "") not in ("", "zero") or attrs.get("cpu_nan_rows", ""):

@@ -257,9 +257,10 @@ def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     places = [(place.at(dims[0]), place.at(dims[1])) for place in found]
     _, forms = _first_cut(sharder, node, [((left, one), (right, other)) for one, other in places])
     dtype = _known_dtype(sharder, node.outputs[output], node)
-    own = sharder.clone(node, [_as(sharder, form, dtype, WIDER.get(dtype, dtype)) for form in forms]).outputs[output]
-    own.dtype = WIDER.get(dtype, dtype)
-    return _as(sharder, _all_reduced(sharder, own), own.dtype, dtype)
+    wide = WIDER.get(dtype, dtype)
+    own = sharder.clone(node, [_as(sharder, form, dtype, wide) for form in forms]).outputs[output]
+    own.dtype = wide
+    return _as(sharder, _all_reduced(sharder, own), wide, dtype)
 
 
 def _places(sharder: Sharder, size: Dim) -> list[Place]:
@@ -317,7 +318,11 @@ def _reduced_part(sharder: Sharder, node: ir.Node) -> tuple[ir.Value, Place, lis
 def extreme(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     """The largest or smallest token: the operator reduces what is left of the tokens of all ranks."""
     local, place, _ = _reduced_part(sharder, node)
-    attrs = {"axis": place.dim, "inner": int(place.before != ONE), "reduction": node.op_type[-3:].lower()}
+    attrs: dict[str, int | str] = {
+        "axis": place.dim,
+        "inner": int(place.before != ONE),
+        "reduction": node.op_type[-3:].lower(),
+    }
     dtype = sharder.info.dtype(needed(node, 0))
     left = sharder.emit(collectives.TOKEN_EXTREMES, [local], dtype, attrs, domain=collectives.DOMAIN)
     return sharder.clone(node, [left, *sharder.wholes(node, 1)]).outputs[output]

@@ -23,7 +23,7 @@ from tests.fuzz.difference import run_original, session
 from tests.fuzz.kind import Finding, Kind, Outcome
 from tests.fuzz.kinds.ranks import TIMEOUT, fault
 
-MASKS = ("padding", "causal", "window", "distance", "table")
+MASKS = ("padding", "added padding", "causal", "window", "distance", "table")
 CHANGES = (*["none"] * 8, *["scaled", "cast", "turned twice"] * 2, "summed", "sliced")
 """What becomes of joined keys before the attention reads them. The last two mix tokens, or take some out."""
 LONGEST = 40
@@ -149,9 +149,14 @@ class Decoder:
     def masked(self, scores: str, word: str, key: str) -> str:
         """Scores with a mask or a bias."""
         lowest = self.constant(np.array(self.lowest, np.float32))
-        if word == "padding":
+        if word.endswith("padding"):
             self.inputs["mask"] = (TensorProto.INT64, [self.sizes[0], "total"])
             wide = self.op("Unsqueeze", "mask", self.ints(1, 2))
+        if word == "added padding":
+            masked = self.op("Sub", self.constant(np.array(1, np.float32)), self.op("Cast", wide, to=TensorProto.FLOAT))
+            least = self.constant(np.array(np.finfo(np.float32).min, np.float32))
+            return self.op("Add", scores, self.op("Mul", masked, least))
+        if word == "padding":
             return self.op("Where", self.op("Equal", wide, self.constant(np.array(0))), lowest, scores)
         rows, line = self.positions(key)
         apart = self.op("Sub", rows, line)

@@ -33,7 +33,7 @@ from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
 from fa_compiler.parallel.parts import Parts, divided
 from fa_compiler.parallel.threads import run_threads
-from fa_compiler.passes.parallel.attention_rule import _refused_with_gradient
+from fa_compiler.passes.parallel.attention_rule import refused_with_gradient
 from fa_compiler.passes.parallel.methods import refused_methods
 from tests.fuzz.kind import Finding, Kind, Outcome
 from tests.fuzz.kinds.ranks import TIMEOUT
@@ -90,12 +90,12 @@ class _Call:
         found: dict[str, Any] = {"head_num": self.heads, "input_layout": self.layout, "scale_value": 0.3}
         found |= {"keep_prob": 1.0, "sparse_mode": rng.choice((0, 4)) if self.cached else 0}
         found |= dict(zip(("pre_tockens", "next_tockens"), limits, strict=True))
-        if rng.random() < 0.5:
-            found["cpu_empty_rows"] = rng.choice(("zero", "mean", "nan", "unmasked"))
+        if rng.random() < 0.7:
+            found["cpu_empty_rows"] = rng.choice(("zero", "mean", "nan", "nan", "unmasked"))
         if rng.random() < 0.3:
             found["cpu_nan_rows"] = rng.choice(("zero", "infinite"))
-        if rng.random() < 0.25:
-            found["cpu_mask_value"] = rng.choice((-2.0, LOWEST, -1e9))
+        if rng.random() < 0.4:
+            found["cpu_mask_value"] = rng.choice((-2.0, LOWEST, LOWEST))
         if rng.random() < 0.15:
             found["cpu_softcap"] = 1.5
         return found
@@ -119,7 +119,7 @@ class _Call:
         if self.kind == np.float16 and rng.random() < 0.1:
             found["sink"] = np.linspace(-1, 1, self.heads, dtype=np.float32)
         for name in ("query", "key", "value", "real_shift"):
-            if name in found and rng.random() < 0.08:
+            if name in found and rng.random() < (0.3 if name == "value" else 0.08):
                 number = rng.choice(ODD)
                 found[name].flat[self.numbers.integers(found[name].size, size=rng.choice((1, 3)))] = number
                 self.odd.add(f"{number} in {name}")
@@ -137,7 +137,7 @@ class _Call:
         if self.rng.random() < 0.5:
             mask[-1, ..., : self.rng.randint(1, self.length)] = True  # padded on the left
             self.odd.add("padded")
-        if self.rng.random() < 0.4:
+        if self.rng.random() < 0.6:
             mask[0, 0, self.rng.randrange(mask.shape[2])] = True
             self.odd.add("masked row")
         return np.asarray(mask)
@@ -161,7 +161,7 @@ class _Call:
         plain = not {"sink"} & self.inputs.keys() and self.inputs["key"].shape == self.inputs["value"].shape
         if plain and self.rng.random() < 0.5 and empty != "unmasked" and self.kind == np.float32:
             dy = self.numbers.standard_normal(self.inputs["query"].shape).astype(self.kind)
-            refused |= _refused_with_gradient(self.attrs)
+            refused |= refused_with_gradient(self.attrs)
         return self.rng.choice(
             [each for each in METHODS if each not in refused and (each != RING or self.ranks > 1)] or [GATHER]
         ), dy
