@@ -3,6 +3,7 @@
     python bench/compile_time.py [--layers 2,8,32,128] [--weights 1,32,256,2048] [--json OUT]
                                  [--peer onnxruntime] [--peer onnxscript=OTHER/bin/python]...
                                  [--peer-layers 32] [--timeout 600]
+    PYTHONPATH=. python bench/compile_time.py --growth plain_chain,attentions_of_one --sizes 1000,10000 [--json OUT]
 
 The models are two graphs of tests/graphs: a Llama of two layers from each of torch's two exporters (grouped queries,
 rotary positions, a mask made of comparisons, SDPA's guard against NaN). The second layer is repeated. The weights are
@@ -10,6 +11,9 @@ external data, and the output is in the same folder, so the weights are not copi
 models with the weights inside the file, if they fit into 2 GiB. The time is from the call to the written file. `CPU s`,
 the processor time, is more reliable on a busy machine. Each measurement has its own process; `memory` is the rise of
 its memory after the imports.
+
+With --growth it measures the graphs of tests/growth/graphs.py instead, which grow in depth, in width and by sharing:
+seconds of the processor for an inspection, and for 1,000 nodes of each.
 
 A peer is a tool of compile_run.py and an interpreter that has it; the default is the current one. Peers get the same
 files in the same run, each model after ours, up to the depth `--peer-layers`. This works on Linux only, because memory
@@ -52,11 +56,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="TOOL[=PYTHON]")
     parser.add_argument("--peer-layers", type=int, default=32, help="the deepest model a peer gets")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one measurement")
+    parser.add_argument("--growth", type=lambda text: text.split(","), help="names of growing graphs, or `all`")
+    parser.add_argument("--sizes", type=_numbers, default=(100, 1000, 10000), help="of growing graphs")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args.peer, args.peer_layers, args.timeout)
-        rows = [*bench.by_depth(args.layers), *bench.by_weights(args.weights)]
+        if args.growth:
+            rows = bench.by_growth(args.growth, args.sizes)
+        else:
+            rows = [*bench.by_depth(args.layers), *bench.by_weights(args.weights)]
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -104,6 +113,27 @@ class Bench:
                 memory = found.get("memory", 0) / 2**20
                 size = length / 2**20
                 print(f"{exporter:12} {depth:6} {size:12.1f}  {place:8} {cells} {memory:11.1f}", flush=True)
+        return rows
+
+    def by_growth(self, names: Sequence[str], sizes: Sequence[int]) -> list[Row]:
+        """The table of growing graphs."""
+        from tests.growth.graphs import GROWING, model
+
+        print("graph                            size   nodes   seconds   CPU s  per 1,000 nodes  memory MiB  fused")
+        rows: list[Row] = []
+        for name in GROWING if list(names) == ["all"] else names:
+            for size in sizes:
+                made, path = model(name, size), self.folder / "model.onnx"
+                path.write_bytes(made.SerializeToString())
+                found, nodes = self.measure(OURS, sys.executable, path), len(made.graph.node)
+                rows.append({"graph": name, "size": size, "nodes": nodes, **found})
+                cells = found.get("error") or (
+                    f"{found['seconds']:9.2f} {found['cpu_seconds']:7.2f} {found['cpu_seconds'] / nodes * 1000:16.3f}"
+                    f" {found['memory'] / 2**20:11.1f} {found['fused']:6}"
+                )
+                print(f"{name:30} {size:6} {nodes:7} {cells}", flush=True)
+                if "error" in found:
+                    break
         return rows
 
     def model(self, exporter: str, layers: int, times: int) -> tuple[Path, int, int]:

@@ -30,6 +30,10 @@ class Names:
     """The names in use in a model, for making new ones."""
 
     taken: set[str]
+    _counts: dict[str, int] = field(default_factory=dict)
+    """The last number that a stem was given."""
+    _made: list[tuple[str, str, int]] = field(default_factory=list)
+    """The new names in order, each with its stem and the last number of the stem before."""
 
     @staticmethod
     def of(graphs: Iterable[ir.Graph]) -> Names:
@@ -46,12 +50,35 @@ class Names:
 
     def new(self, stem: str) -> str:
         """A fresh name that begins with the stem."""
-        name, count = stem, 1
+        name, last = stem, self._counts.get(stem, 1)
+        count = last
         while name in self.taken:
             count += 1
             name = f"{stem}_{count}"
+        self._counts[stem] = count
+        self._made.append((name, stem, last))
         self.taken.add(name)
         return name
+
+    @property
+    def mark(self) -> int:
+        """A place in the order of new names, for `since` and `give_back`."""
+        return len(self._made)
+
+    def since(self, mark: int) -> frozenset[str]:
+        """The new names since a place."""
+        return frozenset(name for name, _, _ in self._made[mark:])
+
+    def give_back(self, mark: int) -> None:
+        """Forget the new names since a place, so that they may be given again."""
+        while len(self._made) > mark:
+            name, stem, last = self._made.pop()
+            self.taken.discard(name)
+            self._counts[stem] = last
+
+    def release(self, mark: int) -> None:
+        """Let somebody else take the new names since a place. They are not given again."""
+        self.taken.difference_update(self.since(mark))
 
 
 @dataclass
@@ -66,6 +93,10 @@ class Builder:
     lengths: dict[Dim, ir.Value] = field(default_factory=dict)
     """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them again."""
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+    _order: list[ir.Value] = field(default_factory=list)
+    """The values of `_made`, in order."""
+    _known: set[ir.Value] = field(default_factory=set)
+    """The same as a set."""
 
     @property
     def opset(self) -> int:
@@ -73,14 +104,23 @@ class Builder:
         return graph_opset(self.graph)
 
     @property
+    def mark(self) -> int:
+        """A place in the order of what is made, for `nodes_since`."""
+        return len(self._order)
+
+    @property
     def nodes(self) -> list[ir.Node]:
         """The nodes made so far."""
-        makers = (value.producer() for value in self._made.values())
+        return self.nodes_since(0)
+
+    def nodes_since(self, mark: int) -> list[ir.Node]:
+        """The nodes made since a place."""
+        makers = (value.producer() for value in self._order[mark:])
         return [maker for maker in makers if maker is not None]
 
     def has_made(self, value: ir.Value) -> bool:
-        """Is the value an output of a node that was made here?"""
-        return value.producer() is not None and any(value is made for made in self._made.values())
+        """Is the value the first output of a node that was made here?"""
+        return value.producer() is not None and value in self._known
 
     def op(
         self,
@@ -125,7 +165,7 @@ class Builder:
             shape = self.info.shape(output)
             if shape is not None:
                 output.shape = ir.Shape([size.const for size in shape])
-            self._made[key] = output
+            self._remember(key, output)
         return self._made[key]
 
     def _moved_integers(
@@ -191,9 +231,9 @@ class Builder:
                 value = ir.Value(name=tensor.name, const_value=tensor)
                 value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
                 self.graph.register_initializer(value)
-                self._made[key] = value
+                self._remember(key, value)
             else:
-                self._made[key] = self._constant_node(tensor)
+                self._remember(key, self._constant_node(tensor))
         return self._made[key]
 
     def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
@@ -210,6 +250,11 @@ class Builder:
         value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(array.shape)
         self.graph.append(node)
         return value
+
+    def _remember(self, key: tuple[object, ...], value: ir.Value) -> None:
+        self._made[key] = value
+        self._order.append(value)
+        self._known.add(value)
 
     def drop_unused_constants(self) -> None:
         """Remove constants that were made for nodes that were not added in the end. Nothing may be built afterwards."""

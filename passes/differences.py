@@ -47,6 +47,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import limited
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
@@ -218,18 +219,18 @@ class Move:
                 node.replace_input_with(index, None)
         return Move(replaced, before, assumed)
 
-    def settle(self, graph: ir.Graph, keeps: bool, builder: Builder, taken: set[str]) -> Move | None:
-        """Keep it, or undo it together with the constants and names that were made for it. `taken` are the names from
-        before it. A change of nodes in other graphs, such as the branches of an If, is undone, too. Returns what is
-        kept."""
+    def settle(self, graph: ir.Graph, keeps: bool, builder: Builder, mark: int) -> Move | None:
+        """Keep it, or undo it together with the constants and names that were made for it. `mark` is the place of the
+        new names before it. A change of nodes in other graphs, such as the branches of an If, is undone, too. Returns
+        what is kept."""
         graph.meta.pop(ORDER, None)
         if keeps and all(node.graph is graph for node, _ in self.before):
-            self.made = frozenset(builder.names.taken - taken)
+            self.made = builder.names.since(mark)
             self.keep(graph)
             return self
         self.undo(graph)
         builder.drop_unused_constants()
-        builder.names.taken.intersection_update(taken)
+        builder.names.give_back(mark)
         return None
 
     def keep(self, graph: ir.Graph) -> None:
@@ -426,20 +427,21 @@ def _moved(
 ) -> tuple[list[ir.Node], Move | Decline]:
     """Move the product if an attention then matches. Returns the softmaxes that do, and the move, or why it is not
     sound. The graph stays as it was if there is none, or if the move is not sound."""
-    taken = set(builder.names.taken)
+    mark = builder.names.mark
     move = Move.of(difference, matcher.facts, builder)
     graph.meta.pop(ORDER, None)
     anchors = [part.anchor for part in difference.parts if part.anchor is not None]
     matching = [anchor.node for anchor in anchors if is_match(anchor, matcher)]
     outcome = _why_unsound(difference, matching, matcher.facts) or move
-    move.settle(graph, bool(matching) and outcome is move, builder, taken)
+    move.settle(graph, bool(matching) and outcome is move, builder, mark)
     return matching, outcome
 
 
 def is_match(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
     """Does the attention around an anchor match?"""
     try:
-        matcher.match(anchor)
+        with limited(anchor.node):
+            matcher.match(anchor)
     except Decline:
         return False
     return True

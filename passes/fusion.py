@@ -12,6 +12,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.attention_ops import OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
+from fa_compiler.passes.budget import limited
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.decline import Decline, label
@@ -154,7 +155,7 @@ class _Run:
             return blocks
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         has_top_k = any(is_op(node, "TopK") for node in graph)
-        sharing = Sharing(list(anchor_of.values()))
+        sharing = Sharing(list(anchor_of.values()), self.matcher)
         fused_in_group: dict[ir.Node, Block] = {}
         retried: dict[ir.Node, int] = {}  # a softmax, and its place in `groups`
         groups: list[list[Block]] = []
@@ -166,7 +167,7 @@ class _Run:
             elif anchor is not None:
                 alone = self._fuse_anchor(anchor, rewriter, has_top_k, differences)
                 if alone[0].code in SHARED:
-                    sharers = sharing.group(anchor, self.matcher)
+                    sharers = sharing.group(anchor)
                     fused_in_group.update(self._fuse_shared(sharers, rewriter, has_top_k))
                     if node not in fused_in_group:
                         retried[node] = len(groups)
@@ -247,13 +248,14 @@ class _Run:
     ) -> list[Block]:
         name = label(anchor.node) or ""
         names = (name, *differences.twins(anchor))
-        try:
-            block = self._fuse_one(name, anchor, rewriter, has_top_k)
-        except Decline as decline:
-            if pair := self._fuse_pair(anchor, rewriter, has_top_k, decline):
-                return pair
-            reason = differences.give_up(anchor, decline)
-            return [self._declined_block(each, reason) for each in names]
+        with limited(anchor.node) as budget:
+            try:
+                block = self._fuse_one(name, anchor, rewriter, has_top_k)
+            except Decline as decline:
+                if pair := self._fuse_pair(anchor, rewriter, has_top_k, decline):
+                    return pair
+                reason = budget.ended or differences.give_up(anchor, decline)
+                return [self._declined_block(each, reason) for each in names]
         assumed = tuple(sorted({*block.assumed, *differences.assumed(anchor)}))
         return [replace(block, anchor=each, assumed=assumed) for each in names]
 
@@ -262,10 +264,11 @@ class _Run:
         blocks: dict[ir.Node, Block] = {}
         for each in group:
             name = label(each.anchor.node) or ""
-            try:
-                block = self._fuse_one(name, each.anchor, rewriter, has_top_k, each.route)
-            except Decline as decline:
-                block = self._declined_block(name, decline)
+            with limited(each.anchor.node) as budget:
+                try:
+                    block = self._fuse_one(name, each.anchor, rewriter, has_top_k, each.route)
+                except Decline as decline:
+                    block = self._declined_block(name, budget.ended or decline)
             first = blocks.setdefault(each.anchor.node, block)
             if first is not block and block.status == "fused":
                 self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
@@ -366,11 +369,12 @@ class _Run:
     def _convert(self, node: ir.Node, rewriter: Rewriter) -> Block:
         """Replace an attention operator by FlashAttentionScore and return its block."""
         name = label(node) or ""
-        try:
-            converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
-            fused = rewriter.emit(converted.match)
-        except Decline as decline:
-            return self._declined_block(name, decline)
+        with limited(node) as budget:
+            try:
+                converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
+                fused = rewriter.emit(converted.match)
+            except Decline as decline:
+                return self._declined_block(name, budget.ended or decline)
         for old, new in converted.outputs:
             named = old.is_graph_output()
             apart = named and (new.is_graph_output() or not rewriter.builder.has_made(new))

@@ -126,13 +126,13 @@ def _moved(
     matcher: Matcher,
     builder: Builder,
 ) -> Move | None:
-    taken = set(builder.names.taken)
+    mark = builder.names.mark
     twins = tuple(label(anchor.node) or "" for anchor in group[1:])
     outputs = [node.outputs[0] for node in products]
     move = replace(Move.replacing(*zip(outputs, _emitted(products, builder), strict=True)), twins=twins)
     graph.meta.pop(ORDER, None)
     matches = is_match(group[0], replace(matcher, joins_added_product=True)) or is_match(group[0], matcher)
-    return move.settle(graph, matches, builder, taken)
+    return move.settle(graph, matches, builder, mark)
 
 
 def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:

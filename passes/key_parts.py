@@ -219,13 +219,13 @@ def _moved(
 ) -> Move | Decline | None:
     """Put what is joined in its place, if the attention then matches. Returns None where it does not, and a Decline
     where it has too few rows; the graph then stays as it was."""
-    taken, rows = set(builder.names.taken), (matcher.facts.info.shape(anchor.output) or (ONE, ONE))[-2].const
+    mark, rows = builder.names.mark, (matcher.facts.info.shape(anchor.output) or (ONE, ONE))[-2].const
     move = Move.replacing(*((each.whole, each.emitted(builder)) for each in joined))
     graph.meta.pop(ORDER, None)
     again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
     matches = bool(again) and is_match(again[0], matcher)
     few = rows is not None and rows < FEW_ROWS
-    if kept := move.settle(graph, matches and not few, builder, taken):
+    if kept := move.settle(graph, matches and not few, builder, mark):
         return kept
     code = Code.SCORE_TERM if isinstance(joined[0], JoinedScores) else Code.PROBABILITY_TERM
     return Decline(code, FEW.format(rows), joined[0].whole.producer(), "") if matches else None

@@ -72,20 +72,32 @@ def nodes_after(node: ir.Node) -> Iterator[ir.Node]:
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
     """The nodes that read a value, each once. Dead nodes are left out if there are others, because they are removed
     with what they read."""
-    seen: dict[int, ir.Node] = {}
+    return list(each_consumer(value))
+
+
+def each_consumer(value: ir.Value) -> Iterator[ir.Node]:
+    """The same one by one: who needs only the first does not look at thousands."""
+    seen: set[int] = set()
+    dead: list[ir.Node] = []
     for node, _ in value.uses():
-        seen.setdefault(id(node), node)
-    readers = list(seen.values())
-    return [node for node in readers if not is_dead(node)] or readers
+        if id(node) not in seen:
+            seen.add(id(node))
+            if is_dead(node):
+                dead.append(node)
+            else:
+                yield node
+    if len(dead) == len(seen):
+        yield from dead
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
     """The node that reads a value, if it is the only one, reads it once and is in the graph that makes it; else
     None."""
-    maker, readers = value.producer(), distinct_consumers(value)
-    if value.is_graph_output() or maker is None or len(readers) != 1 or readers[0].graph is not maker.graph:
+    maker, uses = value.producer(), value.uses()
+    if value.is_graph_output() or maker is None or len(uses) != 1:
         return None
-    return readers[0] if sum(1 for _ in value.uses()) == 1 else None
+    ((reader, _),) = uses
+    return reader if reader.graph is maker.graph else None
 
 
 def data_readers(value: ir.Value) -> list[ir.Node]:

@@ -100,12 +100,12 @@ def add_to_whole(
 def _moved(
     graph: ir.Graph, part: PartSum | Overwritten, anchor: SoftmaxAnchor, matcher: Matcher, builder: Builder
 ) -> Move | None:
-    taken = set(builder.names.taken)
+    mark = builder.names.mark
     move = Move.replacing((part.whole, part.emitted(builder)))
     graph.meta.pop(ORDER, None)
     again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
     matches = bool(again) and is_match(again[0], matcher)
-    return move.settle(graph, matches, builder, taken)
+    return move.settle(graph, matches, builder, mark)
 
 
 def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:

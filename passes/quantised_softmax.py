@@ -46,7 +46,7 @@ def take_apart(graph: ir.Graph, matcher: Matcher, new_builder: Callable[[], Buil
 
 
 def _moved(graph: ir.Graph, steps: list[Step], matcher: Matcher, builder: Builder) -> tuple[ir.Node, Move | None]:
-    taken = set(builder.names.taken)
+    mark = builder.names.mark
     (old_softmax,) = (step.node for step in steps if step.op_type == "Softmax")
     name, made = label(old_softmax), _emitted(steps, builder)
     (new_softmax,) = (node for node in builder.nodes if is_op(node, "Softmax"))
@@ -54,7 +54,7 @@ def _moved(graph: ir.Graph, steps: list[Step], matcher: Matcher, builder: Builde
     move = replace(Move.of_nodes([step.node for step in steps], *replaced), assumed=(DROP_ROUNDINGS,))
     graph.meta[ORDER] = {}  # the graph is not sorted now
     anchor = next((each for each in anchors(graph, matcher.facts.info) if each.node is new_softmax), None)
-    kept = move.settle(graph, anchor is not None and is_match(anchor, matcher), builder, taken)
+    kept = move.settle(graph, anchor is not None and is_match(anchor, matcher), builder, mark)
     if kept is not None:
         new_softmax.name = name
     return new_softmax, kept

@@ -153,6 +153,11 @@ class Code(StrEnum):
         "the target's operators, or the runtime's kernels of them, do not take what the attention needs",
         "--target ort takes it, with the library of fa-compiler",
     )
+    BUDGET = (
+        "proof_budget",
+        "the proofs about the attention would take more steps than one attention is given",
+        "fold what is computed from constants (onnxsim, onnxslim), or make the mask or bias an input of the model",
+    )
     # Nothing is left to do.
     ALREADY_FUSED = "already_fused", "the model already holds the fused operator here; nothing is left to do"
     # Not attention at all.

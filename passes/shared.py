@@ -16,10 +16,12 @@ that lies after the product with the values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import limited
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
@@ -40,21 +42,20 @@ class Sharer:
     route: Route
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sharing:
-    """The softmaxes of one graph, and the score paths of those that were looked at so far."""
+    """The softmaxes of one graph, and their score paths, which are followed when the first group is asked for."""
 
     anchors: Sequence[SoftmaxAnchor]
-    found: dict[ir.Node, ScorePath | None] = field(default_factory=dict)
+    matcher: Matcher
 
-    def group(self, anchor: SoftmaxAnchor, matcher: Matcher) -> list[Sharer]:
+    def group(self, anchor: SoftmaxAnchor) -> list[Sharer]:
         """All attentions that share scores or probabilities with this one; empty unless all of them match."""
-        own = self._scoring(anchor, matcher)
-        if own is None:
+        own = self._paths.get(anchor.node)
+        group = [] if own is None else self._by_product[own.product.node]
+        if not 0 < len(group) <= MAX_SHARING:
             return []
-        scoring = [(each, self._scoring(each, matcher)) for each in self.anchors]
-        group = [(each, path) for each, path in scoring if path is not None and path.product.node is own.product.node]
-        found = [(each, path) for each, _ in group for path in paths(each, matcher.facts) or [()]]
+        found = [(each, path) for each, _ in group for path in paths(each, self.matcher.facts) or [()]]
         nodes = [node for each, path in group for node in (*path.nodes, *each.nodes)]
         accounted_for = frozenset((*nodes, *(node for _, path in found for node in path)))
         if not 2 <= len(found) <= MAX_SHARING:
@@ -62,17 +63,32 @@ class Sharing:
         shared = [Sharer(each, Route(path, accounted_for)) for each, path in found]
         try:
             for sharer in shared:
-                matcher.match(sharer.anchor, sharer.route)
+                with limited(sharer.anchor.node):
+                    self.matcher.match(sharer.anchor, sharer.route)
         except Decline:
             return []
         return shared
 
-    def _scoring(self, anchor: SoftmaxAnchor, matcher: Matcher) -> ScorePath | None:
+    @cached_property
+    def _paths(self) -> dict[ir.Node, ScorePath]:
+        """The score paths of the softmaxes that have one."""
+        scoring = {anchor.node: self._scoring(anchor) for anchor in self.anchors}
+        return {node: path for node, path in scoring.items() if path is not None}
+
+    @cached_property
+    def _by_product(self) -> dict[ir.Node, list[tuple[SoftmaxAnchor, ScorePath]]]:
+        """The softmaxes of each product of query and key, in the order of the graph."""
+        found: dict[ir.Node, list[tuple[SoftmaxAnchor, ScorePath]]] = {}
+        for anchor in self.anchors:
+            if (path := self._paths.get(anchor.node)) is not None:
+                found.setdefault(path.product.node, []).append((anchor, path))
+        return found
+
+    def _scoring(self, anchor: SoftmaxAnchor) -> ScorePath | None:
         if anchor.late is not None:
             return None
-        if anchor.node not in self.found:
-            try:
-                self.found[anchor.node] = find_scores(anchor.scores, Viewer(matcher.facts, AxisSpace()))
-            except Decline:
-                self.found[anchor.node] = None
-        return self.found[anchor.node]
+        try:
+            with limited(anchor.node):
+                return find_scores(anchor.scores, Viewer(self.matcher.facts, AxisSpace()))
+        except Decline:
+            return None

@@ -26,6 +26,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.tracing import Tracer
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.nodes import is_op
 
@@ -168,9 +169,12 @@ class PolynomialReader(Generic[Q]):
             if self._depth >= MAX_DEPTH or node is None or value is not node.outputs[0]:
                 return None
             self.tensors[value] = None
+            spend(node)
             self._depth += 1
-            self.tensors[value] = self.grammar(node)
-            self._depth -= 1
+            try:
+                self.tensors[value] = self.grammar(node)
+            finally:
+                self._depth -= 1
         found = self.tensors[value]
         return None if found is None else Tensor(found.quantity, self.tracer.viewer.space.resolve_all(found.dims))
 

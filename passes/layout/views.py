@@ -19,6 +19,7 @@ fused operator reads the base itself, so other readers of the values in between 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
@@ -41,6 +43,9 @@ WIDENING = {
     (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
     (ir.DataType.FLOAT, ir.DataType.DOUBLE),
 }
+MAX_BASES = 16
+"""So many bases in a row are tried, each one operator further down. The next one tried is the result of the operator at
+which the last of them failed: else a long chain would be walked from each of its values."""
 RESIZING = ("Reshape", "Flatten", "Expand", "Tile", "Concat", "Gather")
 
 
@@ -99,15 +104,18 @@ class Viewer:
             if shallow and is_op(maker, *RESIZING):
                 break
             chain.append(source)
-        for start in range(len(chain) - 1, -1, -1):
-            view = self.base_view(chain[start])
-            position = start
-            while view is not None and position > 0:
-                position -= 1
-                view = self.step(view, chain[position])
-            if view is not None:
+            spend(maker)
+        start = len(chain) - 1
+        for attempt in itertools.count(1):
+            view, place = self.base_view(chain[start]), start
+            while view is not None and place > 0:
+                place -= 1
+                spend(chain[place].producer())
+                view = self.step(view, chain[place])
+            if view is not None or start == 0:
                 return view
-        return None
+            start = place if attempt % MAX_BASES == 0 and place < start else start - 1
+        raise AssertionError("unreachable")
 
     def view_along(self, value: ir.Value, dims: Sequence[Axes | None], factors: bool = False) -> View | None:
         """The view of a value whose dimensions run along these axes; an entry None allows any axes. Returns None where

@@ -38,7 +38,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, places_of
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, places_of, source_through
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.report import Missed, MissedCode
@@ -183,10 +183,9 @@ class ContiguousLabels:
 
     def _is_monotone(self, value: ir.Value | None, axis: int) -> bool:
         """Is the value a comparison that changes at most once along the axis, and everywhere in the same direction?"""
+        value = None if value is None else source_through(value, "Not")
         node = None if value is None else value.producer()
         shape = None if value is None else self.info.shape(value)
-        if is_op(node, "Not") and node is not None:
-            return self._is_monotone(node.inputs[0], axis)
         if node is None or shape is None or not is_op(node, *ORDERED):
             return False
         positions = Positions(self.info, shape)

@@ -30,11 +30,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.contraction import contraction
@@ -266,6 +267,8 @@ class _Order:
 
     facts: Facts
     binary: bool
+    known: dict[ir.Value, Huge | None] = field(default_factory=dict)
+    """What `huge` has answered."""
 
     def huge_term(self, term: MaskTerm) -> Huge | None:
         """The huge numbers of an addend, or of a selection's fill; None where it is not huge throughout."""
@@ -281,13 +284,20 @@ class _Order:
               | ScatterND or ScatterElements of huge into huge | huge + huge | huge - huge
               | Mul(x, number)     x is whole numbers, or 1 - y in float32, which is 0 or at least 2^-24
         """
-        values = None if value is None else self.facts.sets.of(value)
+        if value is None or depth > MAX_DEPTH:
+            return None
+        if value not in self.known:
+            spend(value.producer())
+            self.known[value] = self._huge(value, depth)
+        return self.known[value]
+
+    def _huge(self, value: ir.Value, depth: int) -> Huge | None:
+        values = self.facts.sets.of(value)
         if values is not None:
             return _of_numbers(values)
-        node = None if value is None or value.is_graph_input() else value.producer()
-        if node is None or depth > MAX_DEPTH:
+        node = None if value.is_graph_input() else value.producer()
+        if node is None:
             return None
-
         found: Huge | None = None
         if places := _passed_on(node):
             parts = [self.huge(node.inputs[place], depth + 1) for place in places]
@@ -349,6 +359,7 @@ class _Order:
             if current in seen:
                 continue
             seen.add(current)
+            spend(current.producer())
             if len(seen) > MAX_STEPS:
                 return COARSE
             if (huge := self.huge(current)) is not None:

@@ -275,8 +275,14 @@ def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[
 
 def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
     """The arrangement of a value that was seen, or that is moved from one that was seen; None where it is unknown."""
-    node = value.producer()
-    if value in seen or node is None or not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
-        return seen.get(value)
-    dims = _seen(node.inputs[0], seen, viewer)
-    return None if dims is None else viewer.rearranged(node, dims)
+    moving: list[ir.Node] = []
+    while value not in seen:
+        node = value.producer()
+        if node is None or not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
+            return None
+        moving.append(node)
+        value = node.inputs[0]
+    dims: Arrangement | None = seen[value]
+    for node in reversed(moving):
+        dims = None if dims is None else viewer.rearranged(node, dims)
+    return dims

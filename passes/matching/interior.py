@@ -15,7 +15,7 @@ from fa_compiler.passes.matching.probability_path import PRODUCTS, ProbabilityPa
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape
+from fa_compiler.passes.nodes import distinct_consumers, each_consumer, is_op, reads_shape
 from fa_compiler.passes.report import Code
 
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
@@ -46,25 +46,25 @@ def check_private(
         raise Decline(Code.SCORES_ARE_OUTPUT, reason, after.product.node, "")
     for node in nodes[:-1]:
         for output in node.outputs:
-            readers = [
+            readers = (
                 reader
-                for reader in distinct_consumers(output)
+                for reader in each_consumer(output)
                 if id(reader) not in matched and not accounted_for(output, reader)
-            ]
+            )
             shape_readers: list[tuple[ir.Node, ir.Value]] = []
-            strangers: list[ir.Node] = []
+            stranger: ir.Node | None = None
             for reader in readers:
                 if (found := _shape_readers(reader, output, anchor.node.graph)) is None:
-                    strangers.append(reader)
-                else:
-                    shape_readers.extend(found)
-            harmless.extend(each for each in shape_readers if not _serves_only(each[0], softmax, matched))
-            if not strangers and not output.is_graph_output():
+                    stranger = reader
+                    break
+                shape_readers.extend(found)
+            if stranger is None and not output.is_graph_output():
+                harmless.extend(each for each in shape_readers if not _serves_only(each[0], softmax, matched))
                 continue
             after_softmax = output is anchor.output or any(node is other for other in after.nodes)
             code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
             what = "probabilities" if after_softmax else "scores"
-            who = f"{label(strangers[0])} reads them" if strangers else "they are a model output"
+            who = "they are a model output" if stranger is None else f"{label(stranger)} reads them"
             raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
     return harmless
 

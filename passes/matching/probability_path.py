@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
 from fa_compiler.passes.layout.views import Viewer, drops_nothing
@@ -112,7 +113,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
     the caller has to account for all others (routes.py)."""
     walk = _Walk(viewer, among, softmax_output)
     while (product := walk.take()) is None:
-        pass
+        spend(walk.current.producer())
     return walk.path(product)
 
 

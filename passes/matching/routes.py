@@ -24,6 +24,8 @@ from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_STEPS = 64
 """More nodes than this between a softmax and its products are no attention."""
+MAX_PRODUCTS = 32
+"""Probabilities that more products read than this are no attention with its gradient, and no group that shares them."""
 PASSING = (*LAYOUT_OPS, "Cast", "Dropout", "Where", "IsNaN")
 
 
@@ -47,12 +49,12 @@ ONLY = Route()
 
 def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
     """The paths from a softmax to the products that read its probabilities. Empty if there is a single product and
-    nothing else reads a value on its path."""
+    nothing else reads a value on its path, or if there are more than MAX_PRODUCTS."""
     viewer = Viewer(facts, AxisSpace())
     parents: dict[ir.Node, list[ir.Node]] = {}
     products: list[ir.Node] = []
     pending, others = [anchor.output], False
-    while pending and len(parents) < MAX_STEPS:
+    while pending and len(parents) < MAX_STEPS and len(products) <= MAX_PRODUCTS:
         value = pending.pop(0)
         maker = value.producer()
         for node in data_readers(value):
@@ -66,6 +68,8 @@ def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
                 pending.extend(node.outputs)
             else:
                 others = True
+    if len(products) > MAX_PRODUCTS:
+        return []
     inner = (output for node in anchor.nodes[:-1] for output in node.outputs)
     others |= any(reader not in anchor.nodes for output in inner for reader in distinct_consumers(output))
     if len(products) < 2 and not others:

@@ -65,6 +65,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, drops_nothing
@@ -279,6 +280,7 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         node = current.producer()
         if node is None:
             raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
+        spend(node)
         found = any_contraction(node, viewer.info)  # 2
         found = None if found is None or not found.summed else found
         if found is None and (added := _added(node)) is not None:  # 3

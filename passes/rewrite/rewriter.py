@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
+from fa_compiler.passes.budget import building
 from fa_compiler.passes.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
@@ -137,13 +138,14 @@ class Rewriter:
     replaced: list[ir.Node] = field(default_factory=list)
     made: list[ir.Node] = field(default_factory=list)
     _starts: dict[ir.Node, tuple[int, int, int]] = field(default_factory=dict)
-    """For each softmax the numbers of replaced, fused and other new nodes before its first attempt."""
+    """For each softmax the numbers of replaced and fused nodes, and the builder's place, before its first attempt."""
 
     @property
     def options(self) -> Options:
         """What the user asked for."""
         return self.facts.options
 
+    @building()
     def emit(self, match: AttentionMatch, companion: DenseCompanion | None = None) -> Fused:
         """Add the fused node, and the companion if there is one, and replace the matched results by theirs.
 
@@ -323,12 +325,12 @@ class Rewriter:
         """Start an attention: new nodes get its path in their names, and `trace` counts from here."""
         ends = (match.node, match.output.producer())
         self.builder.path = path_of([node for node in ends if node is not None])
-        self._starts.setdefault(match.node, (len(self.replaced), len(self.made), len(self.builder.nodes)))
+        self._starts.setdefault(match.node, (len(self.replaced), len(self.made), self.builder.mark))
 
     def trace(self, match: AttentionMatch) -> None:
         """Note in the fused nodes made since `begin` which nodes they replace: those that nothing else needs."""
         replaced, made, others = self._starts[match.node]
-        new = dict.fromkeys((*self.made[made:], *self.builder.nodes[others:]))
+        new = dict.fromkeys((*self.made[made:], *self.builder.nodes_since(others)))
         gone = [node for node in superfluous([*new, *self.replaced[replaced:]]) if node not in new]
         for node in self.made[made:]:
             note_replaced(node, gone)

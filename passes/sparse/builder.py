@@ -8,6 +8,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import building
 from fa_compiler.passes.build import Builder, LayoutEmitter
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
@@ -129,6 +130,7 @@ class SparseFlashBuilder:
         """The atten_mask of a match, true where a key or slot is excluded; its dimensions may be 1. Raises Decline."""
         return MaskBuilder(match, self.builder, self.emitter, Options(), []).atten_mask()
 
+    @building()
     def emit(
         self,
         inputs: dict[str, ir.Value],

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 T = TypeVar("T")
@@ -31,9 +32,12 @@ class Analysis(ABC, Generic[T]):
         if value not in self._known:
             if self._depth >= MAX_DEPTH:
                 return None
+            spend(value.producer())
             self._depth += 1
-            self._known[value] = self._compute(value)
-            self._depth -= 1
+            try:
+                self._known[value] = self._compute(value)
+            finally:
+                self._depth -= 1
         return self._known[value]
 
     @abstractmethod

@@ -23,6 +23,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.values.symbolic import Dim
 
 
@@ -152,6 +153,18 @@ Formula = BooleanLiteral | AtLeastZero | BooleanTensor | ElementComparison | Ind
 
 TRUE, FALSE = BooleanLiteral(True), BooleanLiteral(False)
 
+MAX_PARTS = 32
+"""The most comparisons and tensors in a formula. Those of real models have up to 4."""
+
+
+class TooLargeError(Exception):
+    """Raised for a formula of more than `MAX_PARTS`, which `Positions` reads as an unknown one."""
+
+
+def count_parts(formula: Formula) -> int:
+    """How many comparisons and tensors a formula is made of. One that occurs twice counts twice."""
+    return sum(map(count_parts, formula.parts)) if isinstance(formula, All | Some) else 1
+
 
 def at_least_zero(affine: Affine) -> Formula:
     """affine >= 0. It becomes TRUE or FALSE where the integer is the same at every index and its sign is proven."""
@@ -181,12 +194,20 @@ def negation(formula: Formula) -> Formula:
 
 def conjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -> Formula:
     """The formula that every part holds, without comparisons that other parts imply and without alternatives that other
-    parts exclude."""
+    parts exclude.
+
+    Raises:
+        TooLargeError: the formula has more than `MAX_PARTS`, so that what is made of it again and again would grow
+            beyond all bounds.
+    """
     flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
+    if sum(map(count_parts, flat)) > MAX_PARTS:
+        raise TooLargeError
     singles: list[Formula] = [part for part in flat if not isinstance(part, Some)]
     settled = [_remaining(part, singles) if isinstance(part, Some) else part for part in flat]
     if settled != flat:
         return conjunction(settled, origin)
+    spend(steps=len(flat))
     kept: list[Formula] = []
     for part in flat:
         if part == FALSE or negation(part) in kept:
@@ -222,12 +243,12 @@ def _implies(one: Formula, other: Formula) -> bool:
 
 
 def disjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -> Formula:
-    """The formula that at least one part holds."""
+    """The formula that at least one part holds. Raises TooLargeError as `conjunction`."""
     return negation(conjunction(map(negation, parts), _negated(origin)))
 
 
 def choice(condition: Formula, chosen: Formula, other: Formula, origin: BooleanTensor | None = None) -> Formula:
-    """`chosen` where the condition holds, else `other`."""
+    """`chosen` where the condition holds, else `other`. Raises TooLargeError as `conjunction`."""
     if chosen == other:
         return chosen
     return disjunction(

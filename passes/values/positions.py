@@ -35,10 +35,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.budget import spend
 from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.values.cases import (
     EXACT_FLOATS,
@@ -65,6 +67,7 @@ from fa_compiler.passes.values.formula import (
     Formula,
     Index,
     IndexLessThanElement,
+    TooLargeError,
     at_least_zero,
     choice,
     conjunction,
@@ -80,9 +83,13 @@ from fa_compiler.passes.values.value_sets import overwrites
 
 MAX_DEPTH = 60
 """Longer chains of operators are given up, as in analysis.py."""
+MAX_ASKED = 2000
+"""The most elements that are looked at for one: a Concat of a tensor with itself has its elements at two places, and a
+chain of them at thousands. Masks of real models take up to 81."""
 LABELS = (ir.DataType.INT64, ir.DataType.INT32)
 """Types whose comparisons may be negated. Those of floats may not: every comparison with NaN is false."""
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -97,6 +104,8 @@ class Positions:
     _truths: dict[tuple[ir.Value, Index], Formula | None] = field(default_factory=dict)
     _numbers: dict[tuple[ir.Value, Index], Number | None] = field(default_factory=dict)
     _depth: int = 0
+    _asked: int = 0
+    """How many elements were asked for since a question from outside."""
 
     @property
     def rank(self) -> int:
@@ -126,12 +135,10 @@ class Positions:
             return None
         key = (value, index)
         if key not in self._truths:
-            if self._depth >= MAX_DEPTH:
+            if self._is_too_far():
                 return self._given(value, index)
-            self._depth += 1
-            found = self._truth(value, index)
+            found = self._deeper(self._truth, value, index)
             self._truths[key] = self._given(value, index) if found is None else found
-            self._depth -= 1
         return self._truths[key]
 
     def number(self, value: ir.Value | None, index: Index | None) -> Number | None:
@@ -140,13 +147,29 @@ class Positions:
             return None
         key = (value, index)
         if key not in self._numbers:
-            if self._depth >= MAX_DEPTH:
+            if self._is_too_far():
                 return None
-            self._depth += 1
-            found = if_representable(self._number(value, index), self.info.dtype(value))
+            found = self._deeper(self._held, value, index)
             self._numbers[key] = found if found is None or count(found) <= MAX_CASES else None
-            self._depth -= 1
         return self._numbers[key]
+
+    def _deeper(self, find: Callable[[ir.Value, Index], Found], value: ir.Value, index: Index) -> Found | None:
+        """What is found at an element; None where a formula would be too large."""
+        spend(value.producer())
+        self._asked = self._asked + 1 if self._depth else 0
+        self._depth += 1
+        try:
+            return find(value, index)
+        except TooLargeError:
+            return None
+        finally:
+            self._depth -= 1
+
+    def _is_too_far(self) -> bool:
+        return self._depth >= MAX_DEPTH or (self._depth > 0 and self._asked >= MAX_ASKED)
+
+    def _held(self, value: ir.Value, index: Index) -> Number | None:
+        return if_representable(self._number(value, index), self.info.dtype(value))
 
     def _only(self, value: ir.Value | None) -> Number | None:
         """The one element of a tensor whose sizes are all 1; None when it is unknown."""
@@ -161,6 +184,9 @@ class Positions:
         index = index or self.identity_index
         if self.info.dtype(value) == ir.DataType.BOOL:
             return self.truth(value, index)
+        return self._deeper(self._unequal_to_zero, value, index)
+
+    def _unequal_to_zero(self, value: ir.Value, index: Index) -> Formula | None:
         found = self.number(value, index)
         return None if found is None else condition_for(found, lambda x: unequal(x, 0))
 
@@ -168,8 +194,7 @@ class Positions:
 
     def _truth(self, value: ir.Value, index: Index) -> Formula | None:
         if self.info.dtype(value) != ir.DataType.BOOL:
-            found = self.number(value, index)
-            return None if found is None else condition_for(found, lambda x: unequal(x, 0))
+            return self._unequal_to_zero(value, index)
         known = self._constant(value, index)
         if known is not None:
             return condition_for(known, lambda x: unequal(x, 0))

@@ -23,7 +23,12 @@ _DEPTH = 4
 _SHALLOW = ((4, _DEPTH), (8, 2), (64, 1))
 """Pairs (count, depth): for a sum of at most `count` minimum atoms, a sign proof splits at most `depth` of them.
 Splitting all of them in any order would make too many cases."""
-
+_WORK = 8192
+"""The most terms that a proof looks at. Those of real models need 24."""
+_PARTS = 32
+"""The most sizes whose broadcast is a known size. Those of real models are up to 4."""
+_MINIMA = 16
+"""The most minima in a size that is simplified, each by proofs of its own. Those of real models are up to 2."""
 
 _LONGEST_NAME = 100
 _TERMS, _PRODUCTS, _DEGREE = 256, 1024, 64
@@ -196,7 +201,7 @@ class Dim:
 
     def is_at_least(self, bound: int) -> bool:
         """Whether the dim is proven to be `bound` or more in every run."""
-        return _at_least(self, bound, _DEPTH)
+        return _Proof().at_least(self, bound, _DEPTH)
 
     @property
     def never_one(self) -> bool:
@@ -223,15 +228,17 @@ class Dim:
 
     def substitute(self, values: Mapping[Atom, Dim]) -> Dim:
         """The dim with atoms replaced (top level only, not inside opaque atoms)."""
-        if not any(atom in values for atom in self.atoms):
+        is_free = values.keys().isdisjoint
+        replaced = [monomial for monomial in self._terms if not is_free(monomial)]
+        if not replaced:
             return self
-        total = Dim._of({m: f for m, f in self._terms.items() if not any(atom in values for atom in m)})
-        for monomial, factor in self._terms.items():
-            if any(atom in values for atom in monomial):
-                term = Dim(factor)
-                for atom in monomial:
-                    term = term * values.get(atom, Dim._from_atom(atom))
-                total = total + term
+        total = Dim._of({m: f for m, f in self._terms.items() if is_free(m)})
+        for monomial in replaced:
+            term = Dim(1)
+            for atom in monomial:
+                by = values[atom] if atom in values else Dim._from_atom(atom)
+                term = by if term == 1 else term * by
+            total = total + term * self._terms[monomial]
         return total
 
     # -- arithmetic ---------------------------------------------------------------------------
@@ -502,36 +509,60 @@ def _sign(dim: Dim) -> bool:
     return dim.is_at_least(0)
 
 
-def _at_least(dim: Dim, bound: int, depth: int) -> bool:
-    lower = dim.lower
-    if lower is not None and lower >= bound:
-        return True
-    minima = [monomial[0] for monomial in dim._terms if len(monomial) == 1 and monomial[0].op == "min0"]
-    depth = min(depth, next((splits for count, splits in _SHALLOW if len(minima) <= count), 0))
-    if depth == 0:
-        return False
-    for atom in minima:
-        # min(x, 0) is x or 0, so the dim is one of two cases; both must prove the bound. One of them is enough where
-        # the dim falls as the minimum grows: the minimum is at most x and at most 0, so the dim is at least each case.
-        cases = (_at_least(dim.substitute({atom: value}), bound, depth - 1) for value in (Dim(0), atom.args[0]))
-        if any(cases) if _falls(dim, atom, depth - 1) else all(cases):
-            return True
-    return False
+class _Proof:
+    """One proof that a dim is at least a number.
 
-
-def _falls(dim: Dim, atom: Atom, depth: int) -> bool:
-    """Whether the dim is linear in the atom, with a coefficient that is proven never to be positive.
-
-    The coefficient is all that the atom is multiplied by, other atoms included: that of u in s*u - u is s - 1.
+    Minima may be split in any order, which leads to the same dims, so it remembers what it was asked. It counts the
+    terms that it has looked at: a proof that needs more than `_WORK` of them is given up.
     """
-    coefficient: dict[Monomial, int] = {}
-    for monomial, factor in dim._terms.items():
-        rest = _divide_monomial(monomial, (atom,))
-        if rest is not None:
-            if atom in rest:
-                return False
-            coefficient[rest] = -factor
-    return _at_least(Dim._of(coefficient), 0, depth)
+
+    __slots__ = ("answers", "work")
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[Dim, int, int], bool] = {}
+        self.work = 0
+
+    def at_least(self, dim: Dim, bound: int, depth: int) -> bool:
+        """Whether the dim is proven to be `bound` or more, if at most `depth` minima are split into cases."""
+        lower = dim.lower
+        if lower is not None and lower >= bound:
+            return True
+        if depth == 0:
+            return False
+        minima = [monomial[0] for monomial in dim._terms if len(monomial) == 1 and monomial[0].op == "min0"]
+        depth = min(depth, next((splits for count, splits in _SHALLOW if len(minima) <= count), 0))
+        if depth == 0 or not minima:
+            return False
+        key = (dim, bound, depth)
+        if key not in self.answers:
+            self.answers[key] = any(self._splits(dim, atom, bound, depth - 1) for atom in minima)
+        return self.answers[key]
+
+    def _splits(self, dim: Dim, atom: Atom, bound: int, depth: int) -> bool:
+        """Whether the two cases of a minimum prove the bound.
+
+        min(x, 0) is x or 0, so the dim is one of two cases; both must prove the bound. One of them is enough where the
+        dim falls as the minimum grows: the minimum is at most x and at most 0, so the dim is at least each case.
+        """
+        self.work += len(dim._terms) + len(atom.args[0]._terms)
+        if self.work > _WORK:
+            return False
+        cases = (self.at_least(dim.substitute({atom: value}), bound, depth) for value in (Dim(0), atom.args[0]))
+        return any(cases) if self._falls(dim, atom, depth) else all(cases)
+
+    def _falls(self, dim: Dim, atom: Atom, depth: int) -> bool:
+        """Whether the dim is linear in the atom, with a coefficient that is proven never to be positive.
+
+        The coefficient is all that the atom is multiplied by, other atoms included: that of u in s*u - u is s - 1.
+        """
+        coefficient: dict[Monomial, int] = {}
+        for monomial, factor in dim._terms.items():
+            rest = _divide_monomial(monomial, (atom,)) if atom in monomial else None
+            if rest is not None:
+                if atom in rest:
+                    return False
+                coefficient[rest] = -factor
+        return self.at_least(Dim._of(coefficient), 0, depth)
 
 
 def _divide_monomial(top: Monomial, by: Monomial) -> Monomial | None:
@@ -648,6 +679,8 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
     parts = frozenset((*a.broadcast_parts, *b.broadcast_parts))
     if len(parts) == 1:
         return next(iter(parts))
+    if len(parts) > _PARTS:
+        return Dim.fresh()
 
     def make() -> Atom:
         ordered = tuple(sorted(parts, key=str))
@@ -688,9 +721,8 @@ def cap_of(capped: Dim, dim: Dim) -> int | None:
 def simplify_given(size: Dim, known: Iterable[Dim]) -> Dim:
     """The size in runs in which none of `known` is negative. In such runs min(x, 0) may be known to be 0 or x."""
     known = tuple(known)
-    for atom in size.atoms:
-        if atom.op != "min0":
-            continue
+    minima = [atom for atom in size.atoms if atom.op == "min0"]
+    for atom in minima if len(minima) <= _MINIMA else ():
         x = atom.args[0]
         if any((x - each).is_at_least(0) for each in known):
             size = size.substitute({atom: Dim(0)})

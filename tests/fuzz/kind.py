@@ -16,7 +16,7 @@ from tests.fuzz import kinds
 
 GROUPS = {
     "graphs": (
-        *("bounds", "compose", "gradients", "mutate", "quantised", "ready_made"),
+        *("bounds", "compose", "gradients", "growth", "mutate", "quantised", "ready_made"),
         *("runtimes", "schema_calls", "spellings", "symbolic", "tested"),
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from fa_compiler.passes import Code, Options, Report, fuse
+from fa_compiler.passes import Code, Options, Report, budget, fuse
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.fusion import NEWEST_OPSET
 from fa_compiler.passes.options import Target
@@ -35,9 +35,12 @@ class Provoked:
 
     model: Callable[[], onnx.ModelProto]
     target: Target = "ort"
+    steps: int = budget.STEPS
 
     def report(self, model: onnx.ModelProto) -> Report:
-        return fuse(ir.from_proto(model), Options(self.target))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(budget, "STEPS", self.steps)
+            return fuse(ir.from_proto(model), Options(self.target))
 
 
 def text(body: str, more: str = "", **options: str) -> Callable[[], onnx.ModelProto]:
@@ -145,6 +148,7 @@ PROVOKED: dict[Code, Provoked] = {
             initializers="<float[2,2,1] w = {1,2,3,4}>",
         )
     ),
+    Code.BUDGET: Provoked(after("x = Identity(s)"), steps=1),
     Code.NOT_ATTENTION: Provoked(text("p = Softmax<axis=-1>(q)", outputs="float[B,4,S,8] p")),
 }
 
