@@ -43,6 +43,7 @@ CALLS: dict[Feature, dict[str, Any]] = {
     Feature.GROUPED: {},
     Feature.VALUE_SIZE: {"value_width": 16},
     Feature.ANY_HEAD_SIZE: {"width": 5, "value_width": 5},
+    Feature.WIDE_HEADS: {"width": 776, "value_width": 776},
     Feature.PAST: {},
     Feature.CROSS: {"more_keys": 3},
     Feature.OPEN_SIZES: {"open": True},

@@ -119,6 +119,7 @@ def test_a_model_without_attention_is_not_touched(body: str) -> None:
     assert report.to_json()["summary"] == {
         "softmaxes": 0,
         "fused": 0,
+        "already_fused": 0,
         "declined": 0,
         "not_attention": 0,
         "linear_attention": 0,
@@ -161,7 +162,14 @@ def test_json() -> None:
     data = json.loads(json.dumps(report.to_json()))
     assert set(data) == {"schema", "model", "target", "blocks", "summary", "caches", "notes", "seconds"}
     assert (data["schema"], data["model"], data["target"]) == (1, "mixed.onnx", "ort")
-    assert data["summary"] == {"softmaxes": 4, "fused": 2, "declined": 1, "not_attention": 1, "linear_attention": 0}
+    assert data["summary"] == {
+        "softmaxes": 4,
+        "fused": 2,
+        "already_fused": 0,
+        "declined": 1,
+        "not_attention": 1,
+        "linear_attention": 0,
+    }
     assert data["seconds"] >= 0
     for block in data["blocks"]:
         assert set(block) == set(FIELDS)
