@@ -130,25 +130,16 @@ class Builder:
         attrs: Mapping[str, AttrValue] | None = None,
         outputs: int = 1,
         domain: str = "",
+        *,
+        stays: bool = False,
     ) -> ir.Value:
         """The first output of a new operator with this number of outputs; the same value for an equal request.
 
-        An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py).
+        An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py), unless it `stays`.
         """
-        if op_type in MOVING and not domain and (found := dequantised(inputs[0], self.info)) is not None:
+        movable = op_type in MOVING and not domain and not stays
+        if movable and (found := dequantised(inputs[0], self.info)) is not None:
             return self._moved_integers(found, op_type, inputs[1:], attrs)
-        return self.op_here(op_type, inputs, dtype, attrs, outputs, domain)
-
-    def op_here(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        dtype: ir.DataType | None,
-        attrs: Mapping[str, AttrValue] | None = None,
-        outputs: int = 1,
-        domain: str = "",
-    ) -> ir.Value:
-        """`op`, of exactly these inputs, also behind a DequantizeLinear."""
         attributes = dict(attrs or {})
         key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:

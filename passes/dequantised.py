@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.layout.views import drops_nothing
+from fa_compiler.passes.layout.views import drops_nothing, unchanged_operand
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import input_of, is_op
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -102,12 +102,4 @@ def _passed(node: ir.Node, value: ir.Value, info: ShapeInfo) -> ir.Value | None:
         return source
     if is_op(node, "Cast") and source is not None:
         return source if info.dtype(source) == info.dtype(value) else None
-    if not is_op(node, "Mul", "Div", "Add", "Sub"):
-        return None
-    nothing = 1.0 if is_op(node, "Mul", "Div") else 0.0
-    for operand, other in ((source, input_of(node, 1)), (input_of(node, 1), source)):
-        number = None if other is None else info.scalar(other)
-        same = operand is not None and info.shape(operand) == info.shape(value) is not None
-        if number == nothing and same and (operand is source or is_op(node, "Mul", "Add")):
-            return operand
-    return None
+    return unchanged_operand(node, info)

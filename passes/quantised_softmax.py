@@ -70,7 +70,7 @@ def _emitted(steps: list[Step], builder: Builder) -> dict[ir.Value, ir.Value]:
         if is_op(step.node, *LAYOUT_OPS):
             others = list(step.node.inputs[1:])
             attributes = {each.name: each.value for each in step.node.attributes.values()}
-        computed = builder.op_here(step.op_type, [*operands, *others], ir.DataType.FLOAT, attributes)
+        computed = builder.op(step.op_type, [*operands, *others], ir.DataType.FLOAT, attributes, stays=True)
         form = step.result
         made[form.value] = builder.op(
             "QuantizeLinear", [computed, form.scale, form.point], builder.info.dtype(form.point)

@@ -194,14 +194,7 @@ class Viewer:
 
     def _without_zero(self, node: ir.Node) -> ir.Value | None:
         """The tensor that a node adds 0 to, or takes 0 from, if the result is as large; None for other nodes."""
-        left, right = node.inputs[:2] if is_op(node, "Add", "Sub") else (None, None)
-        if left is None or right is None:
-            return None
-        for tensor, number in ((left, right), (right, left))[: 2 if node.op_type == "Add" else 1]:
-            shape = self.info.shape(tensor)
-            if self.info.scalar(number) == 0.0 and shape is not None and shape == self.info.shape(node.outputs[0]):
-                return tensor
-        return None
+        return unchanged_operand(node, self.info) if is_op(node, "Add", "Sub") else None
 
     def uniform_value(self, value: ir.Value, beside: ir.Value) -> float | None:
         """The one number that a tensor holds, if each of its sizes is 1 or that of the tensor beside it; else None."""
@@ -380,6 +373,24 @@ def _repeats(node: ir.Node) -> tuple[int, int, bool] | None:
         wanted = np.tile(np.arange(size), times) if in_turns else np.repeat(np.arange(size), times)
         if np.array_equal(indices, wanted):
             return size, times, in_turns
+    return None
+
+
+NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
+"""The number beside which an operator changes nothing."""
+
+
+def unchanged_operand(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
+    """The operand that a sum with 0, or a product or quotient with 1, gives as it is, if the result is as large; None
+    for other nodes."""
+    left, right = node.inputs[:2] if is_op(node, *NEUTRAL) else (None, None)
+    if left is None or right is None:
+        return None
+    for tensor, number in ((left, right), (right, left))[: 2 if is_op(node, "Add", "Mul") else 1]:
+        shape = info.shape(tensor)
+        as_large = shape is not None and shape == info.shape(node.outputs[0])
+        if as_large and info.scalar(number) == NEUTRAL[node.op_type]:
+            return tensor
     return None
 
 

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
+from fa_compiler.passes.layout.views import drops_nothing
 from fa_compiler.passes.nodes import constant, int_attr
 
 BOOL, FLOAT = ir.DataType.BOOL, ir.DataType.FLOAT
@@ -92,14 +93,10 @@ def floored(rewrite: Rewrite) -> None:
 def dropout(rewrite: Rewrite) -> None:
     """Dropout: the input, if it does not train or its ratio is 0. Otherwise it is random and refused."""
     data, builder = rewrite.needed(0), rewrite.builder
-    training = rewrite.given(2) if builder.opset >= 12 else None
-    if training is not None:
-        known, ratio = constant(training), constant(rewrite.given(1))
-        drops = ratio is None or ratio.any()
-        if known is None and drops:
+    if builder.opset >= 12 and not drops_nothing(rewrite.node):
+        if constant(rewrite.given(2)) is None:
             rewrite.fail("its training_mode is not constant; export for inference (model.eval())")
-        if known is not None and known.any() and drops:
-            rewrite.fail("it drops values in training, which ATC's plugin does not read; export for inference")
+        rewrite.fail("it drops values in training, which ATC's plugin does not read; export for inference")
     if rewrite.is_read(1):
         if builder.opset < 12:
             rewrite.fail("its mask is read, which ATC's plugin does not make; export with opset 12 or newer")
