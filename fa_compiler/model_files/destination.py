@@ -28,6 +28,14 @@ def real_place(path: Path) -> Path:
     return place
 
 
+def is_same(left: Path, right: Path) -> bool:
+    """Whether two paths lead to one file, which need not exist."""
+    try:
+        return left.samefile(right)
+    except OSError:
+        return os.path.realpath(left) == os.path.realpath(right)
+
+
 def is_special(path: Path) -> bool:
     """Whether a path is a pipe, a device or an open file of this process, which is written to and never replaced."""
     if descriptor(path) is not None:

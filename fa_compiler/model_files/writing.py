@@ -15,7 +15,7 @@ import onnx
 
 from fa_compiler.errors import InputError
 from fa_compiler.model_files import tensors
-from fa_compiler.model_files.destination import is_special, open_for_writing, real_place
+from fa_compiler.model_files.destination import is_same, is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes.report import Progress, Report
@@ -142,11 +142,11 @@ def check_place(output: Path, loaded: LoadedModel, force: bool | None = None) ->
     Raises:
         InputError: `output` is the input, without `force`, or it is one of the input's data files.
     """
-    if loaded.path is not None and _same(output, loaded.path) and not force:
+    if loaded.path is not None and is_same(output, loaded.path) and not force:
         other = "" if force is None else ", or --force to replace it"
         raise InputError(f"{output} is the input itself; choose another name{other}")
     for place, real in loaded.files.items():
-        if _same(output, real):
+        if is_same(output, real):
             raise InputError(f"{output} holds the weights of {loaded.name} ('{place}'); choose another name")
 
 
@@ -192,7 +192,7 @@ def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage
     folder = output.absolute().parent
     here = folder.resolve()
     used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
-    beside = _same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
+    beside = is_same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
     moved_out = _to_move_out(inline)
     if beside:
         _relocate(external, loaded.relative)
@@ -348,13 +348,6 @@ def _bytes_kept_in_file(tensor: onnx.TensorProto) -> int:
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
-def _same(left: Path, right: Path) -> bool:
-    try:
-        return left.samefile(right)
-    except OSError:
-        return os.path.realpath(left) == os.path.realpath(right)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import onnx
 
 from fa_compiler.comparison.feeds import graph_inputs, load_inputs
 from fa_compiler.errors import FaCompilerError, InputError, one_line
+from fa_compiler.model_files.destination import is_same
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.parallel.communicator import Array, Communicator, RankError
 from fa_compiler.parallel.cores import threads_of_rank
@@ -117,7 +117,7 @@ def _opened(task: ShardedRun, communicator: Communicator) -> _Opened:
     if not session.record.caches:
         raise InputError(f"{task.loaded.name} has no caches: --caches does not go with it")
     file = of_rank(task.caches, rank, communicator.size)
-    if os.path.realpath(place) == os.path.realpath(file):
+    if is_same(place, file):
         raise InputError(f"{place} holds the caches; choose another name for the outputs")
     infos = {info.name: info for info in graph_inputs(task.loaded.proto)}
     presents = {present: infos.pop(name) for name, present in session.record.caches.items()}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from fa_compiler.comparison.feeds import load_inputs, save_arrays
 from fa_compiler.errors import InputError
-from fa_compiler.model_files.destination import open_for_writing
+from fa_compiler.model_files.destination import is_same, open_for_writing
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.model_files.writing import cannot_write, check_place, staging
 from fa_compiler.running.runtime import Array, Session
@@ -16,7 +15,7 @@ from fa_compiler.running.runtime import Array, Session
 def check_outputs(outputs: Path, inputs: Path, loaded: LoadedModel) -> None:
     """Refuse a file of outputs that would overwrite the model, its weights or the inputs. Raises InputError."""
     check_place(outputs, loaded)
-    if os.path.realpath(outputs) == os.path.realpath(inputs):
+    if is_same(outputs, inputs):
         raise InputError(f"{outputs} holds the inputs; choose another name for the outputs")
 
 
