@@ -52,6 +52,8 @@ def put_in_front(nodes: Iterable[ir.Node], info: ShapeInfo, names: Names) -> Non
 def settle(made: Iterable[ir.Node], info: ShapeInfo, names: Names) -> None:
     """1 to 3 for what these nodes are computed from."""
     needed = _needed_by(made)
+    if not any(node.op_type == "DequantizeLinear" for node in needed):
+        return
     _change(needed, info, names, _pointed)
     _change(needed, info, names, _moved)
     _change(_needed_by(made), info, names, _multiplied)
