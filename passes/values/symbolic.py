@@ -23,7 +23,7 @@ _DEPTH = 4
 _SHALLOW = ((4, _DEPTH), (8, 2), (64, 1))
 """Pairs (count, depth): for a sum of at most `count` minimum atoms, a sign proof splits at most `depth` of them.
 Splitting all of them in any order would make too many cases."""
-_WORK = 8192
+_WORK = 2048
 """The most terms that a proof looks at. Those of real models need 24."""
 _PARTS = 32
 """The most sizes whose broadcast is a known size. Those of real models are up to 4."""
@@ -201,7 +201,7 @@ class Dim:
 
     def is_at_least(self, bound: int) -> bool:
         """Whether the dim is proven to be `bound` or more in every run."""
-        return _Proof().at_least(self, bound, _DEPTH)
+        return _proven(self, bound)
 
     @property
     def never_one(self) -> bool:
@@ -507,6 +507,11 @@ def _need(value: Dim | int) -> Dim:
 
 def _sign(dim: Dim) -> bool:
     return dim.is_at_least(0)
+
+
+@functools.lru_cache(1 << 12)
+def _proven(dim: Dim, bound: int) -> bool:
+    return _Proof().at_least(dim, bound, _DEPTH)
 
 
 class _Proof:
