@@ -101,7 +101,7 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 	set -e; for version in $(PROVIDER_RUNTIMES); do \
 		echo "the provider in onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py tests/face/test_plan.py \
-			tests/passes/test_signatures.py; \
+			tests/passes/ir/test_signatures.py; \
 	done
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py

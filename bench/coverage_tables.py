@@ -9,7 +9,7 @@ from outcome import Outcome, shares, unlisted
 from rich.console import Console
 from rich.table import Table
 
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.answer.report import Code
 
 
 def print_models(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fa_compiler.passes.report import INEXPRESSIBLE
+from fa_compiler.passes.answer.report import INEXPRESSIBLE
 
 LISTED = Path(__file__).parent / "inexpressible.json"
 """The blocks of the corpus with a code of `INEXPRESSIBLE`, checked by hand: model, anchor, code."""

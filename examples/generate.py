@@ -32,7 +32,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
-from fa_compiler.passes.report import CacheLine
+from fa_compiler.passes.answer.report import CacheLine
 
 LAYERS, HEADS, KEY_HEADS, SIZE, WIDTH, INNER, WORDS = 4, 8, 2, 64, 512, 1024, 1000
 OPSET = 18

@@ -27,7 +27,7 @@ from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.reading import ModelLike, read_proto
 from fa_compiler.passes import Report
-from fa_compiler.passes.report import Progress
+from fa_compiler.passes.answer.report import Progress
 from fa_compiler.pipeline import optimize
 from fa_compiler.verification import as_file
 

@@ -9,7 +9,7 @@ import onnx
 
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.passes import Block, Report
-from fa_compiler.passes.options import DECODE
+from fa_compiler.passes.answer.options import DECODE
 
 TILED = ("ort", "ascend")
 """The targets whose kernels hold a tile of the scores at a time."""

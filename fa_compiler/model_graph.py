@@ -8,8 +8,8 @@ import networkx as nx
 
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.page.regions import Regions, shape_texts
-from fa_compiler.passes.options import Target
-from fa_compiler.passes.report import Block
+from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes.answer.report import Block
 from fa_compiler.pipeline import make_options, run
 
 

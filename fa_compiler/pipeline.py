@@ -34,8 +34,8 @@ from fa_compiler.model_files.writing import check_place, relocate, staging, writ
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.runtimes import Runtime
 from fa_compiler.passes import Options, Report, fuse
-from fa_compiler.passes.options import Target
-from fa_compiler.passes.report import Progress
+from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes.answer.report import Progress
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 _LOGGER = logging.getLogger("fa_compiler")

@@ -9,7 +9,7 @@ from typing import Any
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS, RUNTIMES, Runtime
 from fa_compiler.passes import Block
-from fa_compiler.passes.report import Code, ranges
+from fa_compiler.passes.answer.report import Code, ranges
 from fa_compiler.pipeline import make_options, run
 
 ALL = "all"

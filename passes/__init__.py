@@ -6,19 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fa_compiler.passes.answer.options import ASSUMPTIONS, Options
+    from fa_compiler.passes.answer.report import Block, Code, Report
     from fa_compiler.passes.fusion import fuse
-    from fa_compiler.passes.options import ASSUMPTIONS, Options
-    from fa_compiler.passes.report import Block, Code, Report
     from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 __all__ = ["ASSUMPTIONS", "Block", "Code", "Options", "Report", "ShapeInfo", "analyse", "fuse"]
 
 _PLACES = {
-    "ASSUMPTIONS": "options",
-    "Block": "report",
-    "Code": "report",
-    "Options": "options",
-    "Report": "report",
+    "ASSUMPTIONS": "answer.options",
+    "Block": "answer.report",
+    "Code": "answer.report",
+    "Options": "answer.options",
+    "Report": "answer.report",
     "ShapeInfo": "values.shapes",
     "analyse": "values.shapes",
     "fuse": "fusion",

@@ -10,38 +10,38 @@ from functools import partial
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
+from fa_compiler.passes.answer.budget import limited
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
+from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
 from fa_compiler.passes.attention_ops import OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
-from fa_compiler.passes.budget import limited
-from fa_compiler.passes.build import Builder, Names
-from fa_compiler.passes.declared import correct_shapes
-from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.differences import Differences, move_products
-from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.functions import inline_functions, resolve_casts, softmaxes_in_functions
+from fa_compiler.passes.emit.build import Builder, Names
+from fa_compiler.passes.emit.raise_opset import raise_opset
+from fa_compiler.passes.emit.survival import put_in_front, settle
 from fa_compiler.passes.in_place import use_buffers
-from fa_compiler.passes.joined_values import join_values
-from fa_compiler.passes.key_parts import join_keys
+from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
+from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
-from fa_compiler.passes.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
-from fa_compiler.passes.overridable import replaceable_cause
-from fa_compiler.passes.part_sums import add_to_whole
-from fa_compiler.passes.preparation import prepare
-from fa_compiler.passes.quantised_softmax import take_apart
-from fa_compiler.passes.raise_opset import raise_opset
-from fa_compiler.passes.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
+from fa_compiler.passes.prepare.differences import Differences, move_products
+from fa_compiler.passes.prepare.functions import inline_functions, resolve_casts, softmaxes_in_functions
+from fa_compiler.passes.prepare.joined_values import join_values
+from fa_compiler.passes.prepare.key_parts import join_keys
+from fa_compiler.passes.prepare.part_sums import add_to_whole
+from fa_compiler.passes.prepare.preparation import prepare
+from fa_compiler.passes.prepare.quantised_softmax import take_apart
+from fa_compiler.passes.prepare.shared import Sharer, Sharing
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
-from fa_compiler.passes.shared import Sharer, Sharing
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
-from fa_compiler.passes.surgery import replace_value
-from fa_compiler.passes.survival import put_in_front, settle
+from fa_compiler.passes.values.declared import correct_shapes
+from fa_compiler.passes.values.facts import Facts
+from fa_compiler.passes.values.overridable import replaceable_cause
 from fa_compiler.passes.values.shapes import analyse
 
 SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)

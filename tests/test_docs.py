@@ -23,7 +23,7 @@ from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERR
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix
 from fa_compiler.op_registry.soc import soc_version
-from fa_compiler.passes.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION, Target
+from fa_compiler.passes.answer.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION, Target
 
 ROOT = Path(__file__).parent.parent
 ASCEND = (ROOT / "docs" / "ascend.md").read_text()

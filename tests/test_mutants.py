@@ -14,7 +14,7 @@ from tests.mutants.record import Record
 from tests.mutants.trials import living, ordered, place
 from tests.pairs import pairwise
 
-FILE = "passes/score_ops.py"
+FILE = "passes/masks/score_ops.py"
 
 
 def test_blocks_start_behind_branches() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fa_compiler.passes import Code
-from fa_compiler.passes.report import MissedCode
+from fa_compiler.passes.answer.report import MissedCode
 from tests.passes.accepted import ACCEPTED, ANY
 from tests.passes.strategies import FIELDS, MASK
 

@@ -27,9 +27,9 @@ from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.dtypes import from_onnx
-from fa_compiler.passes.declared import correct_shapes
-from fa_compiler.passes.nodes import all_nodes, remember_versions
-from fa_compiler.passes.options import EMPTY_BIAS
+from fa_compiler.passes.answer.options import EMPTY_BIAS
+from fa_compiler.passes.ir.nodes import all_nodes, remember_versions
+from fa_compiler.passes.values.declared import correct_shapes
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.pipeline import invalid_result, make_options
 

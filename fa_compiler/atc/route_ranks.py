@@ -23,7 +23,7 @@ from fa_compiler.lowering.ascend.graph import Model
 from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.op_registry.products import product
 from fa_compiler.parallel.sharding import check_request, report_json, told
-from fa_compiler.passes.options import NON_FINITE_SCORES
+from fa_compiler.passes.answer.options import NON_FINITE_SCORES
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_attention import JOIN
 from fa_compiler.passes.parallel.rank_emitter import Rank

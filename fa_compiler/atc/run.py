@@ -32,7 +32,7 @@ from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion, soc_version
 from fa_compiler.passes import Report
-from fa_compiler.passes.report import Progress
+from fa_compiler.passes.answer.report import Progress
 from fa_compiler.pipeline import copy_of, make_options
 from fa_compiler.pipeline import run as optimise
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from fa_compiler import op_registry
 from fa_compiler.errors import InputError, InternalError
-from fa_compiler.passes.nodes import all_nodes
+from fa_compiler.passes.ir.nodes import all_nodes
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 

@@ -15,7 +15,7 @@ from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Sev
 from fa_compiler.model_files.writing import staging, write
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
-from fa_compiler.passes.report import printable
+from fa_compiler.passes.answer.report import printable
 
 
 def atc(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from fa_compiler.command_line.render import print_table
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
-from fa_compiler.passes.report import printable
+from fa_compiler.passes.answer.report import printable
 
 MIB = 1 << 20
 

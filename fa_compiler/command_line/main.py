@@ -23,9 +23,9 @@ from fa_compiler.model_files.destination import is_stream
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.runtimes import RUNTIMES
-from fa_compiler.passes.options import ASSUMPTIONS, Target
+from fa_compiler.passes.answer.options import ASSUMPTIONS, Target
+from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Machine
-from fa_compiler.passes.report import printable
 
 DEBUG = "FA_COMPILER_DEBUG"
 

@@ -22,8 +22,8 @@ from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
 from fa_compiler.model_files.writing import Staging, check_place, staging, write, write_model
 from fa_compiler.passes import Options, Report
-from fa_compiler.passes.options import SHARED_CACHES
-from fa_compiler.passes.report import Code, Progress, printable
+from fa_compiler.passes.answer.options import SHARED_CACHES
+from fa_compiler.passes.answer.report import Code, Progress, printable
 from fa_compiler.pipeline import copy_of, file_form, is_kept, make_options, run
 from fa_compiler.runtime_choices import ALL, runtime_choices
 

@@ -7,7 +7,7 @@ import argparse
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.render import print_table
 from fa_compiler.op_registry import commands, runtimes, variants
-from fa_compiler.passes.report import printable
+from fa_compiler.passes.answer.report import printable
 
 
 def show_list(_: argparse.Namespace) -> int:

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from fa_compiler import op_registry
 from fa_compiler.passes import Block, Report
-from fa_compiler.passes.options import ASSUMPTIONS
-from fa_compiler.passes.report import printable
+from fa_compiler.passes.answer.options import ASSUMPTIONS
+from fa_compiler.passes.answer.report import printable
 
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison

@@ -14,7 +14,7 @@ from fa_compiler.parallel.communicator import Alone, Communicator
 from fa_compiler.parallel.mpi import communicator, launched_ranks
 from fa_compiler.parallel.run import AgreedError, ShardedRun, agreed, run_sharded
 from fa_compiler.parallel.segments import record_of
-from fa_compiler.passes.report import printable
+from fa_compiler.passes.answer.report import printable
 from fa_compiler.running.one_process import run_model
 from fa_compiler.running.runtime import Array
 

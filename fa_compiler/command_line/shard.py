@@ -13,9 +13,9 @@ from fa_compiler.errors import InputError
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.parallel.sharding import Sharded
 from fa_compiler.parallel.sharding import shard as shard_model
+from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Choice, Machine
 from fa_compiler.passes.parallel.shard import ShardReport
-from fa_compiler.passes.report import printable
 
 
 def shard(args: argparse.Namespace) -> int:

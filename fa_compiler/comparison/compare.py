@@ -44,8 +44,8 @@ from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.model_files.tensors import all_tensors
-from fa_compiler.passes.nodes import RANDOM
-from fa_compiler.passes.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS
+from fa_compiler.passes.ir.nodes import RANDOM
 
 TOLERANCES = {
     onnx.TensorProto.BFLOAT16: 1.6e-2,

@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN
+from fa_compiler.passes.answer.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN
 
 Mask = Callable[[tuple[int, ...], "np.dtype[Any]"], np.ndarray]
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

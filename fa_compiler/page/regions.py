@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN, get
-from fa_compiler.passes.report import Block
+from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.values.shapes import analyse
 
 MOST_NODES = 60

@@ -19,12 +19,12 @@ from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.passes import Report
-from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
+from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
+from fa_compiler.passes.answer.report import Progress
 from fa_compiler.passes.parallel.methods import Choice, Machine
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport
 from fa_compiler.passes.parallel.shard import shard as shard_graph
-from fa_compiler.passes.report import Progress
 from fa_compiler.pipeline import fuse_loaded, make_options, proto_of, without_collections
 
 MODEL = "model.onnx"

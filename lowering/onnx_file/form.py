@@ -39,9 +39,9 @@ from fa_compiler.op_registry import (
     RegistryError,
     get,
 )
-from fa_compiler.passes.nodes import all_nodes, graph_opset
+from fa_compiler.passes.ir.nodes import all_nodes, graph_opset
+from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.rewrite.node_view import node_view
-from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 METADATA_KEY = "fa_compiler"

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.signatures import unknown_part
+from fa_compiler.passes.ir.signatures import unknown_part
 
 __all__ = ["ATTENTION_OPS", "ConvertedOp", "OpConverter", "convert", "is_attention_op"]
 

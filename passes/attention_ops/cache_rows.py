@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef
-from fa_compiler.passes.build import INT64
-from fa_compiler.passes.scatter_row_indices import scatter_row_indices
+from fa_compiler.passes.emit.build import INT64
+from fa_compiler.passes.emit.scatter_row_indices import scatter_row_indices
 
 
 @dataclass(frozen=True)

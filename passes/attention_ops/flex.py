@@ -17,14 +17,14 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter
-from fa_compiler.passes.build import AttrValue
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.emit.build import AttrValue
+from fa_compiler.passes.ir.nodes import RANDOM, STANDARD, int_attr
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import RANDOM, STANDARD, int_attr
-from fa_compiler.passes.report import Code
 
 TERMS = {
     Code.NO_SCORES_MATMUL: Code.SCORE_TERM,

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import OpConverter
-from fa_compiler.passes.nodes import constant, int_attr, text_attr
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.ir.nodes import constant, int_attr, text_attr
 
 SCALES = (12, 13)
 TYPES = ("k_quant_type", "v_quant_type")

@@ -41,21 +41,21 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes
 from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale, is_quantised
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
+from fa_compiler.passes.ir.nodes import int_attr
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.matching.sinks import Sink
-from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.values.symbolic import Dim
 
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11

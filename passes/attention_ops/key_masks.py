@@ -26,8 +26,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.answer.options import UNBROKEN
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.attention_ops.call import OpConverter
-from fa_compiler.passes.decline import label
+from fa_compiler.passes.ir.nodes import FOLD_LIMIT
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.expressible import why_not_expressible
@@ -36,11 +39,8 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.missed import is_dense, plan_with_missed
 from fa_compiler.passes.masks.packing import ContiguousLabels
 from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, BiasOp, BiasOperand, ExcludedPositions, Select
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
-from fa_compiler.passes.nodes import FOLD_LIMIT
-from fa_compiler.passes.options import UNBROKEN
-from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, AlignedTensor, BiasOp, BiasOperand, ExcludedPositions, Select
 
 INT64 = ir.DataType.INT64
 RANGE_SINCE = 11

@@ -33,14 +33,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.cache_rows import CacheRows
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter, Operand
 from fa_compiler.passes.attention_ops.key_masks import RANGE_SINCE, DimRef, KeyMaskBuilder
 from fa_compiler.passes.attention_ops.padding import PreallocatedCache, ScoreBias
-from fa_compiler.passes.build import INT64
+from fa_compiler.passes.emit.build import INT64
+from fa_compiler.passes.ir.nodes import constant, int_attr
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.nodes import constant, int_attr
-from fa_compiler.passes.report import Code
 
 PACKED = 5
 SMALL = 1 << 16

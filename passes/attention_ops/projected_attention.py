@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.multi_head import MultiHeadInputs, part_of
-from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.ir.nodes import int_attr
 
 WEIGHTS, BIAS = 1, 2
 

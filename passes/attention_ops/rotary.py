@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.group_cache import RunSizes
-from fa_compiler.passes.build import INT64
-from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.rotary import rotate_heads
+from fa_compiler.passes.emit.build import INT64
+from fa_compiler.passes.emit.rotary import rotate_heads
+from fa_compiler.passes.ir.nodes import int_attr
 
 COS, SIN, POSITIONS = 7, 8, 9
 DOMAIN = "com.microsoft"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.destination import (
     GradientCompanion,
     destination_of,
@@ -21,11 +23,9 @@ from fa_compiler.passes.backward.destination import (
 )
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.match import Role
-from fa_compiler.passes.build import LayoutEmitter
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.emit.build import LayoutEmitter
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource, cheapest_source
 from fa_compiler.passes.rewrite.node_view import registry_node
 from fa_compiler.passes.values.symbolic import Dim

@@ -19,17 +19,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.backward.match import Pair, PairDecline
 from fa_compiler.passes.backward.quantities import ZEROS, MaskedRows
-from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.score_ops import Select
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
-from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import Select
 
 
 def keep_empty_rows(pair: Pair, options: Options) -> Pair:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.backward.dense_gradient import Backward
 from fa_compiler.passes.backward.empty_rows import keep_empty_rows
 from fa_compiler.passes.backward.match import Pair, PairDecline, match_pair
 from fa_compiler.passes.backward.sparse_gradient import ListedBackward
-from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 

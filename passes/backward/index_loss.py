@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.destination import GradientDestination, moved_to
 from fa_compiler.passes.backward.divergence import Divergence
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
-from fa_compiler.passes.build import LayoutEmitter
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.emit.build import LayoutEmitter
+from fa_compiler.passes.ir.nodes import int_attr
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.matching.factors import scaled
-from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.sparse.builder import SparseFlashBuilder
 from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node

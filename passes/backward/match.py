@@ -17,24 +17,24 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
 from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_after
 from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape
+from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.score_ops import Add
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add
-from fa_compiler.passes.surgery import depends
 
 ALIKE = 16.0
 """A gradient and an operator's result that differ by no more than this factor are of one size for float16."""

@@ -40,16 +40,16 @@ import onnx_ir as ir
 from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
+from fa_compiler.passes.ir.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, places_of, producer
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.score_ops import AlignedTensor, Select
 from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probability_path import adds_nothing
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, places_of, producer
-from fa_compiler.passes.patterns import Bind, OneOf, Op, match
-from fa_compiler.passes.score_ops import AlignedTensor, Select
+from fa_compiler.passes.values.patterns import Bind, OneOf, Op, match
 
 BASE = Bind("base")
 POWER = OneOf((Op("Pow", BASE, Bind("exponent")), Op("Reciprocal", BASE), Op("Div", Bind("number"), BASE)))  # 4

@@ -12,13 +12,13 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from fa_compiler.op_registry import extensions_used
-from fa_compiler.passes.build import Builder, Names
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.report import Block, CacheLine, Code
+from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.in_place.buffers import CAPACITY, BufferRewrite
 from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache
 from fa_compiler.passes.in_place.plan import Plan, make_plan
-from fa_compiler.passes.nodes import graph_opset
-from fa_compiler.passes.report import Block, CacheLine, Code
+from fa_compiler.passes.ir.nodes import graph_opset
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
 

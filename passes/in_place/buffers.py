@@ -31,14 +31,14 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Builder
-from fa_compiler.passes.decline import label
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.emit.build import INT64, Builder
+from fa_compiler.passes.emit.scatter_row_indices import scatter_row_indices
 from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.plan import Plan
 from fa_compiler.passes.in_place.readers import read_buffers
-from fa_compiler.passes.nodes import int_attr, is_op
-from fa_compiler.passes.scatter_row_indices import scatter_row_indices
-from fa_compiler.passes.surgery import replace_value, restore_order, sweep
+from fa_compiler.passes.ir.nodes import int_attr, is_op
+from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
 
 CAPACITY = "cache_room"

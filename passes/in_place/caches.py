@@ -34,9 +34,9 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.nodes import int_attr, is_op, subgraphs
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import int_attr, is_op, subgraphs
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, bind_inputs, get, place_inputs
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
-from fa_compiler.passes.nodes import text_attr
+from fa_compiler.passes.ir.nodes import text_attr
 
 LENGTHS = {"FlashAttentionScore": "actual_seq_kvlen", "IncreFlashAttention": "actual_seq_lengths"}
 CACHES = ("key", "value", "key_rope")

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import input_of, int_attr, is_op, text_attr
-from fa_compiler.passes.signatures import unknown_part
+from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 

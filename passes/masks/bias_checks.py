@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import AlignedTensor, Select, Term
+from fa_compiler.passes.masks.score_ops import AlignedTensor, Select, Term
 
 FILL = "put -inf in place of masked scores, or the lowest number of their type"
 

@@ -67,7 +67,20 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import (
+    FINITE_SCORES,
+    MASKS_DOMINATE,
+    NO_EMPTY_ROWS,
+    NO_EMPTY_ROWS_HINT,
+    NON_FINITE_SCORES,
+    SAME_SIZES,
+    UNBROKEN,
+    Options,
+)
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
+from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, opset
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
@@ -92,21 +105,7 @@ from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.masks.rounding import assumptions_for_reordering, reordering_decline
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_like import is_score_like
-from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
-from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, is_op, opset
-from fa_compiler.passes.options import (
-    FINITE_SCORES,
-    MASKS_DOMINATE,
-    NO_EMPTY_ROWS,
-    NO_EMPTY_ROWS_HINT,
-    NON_FINITE_SCORES,
-    SAME_SIZES,
-    UNBROKEN,
-    Options,
-)
-from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import (
+from fa_compiler.passes.masks.score_ops import (
     Add,
     AlignedTensor,
     BiasOp,
@@ -117,6 +116,7 @@ from fa_compiler.passes.score_ops import (
     Select,
     Term,
 )
+from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
 from fa_compiler.passes.values.slices import keeps_everything
 
 DOMINATE_HINT = f"--assume {MASKS_DOMINATE} if no score comes near the number"

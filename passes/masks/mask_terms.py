@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import MOVES
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.masks.structure import Padding
-from fa_compiler.passes.movers import MOVES
-from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import (
+from fa_compiler.passes.masks.score_ops import (
     Add,
     AlignedTensor,
     BiasOp,
@@ -21,6 +20,7 @@ from fa_compiler.passes.score_ops import (
     Select,
     Term,
 )
+from fa_compiler.passes.masks.structure import Padding
 
 
 def excluded(term: MaskTerm, viewer: Viewer) -> ExcludedPositions:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.options import MASKS_DOMINATE
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import (
     ASSUMED_MASK,
@@ -18,8 +19,7 @@ from fa_compiler.passes.masks.magnitudes import (
     SMALL_SHARE,
 )
 from fa_compiler.passes.masks.score_like import holds_large, is_score_like
-from fa_compiler.passes.options import MASKS_DOMINATE
-from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
+from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Select, Term
 
 
 @dataclass(frozen=True)

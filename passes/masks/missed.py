@@ -19,7 +19,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
+from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
@@ -28,10 +30,8 @@ from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.masks.score_ops import Add, BiasOp, Select, Term
 from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure, Structure
-from fa_compiler.passes.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
-from fa_compiler.passes.report import Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, BiasOp, Select, Term
 
 CONDITIONS = {
     MASKS_DOMINATE: "no score comes near the number of a mask",

@@ -35,14 +35,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.budget import spend
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.layout.contraction import contraction
-from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
-from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.movers import MOVES, element_source
-from fa_compiler.passes.nodes import (
+from fa_compiler.passes.answer.budget import spend
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import MOVES, element_source
+from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
     constant,
     inner_values,
@@ -52,10 +50,12 @@ from fa_compiler.passes.nodes import (
     is_weight,
     source_through,
 )
-from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
+from fa_compiler.passes.layout.contraction import contraction
+from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
+from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
 from fa_compiler.passes.values.bounds import LIMITS
+from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.value_sets import overwrites
 
 CANCELLED = 2.0**-24

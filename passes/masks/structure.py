@@ -33,16 +33,16 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import label
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.answer.options import SAME_SIZES
+from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
 from fa_compiler.passes.masks.reshapes import sizes_of_reshapes
-from fa_compiler.passes.options import SAME_SIZES
-from fa_compiler.passes.report import Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, AlignedTensor, MaskTerm
+from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, MaskTerm
 from fa_compiler.passes.values.formula import (
     TRUE,
     Affine,

@@ -24,12 +24,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS
+from fa_compiler.passes.ir.movers import LAYOUT_OPS
+from fa_compiler.passes.ir.nodes import constant, data_readers, input_of, is_op, reached
 from fa_compiler.passes.layout.contraction import any_contraction
-from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import constant, data_readers, input_of, is_op, reached
-from fa_compiler.passes.options import DROP_ROUNDINGS
+from fa_compiler.passes.values.facts import Facts
 
 HINT = (
     f"fuse the model before it is quantised; or --assume {DROP_ROUNDINGS}, if scores and probabilities need not be "

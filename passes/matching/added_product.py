@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_like import is_score_like
+from fa_compiler.passes.masks.score_ops import Scale
 from fa_compiler.passes.matching.score_walk import Rearrange
 from fa_compiler.passes.matching.scores import find_scores
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Scale
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import LAYOUT_OPS
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.score_ops import Floor, Scale, Select
 from fa_compiler.passes.matching.activation_rounding import with_lost_scores
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.bounded import BoundedScores
@@ -55,10 +58,7 @@ from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import FoundSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Floor, Scale, Select
+from fa_compiler.passes.values.facts import Facts
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
 from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.score_ops import Add, Scale, Select, Term
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.final_scores import FinalScores
@@ -33,9 +35,7 @@ from fa_compiler.passes.matching.routes import Route
 from fa_compiler.passes.matching.scores import Cap, ScorePath
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Scale, Select, Term
+from fa_compiler.passes.values.facts import Facts
 
 
 @dataclass(frozen=True)

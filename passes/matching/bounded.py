@@ -19,17 +19,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import BOUNDED_SCORES, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.score_ops import AlignedTensor, Select, Term
 from fa_compiler.passes.matching.probability_path import RENORMALISED_ADVICE
 from fa_compiler.passes.matching.renormalised import Renormalised
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import AlignedTensor, Select, Term
+from fa_compiler.passes.values.facts import Facts
 
 HINT = f"--assume {BOUNDED_SCORES} if no score is below -40 or above 40"
 

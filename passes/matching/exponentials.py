@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.row_reductions import (
     SUMS,
@@ -48,8 +49,7 @@ from fa_compiler.passes.matching.row_reductions import (
     shifted_by,
     unrepeated,
 )
-from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.patterns import Bind, Match, OneOf, Op, match, matches
+from fa_compiler.passes.values.patterns import Bind, Match, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 ROUNDING = 2.0**-22

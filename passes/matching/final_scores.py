@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
+from fa_compiler.passes.masks.score_ops import Add, Scale, Term
 from fa_compiler.passes.matching.added_product import AddedProduct, added_product
 from fa_compiler.passes.matching.factors import RESERVE, Factor
 from fa_compiler.passes.matching.score_walk import ScoreWalk
 from fa_compiler.passes.matching.scores import Multiply, ScorePath
 from fa_compiler.passes.matching.sinks import FoundSink
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Scale, Term
 
 EXPONENTIALS_ADVICE = "write it as a Softmax of the scores times the logarithm of the base"
 LARGEST_RATIO = 1024.0

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.views import WIDENING, Viewer
-from fa_compiler.passes.nodes import is_op
 
 
 @dataclass

@@ -22,14 +22,14 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import MOVES
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, reached, source_through
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probability_path import ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath, find_scores, takes_scores
-from fa_compiler.passes.movers import MOVES
-from fa_compiler.passes.nodes import distinct_consumers, is_op, is_weight, reached, source_through
-from fa_compiler.passes.report import Code
 
 BETWEEN = (
     *(*MOVES, "Split", "Concat", "Pad", "Cast", "Dropout", "Where", "Add", "Sub", "Sum", "Mul", "Div", "Neg", "Pow"),

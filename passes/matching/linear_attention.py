@@ -29,15 +29,15 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import LAYOUT_OPS, MOVES
+from fa_compiler.passes.ir.nodes import STANDARD, distinct_consumers, is_op, reached, text_attr
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.layers import BETWEEN, holds_weights, is_matrix
-from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
-from fa_compiler.passes.nodes import STANDARD, distinct_consumers, is_op, reached, text_attr
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.symbolic import Dim
 
 READY_MADE = ("LinearAttention", "LinearAttentionGate")  # 1

@@ -27,12 +27,16 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
+from fa_compiler.passes.ir.nodes import producer
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.missed import plan_with_missed
 from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Term
 from fa_compiler.passes.masks.structure import Grid
 from fa_compiler.passes.matching.activation_rounding import rounding_starts
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
@@ -42,10 +46,6 @@ from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_
 from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import FoundSink, sink_lower_bound
-from fa_compiler.passes.nodes import producer
-from fa_compiler.passes.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
-from fa_compiler.passes.report import Code, Missed, MissedCode
-from fa_compiler.passes.score_ops import Add, Floor, Scale, Term
 
 LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
 

@@ -31,8 +31,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import LAYOUT_OPS
+from fa_compiler.passes.ir.nodes import constant, distinct_consumers, int_attr, is_op, reached, source_through
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
@@ -42,11 +45,8 @@ from fa_compiler.passes.matching.probability_path import reaches_product
 from fa_compiler.passes.matching.row_reductions import SUMS
 from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import constant, distinct_consumers, int_attr, is_op, reached, source_through
-from fa_compiler.passes.options import DROP_ROUNDINGS
-from fa_compiler.passes.patterns import match
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.facts import Facts
+from fa_compiler.passes.values.patterns import match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 KEEPING = (*LAYOUT_OPS, "Cast", "Expand")

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
@@ -22,8 +24,6 @@ from fa_compiler.passes.matching.factors import Factor, on_probabilities, operan
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.probability_path import ProbabilityPath, carried_output
 from fa_compiler.passes.matching.sinks import without_sink
-from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.slices import keeps_everything
 
 KEEPING = ("IsNaN", "Where", "Add", "QuantizeLinear", "DequantizeLinear")

@@ -35,8 +35,23 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from fa_compiler.passes.budget import spend
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.answer.budget import spend
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import LAYOUT_OPS, MOVES
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    axes_of,
+    constant,
+    data_readers,
+    distinct_consumers,
+    input_of,
+    int_attr,
+    is_op,
+    only_reader,
+    source_through,
+)
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
 from fa_compiler.passes.layout.views import Viewer, drops_nothing
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
@@ -52,21 +67,6 @@ from fa_compiler.passes.matching.scores import (
     mixing,
     quantised_advice,
 )
-from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
-from fa_compiler.passes.nodes import (
-    SIXTEEN_BITS,
-    axes_of,
-    constant,
-    data_readers,
-    distinct_consumers,
-    input_of,
-    int_attr,
-    is_op,
-    only_reader,
-    source_through,
-)
-from fa_compiler.passes.options import DROP_ROUNDINGS
-from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.slices import keeps_everything
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"

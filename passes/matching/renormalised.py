@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, places_of
-from fa_compiler.passes.patterns import Bind, Number, Op, is_closed, match
+from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, places_of
+from fa_compiler.passes.values.patterns import Bind, Number, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 X = Bind("x")

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.ir.movers import LAYOUT_OPS
+from fa_compiler.passes.ir.nodes import data_readers, distinct_consumers, is_op
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import drop_mask
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import data_readers, distinct_consumers, is_op
+from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_STEPS = 64

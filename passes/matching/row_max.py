@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant
-from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, match
+from fa_compiler.passes.ir.nodes import constant
+from fa_compiler.passes.values.patterns import Bind, Number, OneOf, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 X = Bind("x")

@@ -65,20 +65,12 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.budget import spend
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
-from fa_compiler.passes.layout.views import WIDENING, Viewer, drops_nothing
-from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
-from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
-from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
-from fa_compiler.passes.matching.factors import operand
-from fa_compiler.passes.matching.row_reductions import shifted_by
-from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
-from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
-from fa_compiler.passes.movers import LAYOUT_OPS, MOVES
-from fa_compiler.passes.nodes import (
+from fa_compiler.passes.answer.budget import spend
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.movers import LAYOUT_OPS, MOVES
+from fa_compiler.passes.ir.nodes import (
     constant,
     equal_numbers,
     equal_values,
@@ -88,10 +80,18 @@ from fa_compiler.passes.nodes import (
     operand_pairs,
     source_through,
 )
-from fa_compiler.passes.options import DROP_ROUNDINGS
-from fa_compiler.passes.patterns import Bind, Number, Op, match
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
+from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
+from fa_compiler.passes.layout.views import WIDENING, Viewer, drops_nothing
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
+from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Select, Term
+from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
+from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
+from fa_compiler.passes.matching.factors import operand
+from fa_compiler.passes.matching.row_reductions import shifted_by
+from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
+from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
+from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
 from fa_compiler.passes.values.symbolic import Dim

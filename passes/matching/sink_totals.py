@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.patterns import Bind, OneOf, Op, match, matches
+from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.values.patterns import Bind, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 X, FLOOR, ROW_MAX = Bind("x"), Bind("floor"), Bind("row_max")

@@ -29,8 +29,8 @@ import onnx_ir as ir
 from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, place_inputs
 from fa_compiler.op_registry.collectives import RING, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
-from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import constant, text_attr
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.ir.nodes import constant, text_attr
 from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import label
+from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.values.symbolic import Dim
 
 ONE = Dim(1)

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, collectives, hcom
 from fa_compiler.op_registry.collectives import Chunk
-from fa_compiler.passes.build import AttrValue, Names
-from fa_compiler.passes.nodes import graph_opset
+from fa_compiler.passes.emit.build import AttrValue, Names
+from fa_compiler.passes.ir.nodes import graph_opset
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
 

@@ -23,8 +23,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, collectives
-from fa_compiler.passes.build import Names
-from fa_compiler.passes.nodes import constant, remember_versions
+from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.ir.nodes import constant, remember_versions
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_attention import sequence_attention
 from fa_compiler.passes.parallel.rank_emitter import INT64, Rank, RankEmitter

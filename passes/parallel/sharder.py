@@ -27,12 +27,12 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives
-from fa_compiler.passes.build import Names
+from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.ir.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
+from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.layout.views import drops_nothing
-from fa_compiler.passes.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
-from fa_compiler.passes.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 

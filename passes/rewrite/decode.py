@@ -36,22 +36,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Builder, LayoutEmitter
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.score_ops import Add, BiasOp, ExcludedPositions, Select
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
-from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.incre_call import IncreCall
 from fa_compiler.passes.rewrite.lengths import Lengths, excluding, read_lengths
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.paging import CacheSource, Pages
 from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
-from fa_compiler.passes.score_ops import Add, BiasOp, ExcludedPositions, Select
 from fa_compiler.passes.values.symbolic import Dim
 
 LAYOUTS = ("BSH", "BSND", "BNSD")

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
+from fa_compiler.passes.answer.report import Missed, MissedCode
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_op
 from fa_compiler.passes.layout.plan import PACKED, Transpose
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.nodes import SIXTEEN_BITS, is_op
-from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim

@@ -20,9 +20,9 @@ from fa_compiler.op_registry import (
     get,
     place_inputs,
 )
-from fa_compiler.passes.build import PREFIX, Builder
-from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.emit.build import PREFIX, Builder
+from fa_compiler.passes.ir.nodes import constant
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTENT_LIMIT = 1 << 23

@@ -18,8 +18,8 @@ from itertools import takewhile
 
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.ir.nodes import is_op
 
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 REPLACES = "fa_compiler.replaces"

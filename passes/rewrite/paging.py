@@ -28,17 +28,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, LayoutEmitter
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import INT64, LayoutEmitter
+from fa_compiler.passes.ir.nodes import constant, int_attr, is_op
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.plan import COPY_COST, Move, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.nodes import constant, int_attr, is_op
-from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
 from fa_compiler.passes.values.cases import as_integer
+from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.symbolic import Dim

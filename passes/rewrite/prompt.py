@@ -26,12 +26,12 @@ import onnx_ir as ir
 from fa_compiler.op_registry import bind_inputs, full_attrs, get
 from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.op_registry.products import product
-from fa_compiler.passes.build import Builder
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import HALF_ATTENTION, Options
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
 from fa_compiler.passes.masks.missed import vouching
-from fa_compiler.passes.nodes import SIXTEEN_BITS
-from fa_compiler.passes.options import HALF_ATTENTION, Options
-from fa_compiler.passes.report import Code
 from fa_compiler.passes.rewrite.node_view import registry_node
 from fa_compiler.passes.values.shapes import ShapeInfo
 

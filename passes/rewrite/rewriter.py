@@ -16,22 +16,23 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
-from fa_compiler.passes.budget import building
-from fa_compiler.passes.build import PREFIX, Builder, LayoutEmitter
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.budget import building
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
+from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes
+from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.missed import words_for_a_mask
 from fa_compiler.passes.masks.narrow import narrowed
+from fa_compiler.passes.masks.score_ops import Add, Select
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.nodes import SIXTEEN_BITS, dead_nodes
-from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
-from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite import prompt
 from fa_compiler.passes.rewrite.decode import IncreFlashMatcher
 from fa_compiler.passes.rewrite.incre_call import IncreCall
@@ -50,8 +51,7 @@ from fa_compiler.passes.rewrite.paging import Pages, find_pages
 from fa_compiler.passes.rewrite.quantization import match_quantize
 from fa_compiler.passes.rewrite.standard import StandardAttention, standard_attentions
 from fa_compiler.passes.rewrite.standard_node import StandardBuilder
-from fa_compiler.passes.score_ops import Add, Select
-from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
+from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScore"

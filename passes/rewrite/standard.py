@@ -53,15 +53,15 @@ from fa_compiler.op_registry.runtimes import (
     answer,
     has_operator,
 )
-from fa_compiler.passes.build import Builder
-from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
+from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, is_single_row
 from fa_compiler.passes.masks.mask import COARSE
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
-from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS_HINT, Options
-from fa_compiler.passes.report import Code, Missed, MissedCode
 from fa_compiler.passes.rewrite.grown import Grown, grown_operands
 from fa_compiler.passes.values.shapes import ShapeInfo
 

@@ -37,15 +37,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import CLOSE_RANKS, NO_EMPTY_ROWS
+from fa_compiler.passes.answer.report import Missed, MissedCode
+from fa_compiler.passes.ir.nodes import int_attr
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
-from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
-from fa_compiler.passes.report import Missed, MissedCode
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, taken
@@ -56,6 +55,7 @@ from fa_compiler.passes.sparse.masked_selection import Selected
 from fa_compiler.passes.sparse.selection import Selection
 from fa_compiler.passes.sparse.slots import slot_key_mask
 from fa_compiler.passes.sparse.sparse_indices import BEYOND, SparseIndices, ranks_causally
+from fa_compiler.passes.values.facts import Facts
 
 INT32 = ir.DataType.INT32
 EMPTY_ROWS = ("", "zero", "nan")

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import axis_in

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder
+from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.values.formula import TRUE, All, AtLeastZero, BooleanTensor, Formula, negation
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo

@@ -25,15 +25,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Builder, LayoutEmitter
-from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.answer.options import CLOSE_RANKS
+from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
+from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of
 from fa_compiler.passes.layout.plan import plan_moves
-from fa_compiler.passes.nodes import FOLD_LIMIT, input_of
-from fa_compiler.passes.options import CLOSE_RANKS
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
 from fa_compiler.passes.sparse.key_mask import KeyMask, PaddedKeys, hidden_keys, read_key_mask
 from fa_compiler.passes.sparse.selection import Condition, Selection
+from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 

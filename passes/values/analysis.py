@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
-from fa_compiler.passes.budget import spend
+from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import SIXTEEN_BITS
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
 from fa_compiler.passes.values.formula import (
     Affine,
     AtLeastZero,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import producer, reached, reads_shape
+from fa_compiler.passes.ir.nodes import producer, reached, reads_shape
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.symbolic import Dim
 

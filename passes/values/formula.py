@@ -23,7 +23,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from fa_compiler.passes.budget import spend
+from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.values.symbolic import Dim
 
 

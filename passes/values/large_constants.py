@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import FOLD_LIMIT, constant_tensor
+from fa_compiler.passes.ir.nodes import FOLD_LIMIT, constant_tensor
 from fa_compiler.passes.values.constant_patterns import CHANGES_PER_ROW, Diagonals, TwoNumbers, bits, diagonals
 
 MAX_NUMBERS = 6

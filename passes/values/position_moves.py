@@ -12,8 +12,8 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from fa_compiler.passes.movers import RESHAPES
-from fa_compiler.passes.nodes import int_attr, is_op, permutation
+from fa_compiler.passes.ir.movers import RESHAPES
+from fa_compiler.passes.ir.nodes import int_attr, is_op, permutation
 from fa_compiler.passes.values.cases import Number, as_integer
 from fa_compiler.passes.values.formula import Affine, Index
 from fa_compiler.passes.values.shape_rules.context import Shape

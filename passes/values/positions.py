@@ -40,8 +40,8 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.budget import spend
-from fa_compiler.passes.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
+from fa_compiler.passes.answer.budget import spend
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.values.cases import (
     EXACT_FLOATS,
     INTEGERS,

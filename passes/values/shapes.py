@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import all_nodes, int_attr, opset, remember_imports
+from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, remember_imports
 from fa_compiler.passes.values.conv_lengths import least_sizes
 from fa_compiler.passes.values.large_constants import LargeConstants
 from fa_compiler.passes.values.position_contents import BlockLabels

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import input_of, int_attr, is_op
+from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 

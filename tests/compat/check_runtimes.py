@@ -25,7 +25,7 @@ import onnx
 import onnxruntime as ort
 
 import fa_compiler
-from fa_compiler.passes.options import Target
+from fa_compiler.passes.answer.options import Target
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -19,7 +19,7 @@ from onnx import helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.model_files import writing
-from fa_compiler.passes.report import MissedCode
+from fa_compiler.passes.answer.report import MissedCode
 
 from .builders import attention, ops, plain, projected, saved
 

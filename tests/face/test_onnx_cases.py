@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto
 
 import fa_compiler
-from fa_compiler.passes.options import Target
+from fa_compiler.passes.answer.options import Target
 from tests.passes.running import run
 from tests.widening import widened
 

@@ -8,8 +8,8 @@ import pytest
 import fa_compiler.provider as provider
 from tests.face.test_provider import RELEASE, session_of
 from tests.pairs import pairwise
+from tests.passes.emit.test_dequantised import feeds_for, model
 from tests.passes.running import LEVELS, run
-from tests.passes.test_dequantised import feeds_for, model
 
 pytestmark = pytest.mark.skipif(
     RELEASE < provider.FIRST_RELEASE, reason="ONNX Runtime has no plugin interface that we use"

@@ -14,9 +14,16 @@ from onnx import numpy_helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
-from fa_compiler.passes.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from tests.face.builders import saved
-from tests.passes.test_quantised import BODIES, INTEGER_RESULT, INTEGER_SOFTMAX, ON_INTEGERS, built, on_integers
+from tests.passes.prepare.test_quantised_softmax import (
+    BODIES,
+    INTEGER_RESULT,
+    INTEGER_SOFTMAX,
+    ON_INTEGERS,
+    built,
+    on_integers,
+)
 
 INPUTS = "float[2,4,512,64] q, float[2,4,8,64] k, float[2,4,8,64] v"
 ATTENTION = (

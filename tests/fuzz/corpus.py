@@ -217,7 +217,7 @@ def record() -> Sequence[Kept]:
 
     fusion.fuse, ort.InferenceSession.run = noted, running
     # The tests take these by name when they are imported, so that is only now.
-    from tests.passes import test_group_cache
+    from tests.passes.attention_ops import test_group_cache
     from tests.passes.operators import Operator
 
     for kind in (Operator, test_group_cache.Case):

@@ -30,7 +30,7 @@ from fa_compiler.command_line import main
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.wire import varint_of
 from fa_compiler.op_registry.errors import RegistryError
-from fa_compiler.passes.report import printable
+from fa_compiler.passes.answer.report import printable
 from tests.fuzz.kind import Finding, Kind, Outcome
 
 CHAIN = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import fa_compiler
-from fa_compiler.passes import budget
-from fa_compiler.passes.report import Code
+from fa_compiler.passes.answer import budget
+from fa_compiler.passes.answer.report import Code
 from tests.growth.entries import ENTRIES
 from tests.growth.graphs import GROWING, model
 from tests.growth.steps import Growth, TooManySteps, measured, steps

@@ -23,13 +23,13 @@ from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.run import ShardedRun, run_sharded
 from fa_compiler.parallel.session import ShardedSession
 from fa_compiler.parallel.threads import run_threads
-from fa_compiler.passes.nodes import reached
+from fa_compiler.passes.ir.nodes import reached
 from fa_compiler.passes.parallel.entry_lengths import gathered_rows
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.pipeline import fuse_loaded, make_options
 from tests.face import genai
 from tests.face.test_merged_decoder import merged
-from tests.passes.test_decode import VOUCHED, quantised
+from tests.passes.rewrite.test_decode import VOUCHED, quantised
 
 from .decoding import Feeds, by_one, by_ranks, inputs_of
 from .running import check, content, sharded

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, verify
 from fa_compiler.passes import Options, Report, analyse, fuse
-from fa_compiler.passes.options import Target
+from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.reference.op_runs import _Evaluator
 from tests.contrib_ops import DropoutGrad, FusedMatMul, SoftmaxGrad_13, TanhGrad

@@ -19,7 +19,7 @@ from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.library import OPERATORS
 from fa_compiler.op_registry import DOMAIN, names, verify
 from fa_compiler.passes import Block, Options, Report, analyse, fuse
-from fa_compiler.passes.options import Target
+from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.rewrite.node_view import node_view
 
 Array = npt.NDArray[np.generic]

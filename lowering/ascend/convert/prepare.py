@@ -14,8 +14,8 @@ import onnx.defs
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from fa_compiler.passes.functions import drop_shadowed
-from fa_compiler.passes.nodes import STANDARD, all_nodes, remember_versions
+from fa_compiler.passes.ir.nodes import STANDARD, all_nodes, remember_versions
+from fa_compiler.passes.prepare.functions import drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 Known = Callable[[tuple[str, str]], bool]

@@ -20,8 +20,8 @@ from fa_compiler.lowering.ascend.convert.forward.onnx_call import type_of
 from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes, hcom
-from fa_compiler.passes.nodes import opset, subgraphs
-from fa_compiler.passes.signatures import unknown_part
+from fa_compiler.passes.ir.nodes import opset, subgraphs
+from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 _CONSTANT, _IF = ("", "Constant"), ("", "If")

@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
-from fa_compiler.passes.nodes import axes_of, constant, int_attr
+from fa_compiler.passes.ir.nodes import axes_of, constant, int_attr
 
 NEWEST_SOURCE = 26
 """The newest opset whose operators are in this table."""

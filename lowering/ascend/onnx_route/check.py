@@ -33,7 +33,7 @@ from fa_compiler.lowering.ascend.onnx_route.input_facts import input_facts
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plugin_mismatches
 from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
 from fa_compiler.op_registry import names as operators
-from fa_compiler.passes.nodes import STANDARD
+from fa_compiler.passes.ir.nodes import STANDARD
 
 LIMIT = (1 << 31) - 1
 """The most bytes that the parser can read."""

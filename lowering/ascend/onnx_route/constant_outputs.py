@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import problem_at
-from fa_compiler.passes.nodes import (
+from fa_compiler.passes.ir.nodes import (
     STANDARD,
     all_graphs,
     all_nodes,
@@ -24,7 +24,7 @@ from fa_compiler.passes.nodes import (
     takes_initializers,
     values_read,
 )
-from fa_compiler.passes.surgery import replace_value, sweep
+from fa_compiler.passes.ir.surgery import replace_value, sweep
 
 RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 """Operators whose result is another one in every run."""

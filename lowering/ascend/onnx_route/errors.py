@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from fa_compiler.op_registry.errors import FaCompilerError
-from fa_compiler.passes.decline import label
+from fa_compiler.passes.answer.decline import label
 
 
 class UnsupportedModel(FaCompilerError, ValueError):

@@ -23,8 +23,8 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
-from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.rotary import rotate_heads
+from fa_compiler.passes.emit.rotary import rotate_heads
+from fa_compiler.passes.ir.nodes import int_attr
 
 
 def gelu(rewrite: Rewrite) -> None:

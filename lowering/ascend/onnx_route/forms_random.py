@@ -12,7 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
-from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.ir.nodes import int_attr
 
 INT32 = ir.DataType.INT32
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import RIGHT_PIXELS, TIES
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
-from fa_compiler.passes.nodes import constant, int_attr
+from fa_compiler.passes.ir.nodes import constant, int_attr
 
 
 def resize(rewrite: Rewrite) -> None:

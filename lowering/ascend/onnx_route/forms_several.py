@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
-from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.ir.nodes import int_attr
 
 BOOL = ir.DataType.BOOL
 

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.changes import pads_of_all_axes
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
-from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.ir.nodes import int_attr
 
 BOOL, HALF = ir.DataType.BOOL, ir.DataType.FLOAT16
 END = (1 << 63) - 1

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.graph import Op
 from fa_compiler.op_registry import DOMAIN
-from fa_compiler.passes.nodes import all_nodes, constant
+from fa_compiler.passes.ir.nodes import all_nodes, constant
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 SMALL = 1 << 13

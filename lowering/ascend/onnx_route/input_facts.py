@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import BY_FACTS, InputFact
-from fa_compiler.passes.nodes import STANDARD, all_graphs, remember_versions
+from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, remember_versions
 from fa_compiler.passes.values.shapes import analyse
 
 

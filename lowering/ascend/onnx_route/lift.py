@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import problem_at
-from fa_compiler.passes.build import Names
-from fa_compiler.passes.nodes import STANDARD, all_graphs, all_nodes, int_attr
+from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, int_attr
 
 LIFTED = 10
 """The opset whose TopK has k as an input, and whose Slice has its bounds as inputs."""

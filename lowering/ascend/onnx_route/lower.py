@@ -1,6 +1,6 @@
 """Converts a fused model to one that ATC's ONNX parser takes: of opset 17, or 18 if the model needs it.
 
-    functions      are all inlined, but for those that ONNX Runtime does not call (passes/functions.py)
+    functions      are all inlined, but for those that ONNX Runtime does not call (passes/prepare/functions.py)
     opset          a model of 8 to 17 keeps its opset; a newer one becomes 17, or 18 for operators that 18 introduced;
                    one of 8 or 9 becomes 10 if it has a TopK, see `lift`
     nodes          `changes` converts them to the opset, `expansions` replaces unknown operators, and `forms` rewrites
@@ -32,10 +32,10 @@ from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
-from fa_compiler.passes.build import Builder, Names
-from fa_compiler.passes.functions import drop_shadowed
-from fa_compiler.passes.nodes import STANDARD, all_graphs, all_nodes, remember_versions
-from fa_compiler.passes.surgery import restore_order, sweep
+from fa_compiler.passes.emit.build import Builder, Names
+from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, remember_versions
+from fa_compiler.passes.ir.surgery import restore_order, sweep
+from fa_compiler.passes.prepare.functions import drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 TARGET = 17

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Names
+from fa_compiler.passes.emit.build import Names
 
 
 def make_unique(model: ir.Model, graphs: list[ir.Graph]) -> None:

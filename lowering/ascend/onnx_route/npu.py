@@ -24,14 +24,14 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, verify
-from fa_compiler.passes.build import PREFIX, Builder, Names
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.nodes import FOLD_LIMIT, all_graphs, remember_versions, text_attr
-from fa_compiler.passes.options import EMPTY_BIAS, Options
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import EMPTY_BIAS, Options
+from fa_compiler.passes.emit.build import PREFIX, Builder, Names
+from fa_compiler.passes.ir.nodes import FOLD_LIMIT, all_graphs, remember_versions, text_attr
+from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite import prompt
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.prompt import PromptCall
-from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.values.shapes import analyse
 
 NPU, NPU_VERSION = "npu", 1

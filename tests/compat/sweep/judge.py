@@ -24,7 +24,7 @@ from line_server import serve
 import fa_compiler
 from fa_compiler.comparison.compare import EMPTY_ROW_TOLERANCE
 from fa_compiler.lowering.ort import library_path
-from fa_compiler.passes.report import INEXPRESSIBLE
+from fa_compiler.passes.answer.report import INEXPRESSIBLE
 
 CONSTANT = 4096
 """A fused file whose constants are larger than the original's by more bytes than this has a mask written out."""

@@ -15,8 +15,8 @@ from tests.fuzz.difference import Array, Feed
 from tests.fuzz.mutations import change
 from tests.fuzz.oracle import STEEP, Judge
 from tests.fuzz.reduction import GraphKind
+from tests.passes.backward.test_pairs import SOFTCAPS, consistent
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
-from tests.passes.test_backward import SOFTCAPS, consistent
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "symbolic": (False, True),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from fa_compiler.passes.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from tests.fuzz.difference import BASE, LEVELS, Feed
 from tests.fuzz.feeds import feeds
 from tests.fuzz.grammar import drawn_sizes

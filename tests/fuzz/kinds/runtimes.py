@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.passes.options import NO_EMPTY_ROWS
+from fa_compiler.passes.answer.options import NO_EMPTY_ROWS
 from tests.fuzz.difference import Feed
 from tests.fuzz.kind import load
 from tests.fuzz.oracle import Judge

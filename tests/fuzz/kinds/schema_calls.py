@@ -9,7 +9,7 @@ import onnx
 
 import fa_compiler
 from fa_compiler.comparison.buffers import buffer_feeds, buffers_of, grown_outputs
-from fa_compiler.passes.options import DECODE, SEPARATE_CACHES
+from fa_compiler.passes.answer.options import DECODE, SEPARATE_CACHES
 from tests.fuzz.difference import Array, Comparison, Feed, run_original, session
 from tests.fuzz.kind import Finding, Outcome
 from tests.fuzz.kinds.ready_made import LAST_BITS

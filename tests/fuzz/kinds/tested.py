@@ -6,7 +6,7 @@ import random
 
 import onnx
 
-from fa_compiler.passes.options import DROP_ROUNDINGS, NO_EMPTY_ROWS, SHARED_CACHES
+from fa_compiler.passes.answer.options import DROP_ROUNDINGS, NO_EMPTY_ROWS, SHARED_CACHES
 from tests.fuzz.changed import judged
 from tests.fuzz.corpus import Kept, corpus
 from tests.fuzz.oracle import Judge
@@ -16,8 +16,9 @@ from tests.fuzz.snippets import case_of
 LEFT_OUT = frozenset((SHARED_CACHES, DROP_ROUNDINGS))
 """Words about runs in which an output lies in the memory of an input, which none does here, and about roundings that
 are left out on purpose."""
-GRADIENTS = ("test_backward", "test_index_loss")
-ATTENTION_OPS = ("test_attention_ops", "test_group_cache")
+FOLDER = "tests/passes/"
+GRADIENTS = f"{FOLDER}backward/"
+ATTENTION_OPS = f"{FOLDER}attention_ops/"
 
 
 class Tested(GraphKind):
@@ -30,13 +31,12 @@ class Tested(GraphKind):
         rng = random.Random(seed)
         number = seed & 0xFFFFFFFF
         kept = self.models[number % len(self.models)]
-        test = kept.test.rpartition("/")[2]
-        case = case_of(onnx.ModelProto.FromString(kept.model), kept.feeds(), [test])
+        case = case_of(onnx.ModelProto.FromString(kept.model), kept.feeds(), [kept.test.removeprefix(FOLDER)])
         case.assume = kept.assume
         changes = 0 if number < len(self.models) else None
-        made = judged(case, rng, seed, gradient=test.startswith(GRADIENTS), changes=changes)
+        made = judged(case, rng, seed, gradient=kept.test.startswith(GRADIENTS), changes=changes)
         if made is not None:
-            made.hides_nan = test.startswith(ATTENTION_OPS)
+            made.hides_nan = kept.test.startswith(ATTENTION_OPS)
         return made
 
 

@@ -25,9 +25,9 @@ from fa_compiler.lowering.ascend.graph import Model, Op
 from fa_compiler.lowering.ascend.single_op import check_text, from_json, to_json
 from fa_compiler.op_registry import DOMAIN, VERSION, count_attrs, full_attrs, get, place_inputs
 from tests.lowering.decoding import OP, Form, Inputs
+from tests.passes.attention_ops.test_npu import inference
+from tests.passes.rewrite.test_paging import POOLS, Paged
 from tests.passes.running import Array, assert_same, fused, run
-from tests.passes.test_attention_ops_npu import inference
-from tests.passes.test_paging import POOLS, Paged
 
 HALF = Form("BNSD", "float16")
 FORMS = {

@@ -9,7 +9,7 @@ import numpy as np
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, handles
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op
 
 
 @handles("TanhGrad", domain=MICROSOFT)

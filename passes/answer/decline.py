@@ -1,0 +1,43 @@
+"""The one way in which a matcher gives up: an exception with a code, a sentence and the culprit node."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.report import Code, Missed, MissedCode
+
+NEWER_OPSET = "export again with opset 11 or newer"
+"""The hint where nodes that are made need operators of that opset."""
+
+
+def label(node: ir.Node | None) -> str | None:
+    """The name by which a user knows a node: its own, or that of its first named output, or its type."""
+    if node is None:
+        return None
+    if node.name:
+        return node.name
+    return next((output.name for output in node.outputs if output.name), node.op_type)
+
+
+class Decline(Exception):
+    """Raised where a match or a rewrite cannot go on. A caller may catch it to try another reading; otherwise fusion.py
+    reports it. It is an expected answer, not an error.
+
+    The hint says what the user can change. By default it is the advice of the code; "" says that there is nothing.
+    """
+
+    def __init__(self, code: Code, reason: str, culprit: ir.Node | None = None, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.culprit = culprit
+        self.hint = code.advice if hint is None else hint or None
+
+    def as_missed(self, code: MissedCode, node: ir.Node | None) -> Missed:
+        """What an attention misses that is fused in another way, after this was raised.
+
+        The culprit is `node` where the decline names none. The advice of a code is left out: it is about attention that
+        is not fused.
+        """
+        hint = None if self.hint == self.code.advice else self.hint
+        return Missed(code, self.reason, label(self.culprit or node), hint)

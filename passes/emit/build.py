@@ -1,0 +1,480 @@
+"""Making new nodes, with unique names. Equal nodes are made once, and symbolic sizes are computed from values at
+hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
+from fa_compiler.passes.ir.nodes import graph_opset, int_attr, takes_initializers
+from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
+from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import Dim
+
+AttrValue = int | float | str | Sequence[int]
+PREFIX = "fa"
+TYPED_CONSTANTS = 9
+"""From this opset on a Constant may hold any type."""
+INT64 = ir.DataType.INT64
+
+
+@dataclass
+class Names:
+    """The names in use in a model, for making new ones."""
+
+    taken: set[str]
+    _counts: dict[str, int] = field(default_factory=dict)
+    """The last number that a stem was given."""
+    _made: list[tuple[str, str, int]] = field(default_factory=list)
+    """The new names in order, each with its stem and the last number of the stem before."""
+
+    @staticmethod
+    def of(graphs: Iterable[ir.Graph]) -> Names:
+        """All names in use anywhere in the graphs of a model."""
+        taken: set[str] = set()
+        for graph in graphs:
+            taken.update(name for value in graph.inputs if (name := value.name))
+            taken.update(graph.initializers)
+            for node in graph:
+                taken.update(name for output in node.outputs if (name := output.name))
+                if node.name:
+                    taken.add(node.name)
+        return Names(taken)
+
+    def new(self, stem: str) -> str:
+        """A fresh name that begins with the stem."""
+        name, last = stem, self._counts.get(stem, 1)
+        count = last
+        while name in self.taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self._counts[stem] = count
+        self._made.append((name, stem, last))
+        self.taken.add(name)
+        return name
+
+    @property
+    def mark(self) -> int:
+        """A place in the order of new names, for `since` and `give_back`."""
+        return len(self._made)
+
+    def since(self, mark: int) -> frozenset[str]:
+        """The new names since a place."""
+        return frozenset(name for name, _, _ in self._made[mark:])
+
+    def give_back(self, mark: int) -> None:
+        """Forget the new names since a place, so that they may be given again."""
+        while len(self._made) > mark:
+            name, stem, last = self._made.pop()
+            self.taken.discard(name)
+            self._counts[stem] = last
+
+    def release(self, mark: int) -> None:
+        """Let somebody else take the new names since a place. They are not given again."""
+        self.taken.difference_update(self.since(mark))
+
+
+@dataclass
+class Builder:
+    """Adds nodes to one graph. The graph is left unsorted: its owner sorts it once at the end."""
+
+    graph: ir.Graph
+    names: Names
+    info: ShapeInfo
+    path: str = ""
+    """The path in the names of the fused nodes that are made: where the model computes what they compute."""
+    lengths: dict[Dim, ir.Value] = field(default_factory=dict)
+    """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them again."""
+    _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+    _order: list[ir.Value] = field(default_factory=list)
+    """The values of `_made`, in order."""
+    _known: set[ir.Value] = field(default_factory=set)
+    """The same as a set."""
+
+    @property
+    def opset(self) -> int:
+        """The standard opset of the graph."""
+        return graph_opset(self.graph)
+
+    @property
+    def mark(self) -> int:
+        """A place in the order of what is made, for `nodes_since`."""
+        return len(self._order)
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        """The nodes made so far."""
+        return self.nodes_since(0)
+
+    def nodes_since(self, mark: int) -> list[ir.Node]:
+        """The nodes made since a place."""
+        makers = (value.producer() for value in self._order[mark:])
+        return [maker for maker in makers if maker is not None]
+
+    def has_made(self, value: ir.Value) -> bool:
+        """Is the value the first output of a node that was made here?"""
+        return value.producer() is not None and value in self._known
+
+    def op(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        dtype: ir.DataType | None,
+        attrs: Mapping[str, AttrValue] | None = None,
+        outputs: int = 1,
+        domain: str = "",
+        *,
+        stays: bool = False,
+    ) -> ir.Value:
+        """The first output of a new operator with this number of outputs; the same value for an equal request.
+
+        An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py), unless it `stays`.
+        """
+        movable = op_type in MOVING and not domain and not stays
+        if movable and (found := dequantised(inputs[0], self.info)) is not None:
+            return self._moved_integers(found, op_type, inputs[1:], attrs)
+        attributes = dict(attrs or {})
+        key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
+        if key not in self._made:
+            name = self.names.new(f"{PREFIX}_{op_type}")
+            node = ir.node(op_type, list(inputs), attributes, domain=domain, num_outputs=outputs, name=name)
+            output = node.outputs[0]
+            for each in node.outputs:
+                each.name = self.names.new(f"{PREFIX}_{op_type}_output")
+            self.graph.append(node)
+            if dtype is not None:
+                output.dtype = dtype
+            elif (inferred := self.info.dtype(output)) is not None:
+                output.dtype = inferred
+            shape = self.info.shape(output)
+            if shape is not None:
+                output.shape = ir.Shape([size.const for size in shape])
+            self._remember(key, output)
+        return self._made[key]
+
+    def _moved_integers(
+        self,
+        found: Dequantised,
+        op_type: str,
+        others: Sequence[ir.Value | None],
+        attrs: Mapping[str, AttrValue] | None,
+    ) -> ir.Value:
+        """A DequantizeLinear of the integers behind the operators of `found` and a new one. `others` are the inputs of
+        the new one after the first."""
+        value, dtype = found.integers, self.info.dtype(found.integers)
+        for move in found.moves:
+            own = {name: attr.value for name, attr in move.attributes.items()}
+            value = self.op(move.op_type, [value, *move.inputs[1:]], dtype, own)
+        value = self.op(op_type, [value, *others], dtype, attrs)
+        scales, real = found.node.inputs[1:], self.info.dtype(found.node.outputs[0])
+        return self.op("DequantizeLinear", [value, *scales], real, found.attributes, domain=found.node.domain)
+
+    def units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """A value after Squeeze or Unsqueeze; the value itself where there are no axes."""
+        if not axes:
+            return value
+        dtype = self.info.dtype(value)
+        if self.opset >= 13:
+            return self.op(op_type, [value, self.ints(axes)], dtype)
+        return self.op(op_type, [value], dtype, {"axes": tuple(axes)})
+
+    def reduced(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
+        """A value reduced along one axis by an operator such as ReduceMin; the axis stays, with size 1."""
+        dtype = self.info.dtype(value)
+        if self.opset >= (13 if op_type == "ReduceSum" else 18):
+            return self.op(op_type, [value, self.ints([axis])], dtype)
+        return self.op(op_type, [value], dtype, {"axes": (axis,)})
+
+    def split(self, value: ir.Value, axis: int, sizes: Sequence[int]) -> Sequence[ir.Value]:
+        """A value cut along one axis into parts of these sizes."""
+        inputs = [value]
+        attributes: dict[str, int | tuple[int, ...]] = {"axis": axis}
+        if self.opset >= 13:
+            inputs.append(self.ints(sizes))
+        else:
+            attributes["split"] = tuple(sizes)
+        node = self.op("Split", inputs, self.info.dtype(value), attributes, len(sizes)).producer()
+        assert node is not None
+        return node.outputs
+
+    def alias(self, value: ir.Value) -> ir.Value:
+        """The same tensor as another value, which can be given a name of its own."""
+        node = ir.node("Identity", [value], name=self.names.new(f"{PREFIX}_Identity"))
+        node.outputs[0].name = self.names.new(f"{PREFIX}_Identity_output")
+        self.graph.append(node)
+        return node.outputs[0]
+
+    def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
+        """A constant with this content; the same value for equal content. Read-only arrays are large and shared, so
+        they are compared by identity. The constant is an initializer where the graph may have one."""
+        content = array.tobytes() if array.flags.writeable else id(array)
+        key = ("constant", array.dtype.str, array.shape, content)
+        if key not in self._made:
+            tensor = ir.tensor(array, name=self.names.new(f"{PREFIX}_{stem}"))
+            if takes_initializers(self.graph):
+                value = ir.Value(name=tensor.name, const_value=tensor)
+                value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
+                self.graph.register_initializer(value)
+                self._remember(key, value)
+            else:
+                self._remember(key, self._constant_node(tensor))
+        return self._made[key]
+
+    def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """A Constant node. Where the opset has only Constants of floats, integers become float64 and are cast back.
+        Raises Decline where float64 does not hold the numbers."""
+        array = tensor.numpy()
+        if self.opset < TYPED_CONSTANTS and array.dtype.kind in "iub":
+            wide = array.astype(np.float64)
+            if not np.array_equal(wide.astype(array.dtype), array):
+                raise Decline(Code.OPSET, f"a Constant of opset {self.opset} holds no {array.dtype}", None)
+            return self.cast(self._constant_node(ir.tensor(wide, name=tensor.name)), tensor.dtype)
+        node = ir.node("Constant", [], {"value": tensor}, name=tensor.name)
+        (value,) = node.outputs
+        value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(array.shape)
+        self.graph.append(node)
+        return value
+
+    def _remember(self, key: tuple[object, ...], value: ir.Value) -> None:
+        self._made[key] = value
+        self._order.append(value)
+        self._known.add(value)
+
+    def drop_unused_constants(self) -> None:
+        """Remove constants that were made for nodes that were not added in the end. Nothing may be built afterwards."""
+        for key, value in self._made.items():
+            if key[0] != "constant" or value.uses():
+                continue
+            if (node := value.producer()) is not None:
+                if node.graph is not self.graph:
+                    continue
+                sources = [source for source in node.inputs if source is not None]
+                self.graph.remove(node, safe=True)
+                makers = [source.producer() for source in sources if not source.uses()]
+                self.graph.remove([maker for maker in makers if maker is not None], safe=True)
+            elif value.name is not None and value.name in self.graph.initializers:
+                self.graph.initializers.pop(value.name)
+
+    def ints(self, numbers: Sequence[int]) -> ir.Value:
+        """A vector of int64."""
+        try:
+            return self.constant(np.array(numbers, dtype=np.int64), "shape")
+        except OverflowError:
+            raise Decline(Code.SHAPE, f"a size of {max(numbers)} is more than any tensor can have") from None
+
+    def dimension(self, value: ir.Value, axis: int) -> ir.Value:
+        """The size of one dimension of a value, int64 [1]."""
+        shape = self.info.shape(value)
+        size = None if shape is None else shape[axis].const
+        if size is not None:
+            return self.ints([size])
+        every = self.op("Shape", [value], INT64)
+        return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
+
+    def length(self, value: ir.Value, axis: int) -> ir.Value:
+        """The size of one dimension of an operand of an attention operator that the model holds, int64 [1].
+
+        Raises Decline where the rank is unknown. An equal size that an earlier operator read is used again. It lies
+        before this operator, because such operators are fused in the order of the graph.
+        """
+        shape = self.info.shape(value)
+        if shape is None or axis >= len(shape):
+            rank = "unknown" if shape is None else f"{len(shape)}, too small for dimension {axis}"
+            raise Decline(Code.RANK, f"the rank of {value.name!r} is {rank}")
+        size = shape[axis]
+        if size.const is not None:
+            return self.dimension(value, axis)
+        if size not in self.lengths:
+            self.lengths[size] = self.dimension(value, axis)
+        return self.lengths[size]
+
+    def range(self, count: ir.Value) -> ir.Value:
+        """The numbers 0, 1, ... below a count, which is int64 [1]."""
+        zero, one = (self.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
+        return self.op("Range", [zero, self.units("Squeeze", count, (0,)), one], INT64)
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """The value in this type."""
+        if self.info.dtype(value) == dtype:
+            return value
+        return self.op("Cast", [value], dtype, {"to": int(dtype)})
+
+
+@dataclass(frozen=True)
+class LayoutEmitter:
+    """Carries out layout plans. The dimensions of `size_sources`, values with their arrangements, give the sizes of
+    axes at run time."""
+
+    builder: Builder
+    space: KnownAxes
+    size_sources: list[tuple[ir.Value, Arrangement]]
+
+    def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:
+        """The value after the moves of the plan. Raises Decline where a size cannot be computed or is folded
+        unproven."""
+        dtype = self.builder.info.dtype(value)
+        short = self.space.short_dims(dims, self.builder.info.shape(value))
+        if any(dim not in move.dims for move in plan if isinstance(move, Reshape) for dim in short):
+            raise Decline(Code.SHAPE, f"{value.name!r} folds a size that may be 1 in some run with others")
+        if self._folds_unproven(value, dims, plan):
+            value = self.builder.op("Expand", [value, self._full_target(dims)], dtype)
+        for move in plan:
+            if isinstance(move, Transpose):
+                value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
+            elif isinstance(move, SqueezeUnsqueeze):
+                value = self.builder.units("Squeeze", value, move.removed)
+                value = self.builder.units("Unsqueeze", value, move.inserted)
+            elif isinstance(move, Reshape):
+                value = self._reshape(value, dims, move.dims)
+            else:
+                own = [] if any(map(self.space.may_broadcast, dims)) else [(value, dims)]
+                target = self._full_target(move.dims, [*self.size_sources, *own])
+                value = self.builder.op("Expand", [value, target], dtype)
+            dims = move.dims
+        return value
+
+    def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
+        """Does the plan merge or split a dimension that may be 1 in a run in which its axis is longer? Whole, such a
+        dimension is broadcast; merged or split, it is not."""
+        shape = self.builder.info.shape(value) or ()
+        unproven = [dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size]
+        reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
+        return any(dim not in reshaped and any(not set(dim).isdisjoint(each) for each in reshaped) for dim in unproven)
+
+    def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
+        """The value, expanded to the sizes of these axes where it may be 1 along one of them in some run."""
+        shape = self.builder.info.shape(value) or ()
+        if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
+            return value
+        return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
+
+    def cut(self, value: ir.Value, dims: Arrangement, dimension: int) -> ir.Value:
+        """The first elements of a value in a dimension, as many as its axis has."""
+        builder, size = self.builder, self._full_target(dims[dimension : dimension + 1])
+        return builder.op(
+            "Slice", [value, builder.ints([0]), size, builder.ints([dimension])], builder.info.dtype(value)
+        )
+
+    def shape_vector(self, dims: Arrangement, reader: ir.Node, terms: Sequence[ir.Value]) -> ir.Value:
+        """The result of the Shape node `reader`, for a value of this arrangement.
+
+        The value may be smaller than an axis where only a later operand is larger. So its sizes are computed from what
+        it is made of: the operands, and the `terms` that were added to them.
+        """
+        value = reader.inputs[0]
+        shape = None if value is None else self.builder.info.shape(value)
+        sizes = shape or [self.space.size(dim) for dim in dims]
+        start, end = int_attr(reader, "start", 0), int_attr(reader, "end", len(dims))
+        pairs = list(zip(dims, sizes, strict=True))[start:end]
+        made_of = [*(value for value, _ in self.size_sources), *terms]
+        consts = [size.const for _, size in pairs]
+        return self._vector(consts, lambda: [self._own_size(*pair, made_of) for pair in pairs])
+
+    def _own_size(self, dim: Axes, size: Dim, made_of: Sequence[ir.Value]) -> ir.Value:
+        """The size of a value along an axis, computed from what the value is made of. The size of the axis may be
+        another one."""
+        if size.const is not None:
+            return self.builder.ints([size.const])
+        found = self._broadcast(size, made_of)
+        if found is not None:
+            return found
+        if len(size.broadcast_parts) > 1:
+            raise Decline(Code.SHAPE, f"the size {size} of a value cannot be computed from any operand")
+        return self._size(dim, self.size_sources)
+
+    def _broadcast(self, size: Dim, values: Sequence[ir.Value]) -> ir.Value | None:
+        """A size computed from values: one of them has it, or the sizes of several are broadcast to it. None where
+        neither is so."""
+        sizes = [
+            (value, place, own) for value in values for place, own in enumerate(self.builder.info.shape(value) or ())
+        ]
+        whole = next((self.builder.dimension(value, place) for value, place, own in sizes if own == size), None)
+        if whole is not None:
+            return whole
+        result: ir.Value | None = None
+        missing = set(size.broadcast_parts)
+        for value, place, own in sizes:
+            if missing.intersection(own.broadcast_parts) and set(own.broadcast_parts) <= set(size.broadcast_parts):
+                missing.difference_update(own.broadcast_parts)
+                other = self.builder.dimension(value, place)
+                if result is not None:  # each size is 1 or that of the others
+                    one = self.builder.op("Equal", [result, self.builder.ints([1])], ir.DataType.BOOL)
+                    other = self.builder.op("Where", [one, other, result], INT64)
+                result = other
+        return None if missing else result
+
+    def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
+        """Reshape by a constant target, with copied dimensions (0) or one inferred dimension (-1), else by computed
+        sizes.
+
+        A size that is known to be 0 is copied, inferred or computed as well, because a 0 in the target copies a
+        dimension.
+
+        Copied and inferred dimensions are not used together, because that is refused in a run in which a copied size is
+        0. Before opset 14 a 0 in a computed target copies a dimension, too: such a run may end in an error of this
+        Reshape.
+        """
+        dtype = self.builder.info.dtype(value)
+        sizes: list[int | None] = []
+        for index, dim in enumerate(target):
+            size = self.space.size(dim).const or None
+            if size is None and index < len(dims) and dims[index] == dim:
+                size = 0
+            sizes.append(size)
+        if None not in sizes or (sizes.count(None) == 1 and 0 not in sizes):
+            shape = self.builder.ints([-1 if size is None else size for size in sizes])
+            return self.builder.op("Reshape", [value, shape], dtype)
+        # The value's own dimensions come first: two axes that walk together may be 1 and n in some run.
+        shape = self._full_target(target, [(value, dims), *self.size_sources])
+        return self.builder.op("Reshape", [value, shape], dtype, {"allowzero": 1} if self.builder.opset >= 14 else None)
+
+    def _full_target(
+        self, target: Arrangement, size_sources: list[tuple[ir.Value, Arrangement]] | None = None
+    ) -> ir.Value:
+        """The target's sizes as a vector computed at run time, constants where they are known."""
+        size_sources = self.size_sources if size_sources is None else size_sources
+        consts = [self.space.size(dim).const for dim in target]
+        return self._vector(consts, lambda: [self._size(dim, size_sources) for dim in target])
+
+    def _vector(self, consts: Sequence[int | None], parts: Callable[[], list[ir.Value]]) -> ir.Value:
+        """Sizes as one vector: a constant where all of them are known, else made of its parts."""
+        if None not in consts:
+            return self.builder.ints([size for size in consts if size is not None])
+        made = parts()
+        return made[0] if len(made) == 1 else self.builder.op("Concat", made, INT64, {"axis": 0})
+
+    def _size(self, dim: Axes, size_sources: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
+        """The product of the axes' sizes as a vector of one element."""
+        const = self.space.size(dim).const
+        if const is not None:
+            return self.builder.ints([const])
+        for value, dims in size_sources:
+            for index, merged in enumerate(dims):
+                rest = tuple(axis for axis in merged if axis not in dim)
+                others = self.space.size(rest).const
+                if others and len(rest) + len(dim) == len(merged):
+                    size = self.builder.dimension(value, index)
+                    return size if others == 1 else self.builder.op("Div", [size, self.builder.ints([others])], INT64)
+        if len(dim) > 1:
+            total = self._size(dim[:1], size_sources)
+            return self.builder.op("Mul", [total, self._size(dim[1:], size_sources)], INT64)
+        found = None if self.space.may_broadcast(dim) else self._given(self.space.size(dim))
+        if found is None:
+            raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
+        return found
+
+    def _given(self, size: Dim) -> ir.Value | None:
+        """A size that an input of the graph has, such as a batch that is one dimension with windows everywhere else;
+        None where none has it."""
+        for value in self.builder.graph.inputs:
+            for index, own in enumerate(self.builder.info.shape(value) or ()):
+                if own == size:
+                    return self.builder.dimension(value, index)
+        return None

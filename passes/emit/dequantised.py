@@ -1,0 +1,105 @@
+"""Operators that move elements, which are inserted behind a DequantizeLinear.
+
+    f(DequantizeLinear(x, scale, zero point)) = DequantizeLinear(f(x), scale, zero point)
+
+`scale` and `zero point` are one number, and f moves elements:
+
+    f      := MOVING | f, then f | gone
+    gone   := Identity | Dropout (inference) | Cast(T -> T) | Mul and Div by 1 | Add and Sub of 0
+
+Both sides are equal, because DequantizeLinear treats each element alone. They differ in what ONNX Runtime
+makes of them. Its optimiser copies the quantisation behind each Reshape, Transpose, Squeeze, Unsqueeze and Slice that
+follows a DequantizeLinear (QDQPropagationTransformer), as if these operators ran on integers:
+
+    DequantizeLinear(x) -> f    becomes    DequantizeLinear(x) -> f -> QuantizeLinear -> DequantizeLinear
+
+    integers                     opset      what comes out
+    ---------------------------  ---------  -------------------------------------------------------------------
+    int8, int32, no zero point   up to 20   wrong: the new QuantizeLinear gives uint8, and negative numbers become 0
+    int8, a zero point           21 on      no session: its int8 is changed to uint8, but not its output_dtype
+    int32                        any        wrong, or no session: no QuantizeLinear gives int32
+
+So an operator that is inserted is put in front of the DequantizeLinear, where nothing is copied. It also moves fewer
+bytes there. Operators in `gone` are removed before the quantisation is copied, so they do not separate the two.
+
+What stays behind the DequantizeLinear: integers without kernels for these operators (4 bits, float8), for which the
+copy is right, and more than one scale (by axis or by block), which are not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
+from fa_compiler.passes.ir.nodes import input_of, is_op
+from fa_compiler.passes.layout.views import drops_nothing, unchanged_operand
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+COPIED_BEHIND = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
+"""The operators that ONNX Runtime copies a quantisation behind."""
+LONGEST = 64
+"""The most operators between that are looked through."""
+MOVING = (*LAYOUT_OPS, *REPEATS, "Slice", "Gather")
+"""The operators that are put in front: those of COPIED_BEHIND, and those that ONNX Runtime may remove or turn into one
+of them."""
+INTEGERS = tuple(getattr(ir.DataType, name) for name in ("INT8", "UINT8", "INT16", "UINT16", "INT32"))
+"""The integers that all operators of MOVING take."""
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""The domains that have a DequantizeLinear."""
+PLACES = ("axis", "block_size")
+"""Attributes of DequantizeLinear that mean nothing where there is one scale."""
+
+
+@dataclass(frozen=True)
+class Dequantised:
+    """A value that is `moves`, the first one first, of what `node`, a DequantizeLinear, makes of `integers`."""
+
+    integers: ir.Value
+    node: ir.Node
+    moves: tuple[ir.Node, ...]
+
+    @property
+    def attributes(self) -> Mapping[str, int | float | str]:
+        """The attributes of a DequantizeLinear in another place."""
+        return {name: attr.value for name, attr in self.node.attributes.items() if name not in PLACES}
+
+
+def dequantised(value: ir.Value | None, info: ShapeInfo) -> Dequantised | None:
+    """What a value is made of, if the operators in front of it only move elements behind a DequantizeLinear with one
+    scale; else None."""
+    moves: list[ir.Node] = []
+    for _ in range(LONGEST):
+        if value is None or (node := value.producer()) is None:
+            return None
+        if node.op_type == "DequantizeLinear" and node.domain in DOMAINS:
+            integers = node.inputs[0]
+            movable = integers is not None and info.dtype(integers) in INTEGERS and _is_one(node, info)
+            return Dequantised(integers, node, tuple(reversed(moves))) if movable and integers is not None else None
+        if is_op(node, *MOVING) and node.op_type != "Identity":
+            moves.append(node)
+            value = node.inputs[0]
+        else:
+            value = _passed(node, value, info)
+    return None
+
+
+def _is_one(node: ir.Node, info: ShapeInfo) -> bool:
+    """Are scale and zero point one number each?"""
+    given = [value for value in (input_of(node, 1), input_of(node, 2)) if value is not None]
+    shapes = [info.shape(value) for value in given]
+    return all(shape is not None and len(shape) < 2 and all(size.const == 1 for size in shape) for shape in shapes)
+
+
+def _passed(node: ir.Node, value: ir.Value, info: ShapeInfo) -> ir.Value | None:
+    """The operand of an operator that ONNX Runtime removes, because it changes nothing; None for other operators."""
+    if value is not node.outputs[0]:
+        return None
+    source = input_of(node, 0)
+    if is_op(node, "Identity") or (is_op(node, "Dropout") and drops_nothing(node)):
+        return source
+    if is_op(node, "Cast") and source is not None:
+        return source if info.dtype(source) == info.dtype(value) else None
+    return unchanged_operand(node, info)

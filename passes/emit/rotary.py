@@ -1,0 +1,42 @@
+"""Rotary position embedding in plain operators.
+
+    x1 cos - x2 sin, x2 cos + x1 sin        (x1, x2): the halves of each head, or its even and odd elements
+
+Each product and sum is computed in the type of x, as the ONNX specification defines RotaryEmbedding.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fa_compiler.passes.emit.build import Builder
+
+
+def rotate_heads(
+    builder: Builder, x: ir.Value, cos: ir.Value, sin: ir.Value, size: int, part: int, interleaved: bool
+) -> ir.Value:
+    """x with the first `part` elements of each head rotated.
+
+    x has rank 4 and heads of `size` elements along its last axis. cos and sin broadcast to [..., part / 2].
+    """
+    dtype = builder.info.dtype(x)
+
+    def cut(start: int, end: int, step: int = 1) -> ir.Value:
+        bounds = [builder.ints([number]) for number in (start, end, 3, step)]
+        return builder.op("Slice", [x, *bounds], dtype)
+
+    def combined(sign: str, first: ir.Value, second: ir.Value) -> ir.Value:
+        products = [builder.op("Mul", [cos, first], dtype), builder.op("Mul", [sin, second], dtype)]
+        return builder.op(sign, products, dtype)
+
+    if interleaved:
+        x1, x2 = cut(0, part, 2), cut(1, part, 2)
+    else:
+        x1, x2 = cut(0, part // 2), cut(part // 2, part)
+    parts = [combined("Sub", x1, x2), combined("Add", x2, x1)]
+    if interleaved:
+        pair = builder.op("Concat", [builder.units("Unsqueeze", each, [4]) for each in parts], dtype, {"axis": 4})
+        parts = [builder.op("Reshape", [pair, builder.ints([0, 0, 0, part])], dtype)]
+    if part < size:
+        parts.append(cut(part, size))
+    return parts[0] if len(parts) == 1 else builder.op("Concat", parts, dtype, {"axis": 3})

@@ -1,0 +1,1 @@
+"""The graph: questions about nodes, operators that move elements, known signatures, and removing dead nodes."""

@@ -1,0 +1,533 @@
+"""Differences and sums of probabilities (differential attention, ConViT): the product with the values is moved in front
+of them.
+
+Grammar; the code cites the numbers of the cases:
+
+    output :=
+      1     MatMul(difference, values)                     values of rank 2 or more
+      2   | MatMul(Div(difference, total), values)         total := its sum along the keys, see row_reductions.py
+    difference, read by nothing else :=
+      3     Sub(part, part) | Add(part, part)              parts of the same shape; one of them may be a rest
+    part :=
+      4     chosen | Mul(chosen, t) | Div(chosen, t)       t of size 1 along the keys, of moderate size (factors.py)
+    chosen :=
+      5     probabilities                                  of a softmax of their own
+      6   | Gather(probabilities, i)                       i one number, along an axis before rows and keys
+      7   | Split(probabilities)                           into equal parts, along such an axis
+      8   | Slice(probabilities)                           such an equal part, of a number of parts that is known
+    rest :=
+      9     any tensor that has all the keys               not in float16
+
+The product is linear: (p - t q) v = p v - t (q v). Where p and q are parts of one softmax (6 to 8), p v and q v are the
+same parts of its product with values that are repeated for all parts. One product at least is then an ordinary
+attention. The other one may remain a product, like that of ConViT's probabilities of positions. What is left is done to
+the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a value of +inf,
+(p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. In a sum, a probability that is rounded to 0 gives
+0 * inf, NaN, where the sum of both is above 0. So the user has to vouch for finite values. An infinite t would give NaN
+for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has to be proven not to be above
+1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf is NaN. For the same reason float16 has no rest,
+whose product with the values has no known bound.
+
+A division by the sum of each row (2) follows the products, for they are linear, and nothing has to add up a row: the
+sum of t p is t, because that of p is 1. So t is no divisor here. Where p is NaN, the result is NaN in both orders. The
+sum of a rest is computed. The original rounds each term of its sum. This is as little as in the result if no term is
+negative, and if the sum is not near 0. So both have to be proven of t p + u q, and differences are refused. Where t is
+1 - u, and u is between 0 and 1, the sum is 1, and the division is left out: it only divides by what rounding makes of
+1. float16 takes no other sums, because t p v may overflow where the quotient does not.
+
+The change is made first, so that the ordinary matcher can say whether an attention matches; if not, it is undone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.budget import limited
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import FINITE_SCORES, NON_FINITE_SCORES, Options
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.movers import LAYOUT_OPS
+from fa_compiler.passes.ir.nodes import equal_values, int_attr, is_dead, is_op, producer, source_through
+from fa_compiler.passes.ir.surgery import ORDER, replace_value, restore_order, superfluous, sweep
+from fa_compiler.passes.layout.axes import AxisSpace
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.attention import Matcher
+from fa_compiler.passes.matching.factors import SMALLEST, immoderate, operand
+from fa_compiler.passes.matching.row_reductions import reduced
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.values.facts import Facts
+from fa_compiler.passes.values.patterns import Bind, Number, Op, match
+from fa_compiler.passes.values.shape_rules.context import Shape
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.slices import cut_from, slice_bounds
+
+UNSOUND = (
+    "a {0} of probabilities is multiplied by the values; the {0} of the products is the same only if no value is "
+    "infinite: inf - inf and 0 * inf are NaN"
+)
+UNBOUNDED = "{!r} is added to the probabilities, and its product with the values has no known bound in float16"
+UNKNOWN_SUM = "probabilities are divided by the sum of each row, which is not proven to be a sum of positive numbers"
+OVERFLOWS = "the factor {!r} is not proven to be 1 at most: multiplied by it, a result in float16 may overflow"
+COMPLEMENT = Op("Sub", Number(1.0), Bind("other"))
+CONSTANT_ADVICE = "make the factor of the difference a constant of the model"
+HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One side of a difference: what is read of the probabilities, the node that chooses one of `count` parts of them
+    along `axis`, and the factor with its node. A rest is a side without an anchor."""
+
+    probabilities: ir.Value
+    chooser: ir.Node | None = None
+    output: int = 0
+    axis: int = 0
+    count: int = 1
+    factor: ir.Value | None = None
+    scaling: ir.Node | None = None
+    anchor: SoftmaxAnchor | None = None
+
+    @property
+    def divides(self) -> bool:
+        """Is the factor a divisor?"""
+        return self.scaling is not None and self.scaling.op_type == "Div"
+
+    def of(self, value: ir.Value, builder: Builder) -> ir.Value:
+        """What this side makes of the product of the probabilities with the values."""
+        dtype = builder.info.dtype(value)
+        if self.chooser is not None:
+            inputs = [value, *self.chooser.inputs[1:]]
+            attributes = {name: attribute.value for name, attribute in self.chooser.attributes.items()}
+            count = len(self.chooser.outputs)
+            made = builder.op(self.chooser.op_type, inputs, dtype, attributes, count).producer()
+            assert made is not None
+            value = made.outputs[self.output]
+        if self.scaling is not None:
+            value = builder.op(self.scaling.op_type, [value, self.factor], dtype)
+        return value
+
+    def total(self, builder: Builder) -> ir.Value:
+        """The sum along the keys, whose size is then 1."""
+        if self.anchor is None:
+            rank = len(builder.info.shape(self.probabilities) or ())
+            return builder.reduced("ReduceSum", self.probabilities, rank - 1)
+        dtype = builder.info.dtype(self.probabilities)
+        assert dtype is not None
+        return self.factor or builder.constant(np.array(1.0, dtype.numpy()), "one")
+
+    def least_total(self, facts: Facts) -> float:
+        """A number that no sum along the keys is below, if none of its terms is negative; else a negative number."""
+        low, _ = _bounds(self.probabilities if self.anchor is None else self.factor, facts)
+        return min(low, 0.0) if self.anchor is None else low
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference or sum of probabilities that is multiplied by values: the nodes `combining` and `product`, and
+    between them, in order, those that divide by the sum of each row."""
+
+    combining: ir.Node
+    product: ir.Node
+    parts: tuple[Part, Part]
+    dividing: tuple[ir.Node, ...] = ()
+
+    @property
+    def replaced(self) -> tuple[ir.Node, ...]:
+        """The nodes from the probabilities to the product, the product first."""
+        parts = [node for part in self.parts for node in (part.scaling, part.chooser) if node is not None]
+        return tuple(dict.fromkeys((self.product, *reversed(self.dividing), self.combining, *parts)))
+
+    @property
+    def values(self) -> ir.Value:
+        """The values."""
+        value = self.product.inputs[1]
+        assert value is not None
+        return value
+
+    def sums_up_to_one(self, facts: Facts) -> bool:
+        """Is this a sum, and one factor 1 less the other one, which is between 0 and 1?"""
+        for one, other in (self.parts, self.parts[::-1]) if self.combining.op_type == "Add" else ():
+            found = None if one.factor is None else match(COMPLEMENT, one.factor, facts.info)
+            if found is not None and other.factor is not None and equal_values(found["other"], other.factor):
+                low, high = _bounds(other.factor, facts)
+                return low >= 0.0 and high <= 1.0
+        return False
+
+    def divided(self, value: ir.Value, facts: Facts, builder: Builder) -> ir.Value:
+        """The sum of the products, divided as their probabilities were."""
+        if not self.dividing or self.sums_up_to_one(facts):
+            return value
+        dtype = builder.info.dtype(value)
+        total = builder.op("Add", [part.total(builder) for part in self.parts], dtype)
+        return builder.op("Div", [value, total], dtype)
+
+
+@dataclass
+class Move:
+    """Values that were replaced: each with the value made instead, and the inputs of the nodes that made them.
+    `assumed` is what this rests on."""
+
+    replaced: tuple[tuple[ir.Value, ir.Value], ...]
+    before: list[tuple[ir.Node, list[ir.Value | None]]]
+    assumed: tuple[str, ...] = ()
+    fused: bool = False
+    """Is one of its attentions fused already?"""
+    made: frozenset[str] = frozenset()
+    """The names of what was made for it."""
+    twins: tuple[str, ...] = ()
+    """The names of softmaxes that are left out because they are equal to the one that stays."""
+
+    @staticmethod
+    def of(difference: Difference, facts: Facts, builder: Builder) -> Move:
+        """Build what replaces the product of a difference, and put it in its place. The inputs of the old nodes are
+        taken away, so that nothing counts them as readers."""
+        old = difference.product.outputs[0]
+        results = [part.of(_product(part, difference, builder), builder) for part in difference.parts]
+        combined = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
+        new = difference.divided(combined, facts, builder)
+        return replace(Move.of_nodes(difference.replaced, (old, new)), assumed=(FINITE_SCORES,))
+
+    @staticmethod
+    def replacing(*replaced: tuple[ir.Value, ir.Value]) -> Move:
+        """Put values in the places of others, and take away the inputs of all nodes that nothing else needs."""
+        for old, new in replaced:
+            replace_value(old, new, rename=False)
+        makers = [maker for old, _ in replaced if (maker := old.producer()) is not None]
+        return Move._taken(replaced, tuple(superfluous(makers)), ())
+
+    @staticmethod
+    def of_nodes(nodes: Sequence[ir.Node], *replaced: tuple[ir.Value, ir.Value]) -> Move:
+        """Put values in the places of the results of nodes, and take away the inputs of these nodes."""
+        move = Move._taken(replaced, tuple(nodes), ())
+        for old, new in replaced:
+            replace_value(old, new, rename=False)
+        return move
+
+    @staticmethod
+    def _taken(
+        replaced: tuple[tuple[ir.Value, ir.Value], ...], nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]
+    ) -> Move:
+        before = [(node, list(node.inputs)) for node in nodes]
+        for node, inputs in before:
+            for index in range(len(inputs)):
+                node.replace_input_with(index, None)
+        return Move(replaced, before, assumed)
+
+    def settle(self, graph: ir.Graph, keeps: bool, builder: Builder, mark: int) -> Move | None:
+        """Keep it, or undo it together with the constants and names that were made for it. `mark` is the place of the
+        new names before it. A change of nodes in other graphs, such as the branches of an If, is undone, too. Returns
+        what is kept."""
+        graph.meta.pop(ORDER, None)
+        if keeps and all(node.graph is graph for node, _ in self.before):
+            self.made = builder.names.since(mark)
+            self.keep(graph)
+            return self
+        self.undo(graph)
+        builder.drop_unused_constants()
+        builder.names.give_back(mark)
+        return None
+
+    def keep(self, graph: ir.Graph) -> None:
+        """Remove the old nodes for good."""
+        for old, new in self.replaced:
+            replace_value(old, new)
+        graph.remove([node for node, _ in self.before])
+        makers = [producer(value) for _, inputs in self.before for value in inputs]
+        sweep(graph, [maker for maker in makers if maker is not None])
+        restore_order(graph)
+
+    def undo(self, graph: ir.Graph) -> None:
+        """Put the nodes before in their place again, and remove the others."""
+        kept = self.before[0][0].graph is None
+        graph.extend([node for node, _ in reversed(self.before)] if kept else [])
+        for old, new in self.replaced:
+            replace_value(new, old, rename=kept)
+        for node, inputs in self.before:
+            for index, value in enumerate(inputs):
+                node.replace_input_with(index, value)
+        makers = (producer(new) for _, new in self.replaced)
+        sweep(graph, [maker for maker in makers if maker is not None])
+        if kept:
+            restore_order(graph)
+
+
+@dataclass
+class Differences:
+    """What became of the differences of one graph, by the softmaxes: products that were moved, and the reasons why
+    others were not."""
+
+    moved: dict[ir.Node, Move] = field(default_factory=dict)
+    declined: dict[ir.Node, Decline] = field(default_factory=dict)
+
+    def assumed(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
+        """What the fusion of an attention rests on; it is fused now."""
+        move = self.moved.get(anchor.node)
+        if move is not None:
+            move.fused = True
+        return () if move is None else move.assumed
+
+    def twins(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
+        """The names of softmaxes in whose place this one stands."""
+        move = self.moved.get(anchor.node)
+        return () if move is None else move.twins
+
+    def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
+        """Why an attention is not fused; the culprit is a node of the model. The product is moved back, unless another
+        attention of it is fused."""
+        culprit = decline.culprit
+        if culprit is not None and any(culprit.name in each.made for each in self.moved.values()):
+            decline = Decline(decline.code, decline.reason, anchor.node, decline.hint or "")
+        move = self.moved.get(anchor.node)
+        if move is not None and not move.fused and anchor.node.graph is not None:
+            assert isinstance(anchor.node.graph, ir.Graph)
+            move.undo(anchor.node.graph)
+            self.moved = {node: each for node, each in self.moved.items() if each is not move}
+        return self.declined.get(anchor.node, decline)
+
+
+def move_products(
+    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+) -> Differences:
+    """Move the products of a graph in front of the differences of probabilities, where every attention then matches.
+    The graph stays as it is where there are none."""
+    result = Differences()
+    for difference in list(_differences(found, matcher.facts)):
+        if any(part.anchor is not None and is_match(part.anchor, matcher) for part in difference.parts):
+            continue  # a sum with zeros, which the ordinary matcher leaves out
+        nodes, outcome = _moved(graph, difference, matcher, new_builder())
+        if isinstance(outcome, Decline):
+            result.declined.update(dict.fromkeys(nodes, outcome))
+        else:
+            result.moved.update(dict.fromkeys(nodes, outcome))
+    return result
+
+
+def _differences(found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
+    anchors = {anchor.output: anchor for anchor in found if anchor.late is None}
+    graph = next((anchor.node.graph for anchor in anchors.values()), None)
+    for product in graph or ():
+        weights = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
+        if weights is None:
+            continue
+        combined, dividing = _undivided(weights, facts.info)  # 1 and 2
+        combining = combined.producer()
+        parts = None if combining is None else _parts(combining, anchors, facts.info)  # 3
+        if combining is not None and parts and not (dividing and any(part.divides for part in parts)):
+            difference = Difference(combining, product, parts, dividing)
+            fits = all(_fits(difference.values, part, facts.info) for part in difference.parts)
+            if fits and len(facts.info.shape(difference.values) or ()) > 1 and _is_closed(difference):
+                yield difference
+
+
+def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """Case 2: what is divided by the sum of each row, and the nodes that do so. Otherwise the value itself and ()."""
+    divide, shape = weights.producer(), info.shape(weights)
+    if divide is None or not is_op(divide, "Div") or shape is None:
+        return weights, ()
+    combined, total = divide.inputs
+    summed = None if combined is None or total is None else reduced(total, ("ReduceSum",), combined, info)
+    if combined is None or summed is None or summed[0] != (len(shape) - 1,):
+        return weights, ()
+    return combined, (*summed[1], divide)
+
+
+def _parts(combining: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> tuple[Part, Part] | None:
+    """Case 3: both sides of a difference."""
+    if not is_op(combining, "Sub", "Add"):
+        return None
+    shape = info.shape(combining.outputs[0])
+    sides = [(value, _part(value, anchors, info)) for value in combining.inputs]
+    if shape is None or any(value is None or (part and info.shape(value) != shape) for value, part in sides):
+        return None
+    one, other = (part or _rest(value, shape, info) for value, part in sides)
+    return (one, other) if one and other and (one.anchor or other.anchor) else None
+
+
+def _rest(value: ir.Value | None, shape: Shape, info: ShapeInfo) -> Part | None:
+    """Case 9."""
+    own = None if value is None else info.shape(value)
+    return Part(value) if value is not None and own is not None and len(own) > 1 and own[-1] == shape[-1] else None
+
+
+def _part(value: ir.Value | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+    """Cases 4 to 8."""
+    node = None if value is None else value.producer()
+    if value is None or node is None:
+        return None
+    for chosen in node.inputs if is_op(node, "Mul", "Div") else ():
+        scaled = None if chosen is None else operand(node, chosen)
+        part = None if chosen is None else _chosen(chosen, anchors, info)
+        if chosen is None or scaled is None or part is None or info.shape(value) != info.shape(chosen):
+            continue
+        factor, rank = info.shape(scaled[0]), len(info.shape(chosen) or ())
+        if factor is not None and len(factor) <= rank and (not factor or factor[-1].const == 1):
+            return replace(part, factor=scaled[0], scaling=node)
+    return _chosen(value, anchors, info)
+
+
+def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+    """Cases 5 to 8."""
+    node, source, axis, count = value.producer(), value, 0, 1
+    chooser = node if node is not None and is_op(node, "Gather", "Split", "Slice") else None
+    if chooser is not None:
+        given = chooser.inputs[0]
+        shape = None if given is None else info.shape(given)
+        if given is None or not shape:
+            return None
+        axis, count = int_attr(chooser, "axis", 0) % len(shape), len(chooser.outputs)
+        if chooser.op_type == "Gather" and info.shape(chooser.inputs[1] or value) != ():  # 6
+            return None
+        if len({info.shape(output) for output in chooser.outputs}) > 1:  # 7
+            return None
+        if chooser.op_type == "Slice":  # 8
+            if (cut := _equal_part(chooser, shape, info)) is None:
+                return None
+            axis, count = cut
+        if axis >= len(shape) - 2:
+            return None
+        source = given
+    anchor = anchors.get(source_through(source, *LAYOUT_OPS, "Cast"))
+    output = 0 if chooser is None else list(chooser.outputs).index(value)
+    return None if anchor is None else Part(source, chooser, output, axis, count, anchor=anchor)
+
+
+def _equal_part(node: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
+    """The one axis that a Slice cuts into equal parts, of which it takes a whole one, and their number; else None.
+
+    A Slice that names another axis, too, would cut the results there, which are of another size.
+    """
+    cut, bounds = cut_from(node.outputs[0], info), slice_bounds(node, info, len(shape))
+    if cut is None or bounds is None or len(bounds) != 1:
+        return None
+    _, axis, start = cut
+    part = info.shape(node.outputs[0])
+    size, whole = None if part is None else part[axis].const, shape[axis].const
+    if not size or whole is None or whole % size or start % size or bounds[0][0] != axis:
+        return None
+    return axis, whole // size
+
+
+def _is_closed(difference: Difference) -> bool:
+    """Is what the nodes make on the way to the product read by nothing else, all in one graph?"""
+    if any(node.graph is not difference.product.graph for node in difference.replaced):
+        return False
+    outputs = [output for node in difference.replaced[1:] for output in node.outputs]
+    readers = {reader for output in outputs for reader, _ in output.uses()}
+    return readers <= set(difference.replaced) and not any(output.is_graph_output() for output in outputs)
+
+
+def _moved(
+    graph: ir.Graph, difference: Difference, matcher: Matcher, builder: Builder
+) -> tuple[list[ir.Node], Move | Decline]:
+    """Move the product if an attention then matches. Returns the softmaxes that do, and the move, or why it is not
+    sound. The graph stays as it was if there is none, or if the move is not sound."""
+    mark = builder.names.mark
+    move = Move.of(difference, matcher.facts, builder)
+    graph.meta.pop(ORDER, None)
+    anchors = [part.anchor for part in difference.parts if part.anchor is not None]
+    matching = [anchor.node for anchor in anchors if is_match(anchor, matcher)]
+    outcome = _why_unsound(difference, matching, matcher.facts) or move
+    move.settle(graph, bool(matching) and outcome is move, builder, mark)
+    return matching, outcome
+
+
+def is_match(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
+    """Does the attention around an anchor match?"""
+    try:
+        with limited(anchor.node):
+            matcher.match(anchor)
+    except Decline:
+        return False
+    return True
+
+
+def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) -> Decline | None:
+    """Why the products of a difference may not give the same: values and factors that may be infinite, a sum of unknown
+    size. None if they do."""
+    half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
+    for part in difference.parts:
+        if part.factor is not None and part.scaling is not None:
+            if (reason := immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))) is not None:
+                return Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
+            if half and not _never_enlarges(part.factor, part.divides, facts):
+                return Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)
+        if half and part.anchor is None:
+            return Decline(Code.PROBABILITY_TERM, UNBOUNDED.format(part.probabilities.name), difference.combining)
+    if difference.dividing and not _is_sum_known(difference, matching, facts):
+        return Decline(Code.PROBABILITY_TERM, UNKNOWN_SUM, difference.dividing[-1])
+    if not _is_finite(facts.options):
+        kind = "sum" if difference.combining.op_type == "Add" else "difference"
+        return Decline(Code.PROBABILITY_TERM, UNSOUND.format(kind), difference.combining, HINT)
+    return None
+
+
+def _is_sum_known(difference: Difference, matching: list[ir.Node], facts: Facts) -> bool:
+    """Is the sum of each row proven to be that of the totals of both parts, and none of these to be negative?"""
+    for part in difference.parts:
+        if part.anchor is not None and not _adds_up(part.anchor, part, part.anchor.node in matching, facts.info):
+            return False
+    if difference.sums_up_to_one(facts):
+        return True
+    half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
+    totals = [part.least_total(facts) for part in difference.parts]
+    return not half and difference.combining.op_type == "Add" and min(totals) >= 0.0 and sum(totals) >= SMALLEST
+
+
+def _adds_up(anchor: SoftmaxAnchor, part: Part, matches: bool, info: ShapeInfo) -> bool:
+    """Is the sum of probabilities along the keys 1? What matches is known to be a softmax along the keys."""
+    if anchor.sink is not None or anchor.overflows or anchor.masked or anchor.floored:
+        return False
+    rank = len(info.shape(part.probabilities) or ())
+    return matches or (part.probabilities is anchor.output and anchor.axes == (rank - 1,))
+
+
+def _bounds(factor: ir.Value | None, facts: Facts) -> tuple[float, float]:
+    """The numbers between which all those of a tensor are; 1 where there is none."""
+    number = 1.0 if factor is None else facts.info.scalar(factor)
+    return (number, number) if number is not None else facts.bounds.unless_nan(factor) or (-math.inf, math.inf)
+
+
+def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
+    """Is the result of a product with this factor, or of a division by it, proven not to be larger?"""
+    low, high = _bounds(factor, facts)
+    return low >= 1.0 or high <= -1.0 if divides else low >= -1.0 and high <= 1.0
+
+
+def _is_finite(options: Options) -> bool:
+    """Does the user vouch for finite values, or is that taken for granted?"""
+    granted = options.target != "ort" and NON_FINITE_SCORES not in options.assume
+    return granted or FINITE_SCORES in options.assume
+
+
+def _own_axis(part: Part, chooser: ir.Node, values: ir.Value, info: ShapeInfo) -> int:
+    """Which axis of the values stands where a chooser chooses a part; negative where they have none there."""
+    return part.axis - (len(info.shape(chooser.outputs[0]) or ()) - len(info.shape(values) or ()))
+
+
+def _fits(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
+    """Are the values, along the axis of which a chooser takes a part, as large as a part, or of size 1?"""
+    shape, chooser = info.shape(values), part.chooser
+    sizes = None if chooser is None else info.shape(chooser.outputs[0])
+    if chooser is None or shape is None or sizes is None or len(shape) > len(sizes):
+        return chooser is None
+    own = _own_axis(part, chooser, values, info)
+    axis = own + len(sizes) - len(shape)
+    return chooser.op_type == "Gather" or own < 0 or shape[own].const == 1 or shape[own] == sizes[axis]
+
+
+def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
+    """The product of a side's probabilities with the values, which are repeated for all parts."""
+    info, values = builder.info, difference.values
+    if part.chooser is not None:
+        own = _own_axis(part, part.chooser, values, info)
+        if part.chooser.op_type == "Gather":
+            values = values if own <= 0 else builder.units("Unsqueeze", values, [own])
+        elif own >= 0 and (info.shape(values) or ())[own].const != 1:
+            values = builder.op("Concat", [values] * part.count, info.dtype(values), {"axis": own})
+    return builder.op("MatMul", [part.probabilities, values], info.dtype(difference.product.outputs[0]))

@@ -1,0 +1,173 @@
+"""Model-local functions are inlined, so that the attention in them is found and each call has a block of its own.
+
+Attention may be spread over functions: one computes the scores, another the softmax. So every function that can be
+inlined is inlined; only a model without any softmax keeps its functions. A function cannot be inlined if it is written
+for another opset version than the model, or if it takes a graph as attribute. The report then has one declined block
+for each softmax and call.
+
+A function that is named like an operator which ONNX Runtime knows by itself, such as com.microsoft's Gelu, is never
+called: the runtime takes its operator. So such a function is dropped, and the nodes are read as that operator.
+
+CastLike is a function that ONNX itself defines. It becomes a Cast, so that no other part of the matcher has to know it,
+and so that a node that only takes the type of the scores does not count as a reader of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.attention_ops import is_attention_op
+from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.ir.nodes import all_nodes, is_op
+from fa_compiler.passes.ir.surgery import sweep
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+Calls = Mapping[ir.OperatorIdentifier, tuple[str, ...]]
+
+
+def drop_shadowed(model: ir.Model) -> list[str]:
+    """Drop the functions that ONNX Runtime never calls, and say of each why."""
+    imports = _named(model.opset_imports)
+    shadowed = [
+        function
+        for function in model.functions.values()
+        if is_runtime_operator(function.domain, function.name, imports.get(_domain(function.domain), 1))
+    ]
+    for function in shadowed:
+        del model.functions[function.identifier()]
+    names = {(function.domain, function.name) for function in shadowed}
+    for node in _nodes(model) if names else ():
+        if (node.domain, node.op_type) in names:
+            node.overload = ""
+    reason = "ONNX Runtime has an operator of this name, and runs that"
+    return [f"the function {domain or 'ai.onnx'}.{name} is left out: {reason}" for domain, name in sorted(names)]
+
+
+def inline_functions(model: ir.Model) -> list[str]:
+    """Inline what can be inlined in a model that holds a softmax or an attention operator. The result says which
+    functions were dropped instead (`drop_shadowed`)."""
+    if not model.functions:
+        return []
+    if not may_hold_attention(_nodes(model)):
+        return []
+    dropped, nodes = drop_shadowed(model), _nodes(model)
+    with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
+    with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))
+    imports = _named(model.opset_imports)
+    fitting: set[ir.OperatorIdentifier] = set()
+    for identifier, function in model.functions.items():
+        wanted = _named(function.opset_imports)
+        same = all(imports.get(domain, version) == version for domain, version in wanted.items())
+        if same and identifier not in with_graphs:
+            fitting.add(identifier)
+            imports.update(wanted)  # the next functions have to agree with these
+    for node in nodes:  # a call may leave out the last outputs, but the pass needs all
+        called = model.functions.get(node.op_identifier())
+        if called is not None and len(node.outputs) < len(called.outputs):
+            node.resize_outputs(len(called.outputs))
+    _Inliner(criteria=lambda function: function.identifier() in fitting)(model)
+    return dropped
+
+
+class _Inliner(InlinePass):
+    """onnx_ir's inliner, in a time that is linear in the number of functions and calls.
+
+    It looks for a free name by counting from 2, once for each name of each call. So before each call the body gets the
+    names that it would find, for which it then looks only once.
+    """
+
+    def _reset(self, model: ir.Model) -> None:
+        super()._reset(ir.Model(ir.Graph([], [], nodes=[], opset_imports={}), ir_version=8))
+        self._functions, self._opset_imports = model.functions, model.opset_imports
+        self._function_id_abbreviations = {identifier: identifier[1] for identifier in model.functions}
+        self._nodes, self._values = Names(self._used_node_names), Names(self._used_value_names)
+
+    def _instantiate_call(self, node: ir.Node, call_site_id: str) -> tuple[Sequence[ir.Node], Sequence[ir.Value]]:
+        nodes = all_nodes(self._functions[node.op_identifier()])
+        body = [(each, each.name, [value.name for value in each.outputs]) for each in nodes]
+        made = self._nodes.mark, self._values.mark
+        for each, name, outputs in body:
+            each.name = self._nodes.new(name or "node")
+            for value, given in zip(each.outputs, outputs, strict=True):
+                value.name = self._values.new(given or "val")
+        self._nodes.release(made[0])
+        self._values.release(made[1])
+        try:
+            return super()._instantiate_call(node, call_site_id)
+        finally:
+            for each, name, outputs in body:
+                each.name = name
+                for value, given in zip(each.outputs, outputs, strict=True):
+                    value.name = given
+
+
+def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
+    """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may hold attention."""
+    nodes = [node for graph in graphs for node in graph]
+    casts = [node for node in nodes if is_op(node, "CastLike")]
+    if not casts or not may_hold_attention(nodes):
+        return
+    for node in casts:
+        like = node.inputs[1]
+        dtype = None if like is None else info.dtype(like)
+        if like is None or dtype is None:
+            continue
+        node.resize_inputs(1)
+        node.op_type = "Cast"
+        node.attributes.add(ir.AttrInt64("to", int(dtype)))
+        maker = like.producer()
+        if maker is not None and isinstance(maker.graph, ir.Graph):
+            sweep(maker.graph, [maker])
+
+
+def softmaxes_in_functions(model: ir.Model) -> Calls:
+    """The names of the softmaxes and attention operators that a call of each remaining function runs."""
+    found: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
+
+    def inside(identifier: ir.OperatorIdentifier) -> tuple[str, ...]:
+        if identifier not in found:
+            found[identifier] = ()
+            names: list[str] = []
+            for node in all_nodes(model.functions[identifier]):
+                if _matters(node):
+                    names.append(label(node) or node.op_type)
+                elif node.op_identifier() in model.functions:
+                    names.extend(f"{label(node)}/{name}" for name in inside(node.op_identifier()))
+            found[identifier] = tuple(names)
+        return found[identifier]
+
+    for identifier in model.functions:
+        inside(identifier)
+    return {identifier: names for identifier, names in found.items() if names}
+
+
+def _nodes(model: ir.Model) -> list[ir.Node]:
+    """The nodes of all graphs and functions."""
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    return [node for body in bodies for node in all_nodes(body)]
+
+
+def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
+    return any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in attributes.values())
+
+
+def may_hold_attention(nodes: Iterable[ir.Node]) -> bool:
+    """Is there a softmax, a part of one that is written out, or an attention operator among the nodes?"""
+    return any(_matters(node) or is_op(node, "Exp", "ReduceMax") for node in nodes)
+
+
+def _matters(node: ir.Node) -> bool:
+    return is_op(node, "Softmax") or is_attention_op(node)
+
+
+def _named(imports: Mapping[str, int]) -> dict[str, int]:
+    return {_domain(domain): version for domain, version in imports.items()}
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name

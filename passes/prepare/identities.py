@@ -1,0 +1,286 @@
+"""Operators that hand on what they are given: their readers read what is behind them.
+
+Grammar of what a value is read from instead; the code cites the numbers of the cases:
+
+    value :=
+      1     Concat(x)                                      x
+      2   | Split(x) -> value                              x     the only output, which is all of x
+      3   | Concat(y1, ..., yn)                            x     Split(x) -> y1, ..., yn along the same axis
+          | Split(Concat(x1, ..., xn)) -> ..., value, ...  xi    along the same axis, in parts of the same sizes
+      4   | Resize(x) | Upsample(x)                        x     factors of 1, or the sizes of x: ONNX Runtime
+                                                                 copies then in every mode; not with tf_crop_and_resize
+      5   | SequenceAt(sequence, i)                        its element i; i constant
+      6   | ConcatFromSequence(sequence)                   Concat of its elements (1, 3), after Unsqueeze for new_axis 1
+      7   | ConcatFromSequence(SplitToSequence(x))         x     along the same axis
+    sequence :=
+      8     SequenceConstruct(x1, ..., xn) | SequenceEmpty
+      9   | SequenceInsert(sequence, x, i) | SequenceErase(sequence, i)        i constant or absent
+     10   | SplitToSequence(x, sizes)                      the outputs of Split(x, sizes): a known number of parts
+            | SplitToSequence(x)                           parts of 1, with Squeeze for keepdims 0; a known length
+     11   | Identity(sequence)
+
+In a run that succeeds both sides hold the same bits. An index out of range is left alone: the run fails.
+
+The nodes that nothing reads any more are removed. One whose result is an output stays, but not between the other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.emit.build import Builder, Names
+from fa_compiler.passes.ir.nodes import constant, graph_opset, input_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.surgery import restore_order, sweep
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+MOST_PARTS = 64
+"""A sequence of more elements is left alone."""
+INT64 = ir.DataType.INT64
+
+
+def bypass_identities(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
+    """Let the readers of such operators read what is behind them. Returns whether anything changed; then `info` does
+    not know all of the graphs."""
+    changed = [_Bypass(Builder(graph, names, info)).run() for graph in graphs]
+    return any(changed)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Case 10: the parts of `whole`, cut along `axis`. `sizes` is an int64 tensor of their sizes, or the sizes. Each
+    part loses the dimension if it is `squeezed`."""
+
+    whole: ir.Value
+    axis: int
+    count: int
+    sizes: ir.Value | tuple[int, ...]
+    squeezed: bool
+
+    def elements(self, builder: Builder) -> tuple[ir.Value, ...]:
+        """The parts as outputs of a Split."""
+        if isinstance(self.sizes, ir.Value):
+            inputs = [self.whole, builder.cast(self.sizes, INT64)]
+            first = builder.op("Split", inputs, builder.info.dtype(self.whole), {"axis": self.axis}, self.count)
+            maker = first.producer()
+            assert maker is not None
+            found: Sequence[ir.Value] = maker.outputs
+        else:
+            found = builder.split(self.whole, self.axis, self.sizes)
+        return tuple(builder.units("Squeeze", each, [self.axis]) if self.squeezed else each for each in found)
+
+
+_Sequence = tuple[ir.Value, ...] | _Parts
+
+
+@dataclass
+class _Bypass:
+    """The changes of one graph."""
+
+    builder: Builder
+    sequences: dict[ir.Value, _Sequence] = field(default_factory=dict)
+
+    @property
+    def info(self) -> ShapeInfo:
+        return self.builder.info
+
+    def run(self) -> bool:
+        """Make the changes. Returns whether there were any."""
+        graph, left = self.builder.graph, list[ir.Node]()
+        for node in list(graph):
+            if not is_op(node, *_READ) or not node.outputs:
+                continue
+            if (sequence := self._sequence(node)) is not None:
+                self.sequences[node.outputs[0]] = sequence
+                continue
+            for output, source in zip(node.outputs, self._sources(node), strict=False):
+                left.append(node)
+                for reader, place in tuple(output.uses()):
+                    reader.replace_input_with(place, source)
+        sweep(graph, [*left, *self.builder.nodes])  # elements that nothing took were made for nothing
+        self.builder.drop_unused_constants()
+        if left:
+            restore_order(graph)
+        return bool(left)
+
+    def _sources(self, node: ir.Node) -> Sequence[ir.Value]:
+        """What the readers of a node's outputs can read instead; empty where that is the outputs themselves."""
+        rule = _SOURCES.get(node.op_type) if any(output.uses() for output in node.outputs) else None
+        found = None if rule is None else rule(self, node)
+        return [found] if isinstance(found, ir.Value) else found or []
+
+    def _sequence(self, node: ir.Node) -> _Sequence | None:
+        rule = _SEQUENCES.get(node.op_type)
+        return None if rule is None else rule(self, node)
+
+    def _elements(self, value: ir.Value | None) -> tuple[ir.Value, ...] | None:
+        """The elements of a known sequence."""
+        found = None if value is None else self.sequences.get(value)
+        return found.elements(self.builder) if isinstance(found, _Parts) else found
+
+    def _place(self, value: ir.Value, axis: int) -> int | None:
+        """An axis of a value, counted from the first one."""
+        shape = self.info.shape(value)
+        return axis % len(shape) if shape and -len(shape) <= axis < len(shape) else None
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def joined(self, node: ir.Node) -> ir.Value | None:
+        """Cases 1 and 3."""
+        return self._whole(node.inputs, int_attr(node, "axis", 1))
+
+    def _whole(self, parts: Sequence[ir.Value | None], axis: int) -> ir.Value | None:
+        """What these values are all parts of, in order; None for other values."""
+        maker = None if parts[0] is None else parts[0].producer()
+        if parts[0] is None or len(parts) == 1:
+            return parts[0]
+        if maker is None or not is_op(maker, "Split") or list(maker.outputs) != list(parts):
+            return None
+        whole = maker.inputs[0]
+        own = None if whole is None else self._place(whole, int_attr(maker, "axis", 0))
+        return whole if own is not None and own == self._place(parts[0], axis) else None
+
+    def parts(self, node: ir.Node) -> Sequence[ir.Value]:
+        """Cases 2 and 3."""
+        whole = node.inputs[0]
+        maker = None if whole is None else whole.producer()
+        if whole is None or len(node.outputs) == 1:
+            return [] if whole is None else [whole]
+        if maker is None or not is_op(maker, "Concat") or len(maker.inputs) != len(node.outputs):
+            return []
+        own = self._place(whole, int_attr(maker, "axis", 1))
+        found = [each for each in maker.inputs if each is not None]
+        shapes = [
+            (self.info.shape(part), self.info.shape(each)) for part, each in zip(node.outputs, found, strict=True)
+        ]
+        if own is None or own != self._place(whole, int_attr(node, "axis", 0)):
+            return []
+        return found if all(part and each and part[own] == each[own] for part, each in shapes) else []
+
+    def resized(self, node: ir.Node) -> ir.Value | None:
+        """Case 4."""
+        source, opset = node.inputs[0], graph_opset(self.builder.graph)
+        shape = None if source is None else self.info.shape(source)
+        mode = text_attr(node, "coordinate_transformation_mode", "half_pixel")
+        if shape is None or mode == "tf_crop_and_resize" or "axes" in node.attributes:
+            return None
+        sizes = input_of(node, 3)
+        if sizes is not None:
+            plain = text_attr(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
+            return source if plain and self.info.content(sizes) == shape else None
+        if (attr := node.attributes.get("scales")) is not None:
+            factors: np.ndarray | None = np.array(attr.as_floats())
+        else:
+            factors = constant(input_of(node, 2 if is_op(node, "Resize") and opset >= 11 else 1), limit=16)
+        return source if factors is not None and factors.size == len(shape) and bool((factors == 1).all()) else None
+
+    def element(self, node: ir.Node) -> ir.Value | None:
+        """Case 5."""
+        found, index = self._elements(node.inputs[0]), _index(input_of(node, 1))
+        return found[index] if found is not None and index is not None and -len(found) <= index < len(found) else None
+
+    def joined_sequence(self, node: ir.Node) -> ir.Value | None:
+        """Cases 6 and 7."""
+        sequence = None if node.inputs[0] is None else self.sequences.get(node.inputs[0])
+        axis, stacked = int_attr(node, "axis", 0), bool(int_attr(node, "new_axis", 0))
+        if isinstance(sequence, _Parts):
+            shape = self.info.shape(sequence.whole) or ()
+            if sequence.squeezed == stacked and axis in (sequence.axis, sequence.axis - len(shape)):
+                return sequence.whole
+        found = self._elements(node.inputs[0])
+        if not found:
+            return None
+        if stacked:
+            found = tuple(self.builder.units("Unsqueeze", each, [axis]) for each in found)
+        whole = self._whole(found, axis)
+        return whole or self.builder.op("Concat", found, self.info.dtype(found[0]), {"axis": axis})
+
+    # -- sequences ------------------------------------------------------------------------------
+
+    def constructed(self, node: ir.Node) -> _Sequence | None:
+        """Case 8."""
+        found = tuple(each for each in node.inputs if each is not None)
+        return found if len(found) == len(node.inputs) <= MOST_PARTS else None
+
+    def inserted(self, node: ir.Node) -> _Sequence | None:
+        """Case 9, with one element more."""
+        found, element, place = self._elements(node.inputs[0]), input_of(node, 1), input_of(node, 2)
+        if found is None or element is None or len(found) >= MOST_PARTS:
+            return None
+        index = len(found) if place is None else _index(place)
+        if index is None or not -len(found) <= index <= len(found):
+            return None
+        index += len(found) if index < 0 else 0
+        return (*found[:index], element, *found[index:])
+
+    def erased(self, node: ir.Node) -> _Sequence | None:
+        """Case 9, with one element less."""
+        found, place = self._elements(node.inputs[0]), input_of(node, 1)
+        index = -1 if place is None else _index(place)
+        if not found or index is None or not -len(found) <= index < len(found):
+            return None
+        index %= len(found)
+        return (*found[:index], *found[index + 1 :])
+
+    def split(self, node: ir.Node) -> _Sequence | None:
+        """Case 10."""
+        whole, given, keepdims = node.inputs[0], input_of(node, 1), int_attr(node, "keepdims", 1)
+        axis = None if whole is None else self._place(whole, int_attr(node, "axis", 0))
+        if whole is None or axis is None:
+            return None
+        if given is None:
+            sizes = self._equal_parts(whole, axis, 1)
+            return None if sizes is None else _Parts(whole, axis, len(sizes), sizes, not keepdims)
+        shape, numbers = self.info.shape(given), constant(given, limit=MOST_PARTS)
+        if shape is None or not keepdims:  # ONNX ignores keepdims here, ONNX Runtime does not
+            return None
+        if not shape:
+            sizes = None if numbers is None else self._equal_parts(whole, axis, int(numbers.item()))
+            return None if sizes is None else _Parts(whole, axis, len(sizes), sizes, False)
+        count = shape[0].const
+        if numbers is not None and numbers.size:
+            return _Parts(whole, axis, numbers.size, tuple(map(int, numbers)), False)
+        if not count or count > MOST_PARTS or self.builder.opset < _COMPUTED_SIZES:
+            return None
+        return _Parts(whole, axis, count, given, False)
+
+    def _equal_parts(self, whole: ir.Value, axis: int, part: int) -> tuple[int, ...] | None:
+        """The sizes of parts of one size, of which the last may be smaller; None for an unknown number of parts."""
+        length = (self.info.shape(whole) or ())[axis].const
+        if not length or part < 1 or length > part * MOST_PARTS:
+            return None
+        return tuple(min(part, length - start) for start in range(0, length, part))
+
+    def same(self, node: ir.Node) -> _Sequence | None:
+        """Case 11."""
+        return None if node.inputs[0] is None else self.sequences.get(node.inputs[0])
+
+
+_COMPUTED_SIZES = 13
+"""The opset since which a Split takes sizes that are computed."""
+_SOURCES: Mapping[str, Callable[[_Bypass, ir.Node], ir.Value | Sequence[ir.Value] | None]] = {
+    "Concat": _Bypass.joined,
+    "Split": _Bypass.parts,
+    "Resize": _Bypass.resized,
+    "Upsample": _Bypass.resized,
+    "SequenceAt": _Bypass.element,
+    "ConcatFromSequence": _Bypass.joined_sequence,
+}
+_SEQUENCES: Mapping[str, Callable[[_Bypass, ir.Node], _Sequence | None]] = {
+    "SequenceConstruct": _Bypass.constructed,
+    "SequenceEmpty": _Bypass.constructed,
+    "SequenceInsert": _Bypass.inserted,
+    "SequenceErase": _Bypass.erased,
+    "SplitToSequence": _Bypass.split,
+    "Identity": _Bypass.same,
+}
+_READ = (*_SOURCES, *_SEQUENCES)
+
+
+def _index(value: ir.Value | None) -> int | None:
+    """The one number of a constant."""
+    found = constant(value, limit=1)
+    return None if found is None or found.size != 1 else int(found.item())

@@ -1,0 +1,446 @@
+"""Keys in parts (PEGASUS-X, BigBird): the scores of several products that are joined, and the products of parts of the
+probabilities that are added, each become one product.
+
+Grammar; the code cites the numbers of the cases:
+
+    scores := above
+      1     | any(scores, ...)                         a step of ABOVE: whatever it does, it is done to all scores
+    above :=
+      2     Concat(part, part, ...)                    along the last axis, the keys
+    part :=
+      3     scaled | Add(scaled, t)
+    scaled :=
+      4     product(query, keys) | Mul(product, c) | Div(product, c)         the same query and c in all parts
+    emitted
+      5     Add(Mul(product(query, Concat(keys)), c), Concat(t))             0 for a part without t
+
+    output :=
+      6     product(cut, values) | Add(output, output)
+    cut :=
+      7     Slice(probabilities) | Split(probabilities)         the cuts follow each other and leave out no key
+    emitted
+      8     product(probabilities, Concat(values))
+
+A product with joined keys holds the products with its parts side by side, and a product with joined values is the sum
+of those with its parts. So only the order of additions changes, as in every fusion. No sum of some of the keys may
+overflow, because probabilities weight the values. A t is added to the same scores as before, and where it lacks
+dimensions, or has size 1 along them, it is repeated, as Add repeats it. Keys and values are repeated in the same way,
+such as global keys that every block of PEGASUS-X attends.
+
+Repeating and joining copies keys and values, once for all rows of a batch entry. Its time beside that of the parts, on
+one core, with heads of 64:
+
+    16 rows, 64 keys                    1.2
+    32 rows, 64 keys                    0.9
+    64 rows, 512 keys (BigBird)         0.8
+    512 rows, 640 keys (PEGASUS-X)      0.4
+
+So parts of fewer rows than FEW_ROWS stay as they are.
+
+Refused: queries that are not the same value. LUKE has four products, by the kinds of query and key. One product of all
+needs [q1, q2] [k, 0] and [q1, q2] [0, k], heads of twice the size. For 12 heads of 64, and 64 to 512 words beside 8 to
+32 entities, this took 1.1 to 1.6 times as long as the four.
+
+The change is made first, so that the ordinary matcher can say whether the attention matches; if not, it is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import data_readers, int_attr, is_op, only_reader
+from fa_compiler.passes.ir.surgery import ORDER
+from fa_compiler.passes.layout.contraction import Contraction, contraction
+from fa_compiler.passes.matching.attention import Matcher
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.prepare.differences import Move, is_match
+from fa_compiler.passes.values.shape_rules.context import Shape
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.slices import slice_bounds
+from fa_compiler.passes.values.symbolic import Dim
+
+ABOVE = ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Max", "Clip")
+"""Case 1: element-wise steps between the joined scores and the softmax."""
+MAX_STEPS = 8
+FEW_ROWS = 32
+FEW = "keys in parts: keys and values would be joined for each {} rows, which takes longer than to compute the parts"
+ONE = Dim(1)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of a product: its dimensions in the order `wanted` are those at `places`, None where it has none."""
+
+    value: ir.Value
+    places: tuple[int | None, ...]
+
+    @staticmethod
+    def of(product: Contraction, side: int, wanted: Sequence[str]) -> Operand:
+        """The operand of a product by its labels."""
+        labels = product.labels[side]
+        return Operand(product.operands[side], tuple(labels.index(each) if each in labels else None for each in wanted))
+
+    def sizes(self, info: ShapeInfo) -> Shape:
+        """The sizes in the wanted order, 1 where it has no dimension."""
+        shape = info.shape(self.value) or ()
+        return tuple(ONE if place is None else shape[place] for place in self.places)
+
+    def arranged(self, builder: Builder) -> ir.Value:
+        """The value with its dimensions in the wanted order, with size 1 where it has none."""
+        own = tuple(place for place in self.places if place is not None)
+        value, dtype = self.value, builder.info.dtype(self.value)
+        if own != tuple(range(len(own))):
+            value = builder.op("Transpose", [value], dtype, {"perm": own})
+        return builder.units("Unsqueeze", value, [at for at, place in enumerate(self.places) if place is None])
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Operands that are joined along one dimension, after each of them is repeated to `sizes` along the others.
+
+    `lengths` are their sizes along the joined dimension. An operand that is shorter is repeated there, too.
+    """
+
+    operands: tuple[Operand, ...]
+    along: int
+    sizes: Shape
+    lengths: Shape
+
+    @staticmethod
+    def of(operands: Sequence[Operand], along: int, info: ShapeInfo, lengths: Shape | None = None) -> Joined | None:
+        """None where sizes are not proven to fit."""
+        given = [operand.sizes(info) for operand in operands]
+        longest = lengths or tuple(sizes[along] for sizes in given)
+        if any(sizes[along] not in (length, ONE) for sizes, length in zip(given, longest, strict=True)):
+            return None
+        common: list[Dim] = []
+        for place, sizes in enumerate(zip(*given, strict=True)):
+            larger = {size for size in sizes if size != ONE} if place != along else set()
+            if len(larger) > 1:
+                return None
+            common.append(next(iter(larger), ONE))
+        return Joined(tuple(operands), along, tuple(common), longest)
+
+    def emitted(self, measured: Sequence[Operand], builder: Builder) -> ir.Value:
+        """The joined value. Sizes of the run are those of these operands, too, which may stand beside them."""
+        parts = [
+            self._repeated(
+                operand, (*self.sizes[: self.along], length, *self.sizes[self.along + 1 :]), measured, builder
+            )
+            for operand, length in zip(self.operands, self.lengths, strict=True)
+        ]
+        return builder.op("Concat", parts, builder.info.dtype(parts[0]), {"axis": self.along})
+
+    def _repeated(self, operand: Operand, wanted: Shape, measured: Sequence[Operand], builder: Builder) -> ir.Value:
+        value, own = operand.arranged(builder), operand.sizes(builder.info)
+        if own == wanted:
+            return value
+        vector = [
+            builder.ints([1]) if size == have else _size(size, [*self.operands, *measured], builder)
+            for have, size in zip(own, wanted, strict=True)
+        ]
+        target = builder.op("Concat", vector, ir.DataType.INT64, {"axis": 0})
+        return builder.op("Expand", [value, target], builder.info.dtype(value))
+
+
+@dataclass(frozen=True)
+class JoinedScores:
+    """Cases 2 to 5: `whole` is the Concat; `number` multiplies all products."""
+
+    whole: ir.Value
+    query: Operand
+    keys: Joined
+    number: float
+    terms: Joined | None
+
+    def emitted(self, builder: Builder) -> ir.Value:
+        """Case 5."""
+        dtype, rank = builder.info.dtype(self.whole), len(self.query.places)
+        assert dtype is not None
+        keys = self.keys.emitted((), builder)
+        turned = builder.op("Transpose", [keys], dtype, {"perm": (*range(rank - 2), rank - 1, rank - 2)})
+        scores = builder.op("MatMul", [self.query.arranged(builder), turned], dtype)
+        if self.number != 1.0:
+            scores = builder.op("Mul", [scores, builder.constant(np.array(self.number, dtype.numpy()), "scale")], dtype)
+        if self.terms is not None:
+            last = [Operand(key.value, (*key.places[:-2], None, key.places[-2])) for key in self.keys.operands]
+            scores = builder.op("Add", [scores, self.terms.emitted(last, builder)], dtype)
+        return scores
+
+
+@dataclass(frozen=True)
+class JoinedValues:
+    """Cases 6 to 8: `whole` is the sum of the products."""
+
+    whole: ir.Value
+    probabilities: ir.Value
+    values: Joined
+
+    def emitted(self, builder: Builder) -> ir.Value:
+        """Case 8."""
+        values = self.values.emitted((), builder)
+        return builder.op("MatMul", [self.probabilities, values], builder.info.dtype(self.whole))
+
+
+def join_keys(
+    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+) -> tuple[dict[ir.Node, Move], dict[ir.Node, Decline]]:
+    """Join the keys and the values of softmaxes whose keys are in parts, where the attention then matches. Returns the
+    changes by the softmaxes, and why others are not made. The graph stays as it is where there are none."""
+    moves: dict[ir.Node, Move] = {}
+    declined: dict[ir.Node, Decline] = {}
+    info = matcher.facts.info
+    for anchor in found:
+        builder = new_builder()
+        values, scores = _joined_values(anchor, info), _joined_scores(anchor, builder, info)
+        joined = [each for each in (values, scores) if each is not None]
+        outcome = _moved(graph, joined, anchor, matcher, builder) if joined else None
+        if isinstance(outcome, Move):
+            moves[anchor.node] = outcome
+        elif outcome is not None:
+            declined[anchor.node] = outcome
+        builder.drop_unused_constants()
+    return moves, declined
+
+
+def _moved(
+    graph: ir.Graph,
+    joined: Sequence[JoinedScores | JoinedValues],
+    anchor: SoftmaxAnchor,
+    matcher: Matcher,
+    builder: Builder,
+) -> Move | Decline | None:
+    """Put what is joined in its place, if the attention then matches. Returns None where it does not, and a Decline
+    where it has too few rows; the graph then stays as it was."""
+    mark, rows = builder.names.mark, (matcher.facts.info.shape(anchor.output) or (ONE, ONE))[-2].const
+    move = Move.replacing(*((each.whole, each.emitted(builder)) for each in joined))
+    graph.meta.pop(ORDER, None)
+    again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
+    matches = bool(again) and is_match(again[0], matcher)
+    few = rows is not None and rows < FEW_ROWS
+    if kept := move.settle(graph, matches and not few, builder, mark):
+        return kept
+    code = Code.SCORE_TERM if isinstance(joined[0], JoinedScores) else Code.PROBABILITY_TERM
+    return Decline(code, FEW.format(rows), joined[0].whole.producer(), "") if matches else None
+
+
+def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> JoinedScores | None:
+    """Cases 1 to 4."""
+    whole = _concat_above(anchor.scores, info, MAX_STEPS)
+    shape = None if whole is None else info.shape(whole)
+    node = None if whole is None else whole.producer()
+    if whole is None or node is None or not shape or anchor.axes != (len(shape) - 1,):
+        return None
+    parts = [_part(value, info) for value in node.inputs]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    query, number = known[0].query, known[0].number
+    if any((part.query, part.number) != (query, number) for part in known):  # 4
+        return None
+    keys = Joined.of([part.keys for part in known], len(shape) - 2, info)
+    terms = _joined_terms(known, keys, len(shape), builder, info) if any(part.term for part in known) else None
+    if keys is None or (terms is None and any(part.term for part in known)):
+        return None
+    return JoinedScores(whole, query, keys, number, terms)
+
+
+def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | None:
+    """Cases 1 and 2: the joined scores."""
+    node, shape = value.producer(), info.shape(value)
+    if node is None or shape is None or len(shape) < 2 or only_reader(value) is None:
+        return None
+    if is_op(node, "Concat"):
+        along = int_attr(node, "axis", 0) % len(shape)
+        return value if along == len(shape) - 1 and len(node.inputs) > 1 else None
+    if not is_op(node, *ABOVE) or steps == 0:
+        return None
+    found = [_concat_above(each, info, steps - 1) for each in node.inputs if each is not None]
+    return next((each for each in found if each is not None), None)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Cases 3 and 4."""
+
+    query: Operand
+    keys: Operand
+    number: float
+    term: ir.Value | None
+
+
+def _part(value: ir.Value | None, info: ShapeInfo) -> _Part | None:
+    if value is None or only_reader(value) is None:
+        return None
+    node = value.producer()
+    for scaled, term in ((value, None), *_summands(node)):
+        found = None if scaled is None else _scaled(scaled, info)
+        if found is not None:
+            product, number = found
+            return _read(product, number, term, info.shape(value), info)
+    return None
+
+
+def _summands(node: ir.Node | None) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
+    if node is not None and is_op(node, "Add"):
+        yield node.inputs[0], node.inputs[1]
+        yield node.inputs[1], node.inputs[0]
+
+
+def _scaled(value: ir.Value, info: ShapeInfo) -> tuple[Contraction, float] | None:
+    """Case 4: the product, and what multiplies it."""
+    node = value.producer()
+    if only_reader(value) is None:
+        return None
+    product = contraction(node, info)
+    if product is not None:
+        return product, product.factor
+    if node is None or not is_op(node, "Mul", "Div"):
+        return None
+    for operand, number in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+        scalar = None if number is None else info.scalar(number)
+        product = None if operand is None or only_reader(operand) is None else contraction(operand.producer(), info)
+        if product is not None and scalar is not None and info.shape(product.output) == info.shape(value):
+            if node.op_type == "Mul":
+                return product, product.factor * scalar
+            return (product, product.factor / scalar) if scalar != 0.0 and operand is node.inputs[0] else None
+    return None
+
+
+def _read(
+    product: Contraction, number: float, term: ir.Value | None, shape: Shape | None, info: ShapeInfo
+) -> _Part | None:
+    """A product of a query with keys along the last dimension, and its term."""
+    if len(product.out) < 2 or shape is None or len(shape) != len(product.out):
+        return None
+    row, key = product.out[-2:]
+    side = 0 if key in product.labels[1] else 1
+    if key in product.labels[side] or row in product.labels[1 - side] or row not in product.labels[side]:
+        return None
+    (summed,) = product.summed
+    query = Operand.of(product, side, (*product.out[:-1], summed))
+    keys = Operand.of(product, 1 - side, (*product.out[:-2], key, summed))
+    if term is not None and not 0 < len(info.shape(term) or ()) <= len(shape):
+        return None
+    return _Part(query, keys, number, term)
+
+
+def _joined_terms(
+    parts: Sequence[_Part], keys: Joined | None, rank: int, builder: Builder, info: ShapeInfo
+) -> Joined | None:
+    """Case 5: the terms of all parts, 0 where one has none."""
+    dtype = info.dtype(parts[0].keys.value)
+    if keys is None or dtype is None:
+        return None
+    zero = builder.constant(np.zeros((1,), dtype.numpy()), "zero") if any(not part.term for part in parts) else None
+    operands = []
+    for part in parts:
+        term = part.term or zero
+        assert term is not None
+        missing = rank - len(info.shape(term) or ())
+        operands.append(Operand(term, (*[None] * missing, *range(rank - missing))))
+    return Joined.of(operands, rank - 1, info, keys.lengths)
+
+
+def _joined_values(anchor: SoftmaxAnchor, info: ShapeInfo) -> JoinedValues | None:
+    """Cases 6 and 7."""
+    probabilities, shape = anchor.output, info.shape(anchor.output)
+    readers = data_readers(probabilities)
+    cuts = [output for node in readers for output in node.outputs]
+    if not shape or len(cuts) < 2 or not all(is_op(node, "Slice", "Split") for node in readers):
+        return None
+    ordered = _in_order(cuts, probabilities, shape, info)
+    products = [_product(cut, info) for cut in ordered or ()]
+    known = [product for product in products if product is not None]
+    apart = len({product.node for product in known}) == len(products) > 0
+    whole = _sum_of([product.output for product in known]) if apart else None
+    if whole is None:
+        return None
+    operands = []
+    for product in known:
+        side = 0 if product.operands[0] in cuts else 1
+        (summed,) = product.summed
+        if product.labels[side] != (*product.out[:-1], summed) or product.factor != 1.0:
+            return None
+        if product.out[-1] not in product.labels[1 - side] or product.out[-2] in product.labels[1 - side]:
+            return None
+        operands.append(Operand.of(product, 1 - side, (*product.out[:-2], summed, product.out[-1])))
+    values = Joined.of(operands, len(shape) - 2, info)
+    return None if values is None else JoinedValues(whole, probabilities, values)
+
+
+def _in_order(
+    cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, info: ShapeInfo
+) -> list[ir.Value] | None:
+    """Case 7: the cuts in the order of the keys, if each follows the one before, and none is left out."""
+    pending = [(cut, _start(cut, probabilities, shape, info)) for cut in cuts]
+    ordered: list[ir.Value] = []
+    reached = Dim(0)
+    while pending:
+        following = next(((cut, start) for cut, start in pending if start == reached), None)
+        if following is None:
+            return None
+        pending.remove(following)
+        ordered.append(following[0])
+        reached = reached + (info.shape(following[0]) or shape)[-1]
+    return ordered if reached == shape[-1] else None
+
+
+def _start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim | None:
+    """Where a cut of the last dimension begins. None where it cuts something else, or where that is unknown."""
+    node, own = cut.producer(), info.shape(cut)
+    if node is None or own is None or own[:-1] != shape[:-1] or node.inputs[0] is not whole:
+        return None
+    if is_op(node, "Split"):
+        if int_attr(node, "axis", 0) % len(shape) != len(shape) - 1:
+            return None
+        start = Dim(0)
+        for output in node.outputs[: list(node.outputs).index(cut)]:
+            size = info.shape(output)
+            if size is None:
+                return None
+            start = start + size[-1]
+        return start
+    bounds = slice_bounds(node, info, len(shape))
+    if bounds is None or any(step != 1 for _, _, step in bounds):
+        return None
+    begin = next((start for axis, start, _ in bounds if axis == len(shape) - 1), Dim(0))
+    return shape[-1] + begin if begin.const is not None and begin.const < 0 else begin
+
+
+def _product(cut: ir.Value, info: ShapeInfo) -> Contraction | None:
+    """Case 6: the product that reads a cut."""
+    product = contraction(only_reader(cut), info)
+    return product if product is not None and len(product.out) == len(info.shape(cut) or ()) else None
+
+
+def _sum_of(values: Sequence[ir.Value]) -> ir.Value | None:
+    """Case 6: the sum of all these values, each of which nothing else reads."""
+    pending = list(values)
+    while len(pending) > 1:
+        readers = [only_reader(value) for value in pending]
+        node = next((each for each in readers if is_op(each, "Add") and readers.count(each) == 2), None)
+        if node is None:
+            return None
+        pending = [value for value, reader in zip(pending, readers, strict=True) if reader is not node]
+        pending.append(node.outputs[0])
+    return pending[0]
+
+
+def _size(size: Dim, operands: Sequence[Operand], builder: Builder) -> ir.Value:
+    """A size of the run, int64 [1]."""
+    if size.const is not None:
+        return builder.ints([size.const])
+    return next(
+        builder.dimension(operand.value, place)
+        for operand in operands
+        for place, own in zip(operand.places, operand.sizes(builder.info), strict=True)
+        if place is not None and own == size
+    )

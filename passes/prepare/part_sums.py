@@ -1,0 +1,281 @@
+"""Terms that are added to a part of the scores: the assignment to this part becomes a sum over all scores.
+
+Grammar; the code cites the numbers of the cases. Each value is read by the place of its elements:
+
+    whole := scores
+      1     | ScatterND(whole, places, updates)        places proven to be all places of a box, in order; the element
+                                                       is that of updates in the box, and that of whole outside of it
+      2     | layout(whole)                            what positions.py reads through, Slices among it
+    updates := whole
+      3     | Add(whole, t) | Add(t, whole)            in one box of the scores, and with one t
+    emitted, where every element is proven to be that of the scores at its own place, or the sum of it and one of t
+      4     Add(scores, Pad(t))                        0 outside of the box
+    emitted, where the places are all of the scores
+      5     updates                                    of any form
+
+Torch's exporters write scores[:, :, 1:, 1:] += t like this: relative positions that a class token does not have
+(MViTv2). Without a class token they write scores[:, :, :, :] += t (5). A score outside of the box is added to 0, which
+leaves it as it is: NaN and infinities stay, and a softmax does not tell -0 from 0. In the box the same two numbers are
+added. So the result is the same in every run.
+
+Refused: t that is repeated along a dimension in which the box is not the whole; t of another type than float32, whose
+Pad not every release of ONNX Runtime has; opsets without ScatterND.
+
+The change is made first, so that the ordinary matcher can say whether the attention matches; if not, it is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.movers import LAYOUT_OPS
+from fa_compiler.passes.ir.nodes import is_op, only_reader
+from fa_compiler.passes.ir.surgery import ORDER, depends
+from fa_compiler.passes.matching.attention import Matcher
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.prepare.differences import Move, is_match
+from fa_compiler.passes.values.formula import Affine, Index
+from fa_compiler.passes.values.positions import Positions
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.value_sets import overwrites
+
+MAX_DEPTH = 60
+"""How many assignments and layout operators are followed to the scores."""
+MAX_PIECES = 200
+"""The proof is given up after so many steps."""
+Box = tuple[tuple[int, int | None], ...]
+"""A range of indices for each dimension; None where it has no end before that of the dimension."""
+
+
+@dataclass(frozen=True)
+class PartSum:
+    """Scores to which a tensor is added in a box: `whole` is the result. `before` and `after` say how many scores there
+    are before and after the box, along each dimension of the addend."""
+
+    whole: ir.Value
+    scores: ir.Value
+    addend: ir.Value
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def emitted(self, builder: Builder) -> ir.Value:
+        """Case 4."""
+        dtype = builder.info.dtype(self.scores)
+        padded = builder.op("Pad", [self.addend, builder.ints([*self.before, *self.after])], dtype)
+        return builder.op("Add", [self.scores, padded], dtype)
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """An assignment to all places: `whole` is the result."""
+
+    whole: ir.Value
+    updates: ir.Value
+
+    def emitted(self, builder: Builder) -> ir.Value:
+        """Case 5."""
+        return self.updates
+
+
+def add_to_whole(
+    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+) -> dict[ir.Node, Move]:
+    """Add to all scores what is added to a part of them, where the attention then matches. Returns the changes by the
+    softmaxes. The graph stays as it is where there are none."""
+    moves: dict[ir.Node, Move] = {}
+    for node in reversed([each for each in graph if is_op(each, "ScatterND")]):  # the last assignment first
+        info = matcher.facts.info
+        part = (_overwritten(node, info) or _part_sum(node, info)) if node.graph is graph else None
+        anchor = next((each for each in found if depends(each.scores, node)), None) if part is not None else None
+        if part is not None and anchor is not None and (move := _moved(graph, part, anchor, matcher, new_builder())):
+            moves[anchor.node] = move
+    return moves
+
+
+def _moved(
+    graph: ir.Graph, part: PartSum | Overwritten, anchor: SoftmaxAnchor, matcher: Matcher, builder: Builder
+) -> Move | None:
+    mark = builder.names.mark
+    move = Move.replacing((part.whole, part.emitted(builder)))
+    graph.meta.pop(ORDER, None)
+    again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
+    matches = bool(again) and is_match(again[0], matcher)
+    return move.settle(graph, matches, builder, mark)
+
+
+def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:
+    """Case 5."""
+    whole, places, updates = node.inputs
+    if whole is None or places is None or updates is None:
+        return None
+    shape, listed, starts = info.shape(whole), info.shape(places), _starts(node, info)
+    if shape is None or listed is None or starts is None or any(starts):
+        return None
+    return Overwritten(node.outputs[0], updates) if listed[:-1] == shape[: len(starts)] else None
+
+
+def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
+    """Where the box of a ScatterND begins, along each dimension that its places have; None where they are no box."""
+    whole, places = node.inputs[:2]
+    shape, listed = (None if value is None else info.shape(value) for value in (whole, places))
+    depth = listed[-1].const if listed else None
+    if places is None or shape is None or listed is None or not overwrites(node):
+        return None
+    if depth != len(listed) - 1 or depth > len(shape):
+        return None
+    line = Positions(info, listed[:-1])
+    starts = [
+        _distance(line.number(places, (*line.identity_index, Affine.number(k, depth))), line.identity_index[k])
+        for k in range(depth)
+    ]
+    known = [start for start in starts if start is not None]
+    return known if len(known) == depth else None
+
+
+def _part_sum(node: ir.Node, info: ShapeInfo) -> PartSum | None:
+    """The sum that this assignment, or a Transpose of it, makes of the scores."""
+    scores, reader = _assigned(node.outputs[0]), only_reader(node.outputs[0])
+    turned = [reader.outputs[0]] if reader is not None and is_op(reader, "Transpose") else []
+    sums = [_made_of(whole, scores, info) for whole in (*turned, node.outputs[0]) if scores is not None]
+    return next((found for found in sums if found is not None), None)
+
+
+def _made_of(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSum | None:
+    """The sum, if it is proven that a value is a sum of scores of its shape."""
+    shape = info.shape(whole)
+    if shape is None or info.shape(scores) != shape or info.dtype(whole) != ir.DataType.FLOAT:
+        return None
+    walk = _Elements(Positions(info, shape), scores)
+    pieces = walk.read(whole, walk.own, walk.everything)
+    added = [piece for piece in pieces or () if piece.addend is not None]
+    if pieces is None or len(added) != 1 or any(piece.place != walk.own for piece in pieces):
+        return None
+    ((box, _, addend, at),) = added
+    before = tuple(low for low, _ in box)
+    after = [0 if high is None else (size - high).const for size, (_, high) in zip(shape, box, strict=True)]
+    behind = tuple(end for end in after if end is not None and end >= 0)
+    term = None if addend is None else info.shape(addend)
+    if addend is None or term is None or len(term) > len(shape) or len(behind) != len(shape):
+        return None
+    if info.dtype(addend) != ir.DataType.FLOAT:  # a sum may be computed in float64 and cast back
+        return None
+    first = len(shape) - len(term)
+    if any(before[:first]) or any(behind[:first]):
+        return None
+    for k, (size, place) in enumerate(zip(term, at, strict=True), first):
+        cut, all_ = bool(before[k] or behind[k]), size + before[k] + behind[k]
+        repeated = size.const == 1 and not cut
+        if not repeated and (place != walk.own[k] + -before[k] or all_ != shape[k]):
+            return None
+    return PartSum(whole, scores, addend, before[first:], behind[first:])
+
+
+def _assigned(value: ir.Value) -> ir.Value | None:
+    """What assignments and the operators between them start from."""
+    for _ in range(MAX_DEPTH):
+        node = value.producer()
+        if node is None or not is_op(node, "ScatterND", *LAYOUT_OPS) or node.inputs[0] is None:
+            return value
+        value = node.inputs[0]
+    return None
+
+
+class _Piece(NamedTuple):
+    """The elements in `box`: those of the scores at `place`, to which those of the addend, at `at`, are added."""
+
+    box: Box
+    place: Index
+    addend: ir.Value | None = None
+    at: Index = ()
+
+
+@dataclass
+class _Elements:
+    """Reads where elements come from. `count` is how often it was asked."""
+
+    reader: Positions
+    scores: ir.Value
+    count: int = 0
+
+    @property
+    def own(self) -> Index:
+        """The place of each element."""
+        return self.reader.identity_index
+
+    @property
+    def everything(self) -> Box:
+        """The box of all elements."""
+        return tuple((0, size.const) for size in self.reader.sizes)
+
+    def read(self, value: ir.Value, index: Index, box: Box) -> list[_Piece] | None:
+        """The elements of a value at `index`, for the indices in a box; None where one of them is unknown."""
+        self.count += 1
+        node = value.producer()
+        if value is self.scores:
+            return [_Piece(box, index)]
+        if node is None or self.count > MAX_PIECES:
+            return None
+        if is_op(node, "ScatterND"):  # 1
+            return self._written(node, index, box)
+        if is_op(node, "Add"):  # 3
+            return self._sum(node, index, box)
+        moved = self.reader.moved(node, index)  # 2
+        return None if moved is None else self.read(*moved, box)
+
+    def _sum(self, node: ir.Node, index: Index, box: Box) -> list[_Piece] | None:
+        operands = self.reader.operands(node, index)
+        for (part, place), (addend, at) in (operands, operands[::-1]):
+            pieces = None if part is None or place is None else self.read(part, place, box)
+            if pieces is not None and addend is not None and at is not None:
+                plain = all(piece.addend is None for piece in pieces)
+                return [_Piece(piece.box, piece.place, addend, at) for piece in pieces] if plain else None
+        return None
+
+    def _written(self, node: ir.Node, index: Index, box: Box) -> list[_Piece] | None:
+        whole, places, updates = node.inputs
+        if whole is None or places is None or updates is None:
+            return None
+        info = self.reader.info
+        shape, listed, starts = info.shape(whole), info.shape(places), _starts(node, info)
+        if shape is None or listed is None or starts is None or len(starts) > len(index):
+            return None
+        inner: list[tuple[int, int | None]] = list(box)
+        shifted = list(index)
+        for k, start in enumerate(starts):
+            shifted[k] = index[k] + -start
+            if start == 0 and listed[k] == shape[k]:
+                continue
+            axis = next((axis for axis, step in enumerate(index[k].steps) if step), 0)
+            offset, size = (index[k] - Affine.index(axis, self.reader.rank)).const, listed[k].const
+            if offset is None or size is None:
+                return None
+            low, high = inner[axis]
+            end = start - offset + size
+            inner[axis] = max(low, start - offset), end if high is None else min(high, end)
+        if any(high is not None and high <= low for low, high in inner):
+            return self.read(whole, index, box)
+        pieces = self.read(updates, tuple(shifted), tuple(inner))
+        for rest in _outside(box, tuple(inner)):
+            found = self.read(whole, index, rest)
+            pieces = None if pieces is None or found is None else [*pieces, *found]
+        return pieces
+
+
+def _outside(box: Box, inner: Box) -> Iterator[Box]:
+    """Boxes that make up what is in a box and outside of an inner one."""
+    for axis, ((low, high), (first, last)) in enumerate(zip(box, inner, strict=True)):
+        if first > low:
+            yield (*inner[:axis], (low, first), *box[axis + 1 :])
+        if last != high and last is not None:
+            yield (*inner[:axis], (last, high), *box[axis + 1 :])
+
+
+def _distance(number: object, place: Affine) -> int | None:
+    """How far a number is behind a place, the same distance everywhere and not negative; else None."""
+    distance = (number - place).const if isinstance(number, Affine) else None
+    return distance if distance is not None and distance >= 0 else None

@@ -1,0 +1,1 @@
+"""What is said of a model: codes, reasons, hints and the report."""

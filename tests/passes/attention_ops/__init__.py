@@ -1,0 +1,1 @@
+"""Attention operators that the model already holds."""

@@ -1,0 +1,1 @@
+"""Nodes that are made: opsets, origins, and quantised neighbours."""

@@ -1,0 +1,1 @@
+"""Caches as buffers."""

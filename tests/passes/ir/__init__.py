@@ -1,0 +1,1 @@
+"""Questions about nodes, signatures, subgraphs, and the removal of dead nodes."""

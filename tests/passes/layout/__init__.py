@@ -1,0 +1,1 @@
+"""Tensors as arrangements of axes."""

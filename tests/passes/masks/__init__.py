@@ -1,0 +1,1 @@
+"""Masks and biases: their plans, roundings and structure."""

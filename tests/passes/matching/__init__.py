@@ -1,0 +1,1 @@
+"""Softmaxes in all spellings: what is an attention, and what is not."""

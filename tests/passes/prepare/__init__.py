@@ -1,0 +1,1 @@
+"""Changes of a model in front of the matcher."""

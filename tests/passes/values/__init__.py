@@ -1,0 +1,1 @@
+"""Sizes, shapes, numbers and formulas."""
