@@ -26,8 +26,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
-from fa_compiler.passes.values.symbolic import Dim
 
 
 def main() -> int:

@@ -21,8 +21,8 @@ import onnx_ir as ir
 
 from fa_compiler.comparison.cache_lengths import GROUP_QUERY, PASTS, PREALLOCATED
 from fa_compiler.passes import ShapeInfo
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
-from fa_compiler.passes.values.symbolic import Dim
 
 Pair = tuple[Dim, Dim]
 """Two sizes that have to be equal."""

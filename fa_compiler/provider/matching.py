@@ -14,8 +14,8 @@ from fa_compiler.errors import InputError
 from fa_compiler.lowering.onnx_file import restore_graph_operators
 from fa_compiler.op_registry import DOMAINS, VERSION
 from fa_compiler.passes import Options, Report, ShapeInfo, analyse
+from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import all_nodes
-from fa_compiler.passes.values.symbolic import Atom, Dim
 from fa_compiler.pipeline import fuse_checked
 
 NESTED_DOMAIN = "fa_compiler.nested"

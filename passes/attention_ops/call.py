@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.plan import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
@@ -35,7 +36,6 @@ from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
 """Values of softmax_precision that round float32 scores."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.answer.report import Code
@@ -33,7 +34,6 @@ from fa_compiler.passes.attention_ops.cache_rows import CacheRows
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder
 from fa_compiler.passes.emit.build import INT64
-from fa_compiler.passes.values.symbolic import Dim
 
 SINCE = 12
 """The first opset with Max of int64; the other operators are older."""

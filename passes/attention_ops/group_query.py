@@ -41,6 +41,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
@@ -50,13 +52,11 @@ from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, W
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
 from fa_compiler.passes.ir.nodes import int_attr
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions
 from fa_compiler.passes.matching.sinks import Sink
-from fa_compiler.passes.values.symbolic import Dim
 
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 NORMS = (14, 15)

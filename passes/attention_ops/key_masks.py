@@ -26,12 +26,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.expressible import why_not_expressible
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner

@@ -26,14 +26,14 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry.constraints.training import compressed_mask
+from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.ir.nodes import constant, int_attr, text_attr
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions, Scale
-from fa_compiler.passes.values.symbolic import Dim
 
 LONGEST = 1 << 20
 """No sequence is longer: pre_tokens or next_tokens of this size or more are no limit."""

@@ -42,12 +42,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter, Operand
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, int_attr, is_op
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -55,7 +56,6 @@ from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions
 from fa_compiler.passes.matching.probability_path import FLOATS
-from fa_compiler.passes.values.symbolic import Dim
 
 PROBABILITIES = 3
 """The qk_matmul_output_mode that gives the probabilities; the others give scores."""

@@ -38,6 +38,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
@@ -45,12 +47,10 @@ from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.emit.build import INT64
 from fa_compiler.passes.ir.nodes import int_attr
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions
-from fa_compiler.passes.values.symbolic import Dim
 
 FILTER_FLOOR = -3e38
 BIAS_FLOOR = -1e38

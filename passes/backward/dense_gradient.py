@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.destination import (
@@ -28,7 +29,6 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource, cheapest_source
 from fa_compiler.passes.rewrite.node_view import registry_node
-from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScoreGrad"
 RENAMED = {"real_shift": "pse_shift"}

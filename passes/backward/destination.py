@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.polynomials import TOLERANCE
 from fa_compiler.passes.backward.quantities import LARGEST_FACTOR
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.surgery import replace_value
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import LOSS_FLOOR
 from fa_compiler.passes.answer.report import Code
@@ -35,7 +36,6 @@ from fa_compiler.passes.backward.quantities import LARGEST_FACTOR
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, nodes_after, producer, reached
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask, plain_scores

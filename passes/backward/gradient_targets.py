@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axis
 from fa_compiler.passes.backward.tracing import Tracer, left_by
 from fa_compiler.passes.ir.nodes import is_op, only_reader, places_of
-from fa_compiler.passes.layout.axes import Arrangement, Axis
 from fa_compiler.passes.layout.plan import COPY_COST
 
 MAX_TAIL = 32

@@ -45,11 +45,11 @@ from enum import IntEnum
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.backward.polynomials import TOLERANCE, Monomial, Polynomial, PolynomialReader, Tensor, product
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import left_by
 from fa_compiler.passes.ir.nodes import axes_of, int_attr, is_op
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
@@ -27,7 +28,6 @@ from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape
 from fa_compiler.passes.ir.surgery import depends
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Add

@@ -25,10 +25,10 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.ir.nodes import is_op
-from fa_compiler.passes.layout.axes import Arrangement
 
 Monomial = tuple[int, ...]
 """The power of each quantity."""

@@ -37,11 +37,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.ir.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, places_of, producer
-from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import AlignedTensor, Select

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Axes
 from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_after
 from fa_compiler.passes.backward.match import Gradient
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.ir.nodes import int_attr, is_op, only_reader, text_attr
-from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.layout.plan import COPY_COST
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.sparse.gathers import GatheredOperand

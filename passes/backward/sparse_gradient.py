@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS
 from fa_compiler.passes.backward.destination import (
@@ -34,7 +35,6 @@ from fa_compiler.passes.backward.index_loss import IndexLoss
 from fa_compiler.passes.backward.match import Gradient, Role
 from fa_compiler.passes.backward.scattered import scattered
 from fa_compiler.passes.backward.tracing import Tracer
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.sparse.builder import SparseFlashBuilder

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, KnownAxes
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.ir.nodes import graph_opset, int_attr, takes_initializers
-from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 AttrValue = int | float | str | Sequence[int]
 PREFIX = "fa"

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import INT64, Builder
 from fa_compiler.passes.emit.scatter_row_indices import scatter_row_indices
@@ -39,7 +40,6 @@ from fa_compiler.passes.in_place.plan import Plan
 from fa_compiler.passes.in_place.readers import read_buffers
 from fa_compiler.passes.ir.nodes import int_attr, is_op
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
-from fa_compiler.passes.values.symbolic import Dim
 
 CAPACITY = "cache_room"
 

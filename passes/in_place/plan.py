@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.readers import cache_inputs
-from fa_compiler.passes.values.symbolic import Dim
 
 LENGTH = "cache_length"
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
 
 COPY_COST = 10
 """The cost of a Transpose or Expand, which moves every element. A Reshape only changes the shape and costs 1."""

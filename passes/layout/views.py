@@ -27,16 +27,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, permutation, places_of
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
-from fa_compiler.passes.values.symbolic import Atom, Dim, product
 
 WIDENING = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),

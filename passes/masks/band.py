@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fa_compiler.op_registry.geometry import UNLIMITED
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ any window with the row's own key    left_window_size and right_window_size of A
 from __future__ import annotations
 
 from fa_compiler.op_registry.runtimes import ATTENTION, SCHEMA_SINCE, Feature
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import DECODE, Options
 from fa_compiler.passes.masks.band import SparseMode
-from fa_compiler.passes.values.symbolic import Dim
 
 FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
 """The sparse_modes of these bands."""

@@ -67,6 +67,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import (
     FINITE_SCORES,
@@ -81,7 +82,6 @@ from fa_compiler.passes.answer.options import (
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, opset
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs

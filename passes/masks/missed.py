@@ -19,10 +19,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK

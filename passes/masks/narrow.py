@@ -21,13 +21,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant, is_op, places_of
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.constant_patterns import bits
-from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_bounds
-from fa_compiler.passes.values.symbolic import Dim
 
 ELEMENTWISE = (
     "Abs",

@@ -36,11 +36,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.cases import as_integer
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, places_of, source_through
-from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.values.cases import as_integer
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.positions import LABELS, Positions

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
-from fa_compiler.passes.layout.axes import Arrangement
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.layout.views import View
 
 Tensor = TypeVar("Tensor")

@@ -33,17 +33,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.answer.options import SAME_SIZES
-from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
-from fa_compiler.passes.masks.narrow import is_constant_along
-from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
-from fa_compiler.passes.masks.reshapes import sizes_of_reshapes
-from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, MaskTerm
-from fa_compiler.passes.values.formula import (
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.algebra.formula import (
     TRUE,
     Affine,
     All,
@@ -56,9 +47,18 @@ from fa_compiler.passes.values.formula import (
     Some,
     negation,
 )
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simplify_given
+from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.answer.options import SAME_SIZES
+from fa_compiler.passes.answer.report import Missed, MissedCode
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
+from fa_compiler.passes.masks.narrow import is_constant_along
+from fa_compiler.passes.masks.packing import ContiguousLabels, Packing
+from fa_compiler.passes.masks.reshapes import sizes_of_reshapes
+from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, MaskTerm
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Atom, Dim, cap_of, product, simplify_given
 
 ONE_NAME = "export again with one name for sizes that are equal in every run, or with a fixed size"
 """What the user can do where a mask's sizes are not proven to be those of the scores."""

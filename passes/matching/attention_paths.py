@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
-from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Add, Scale, Select, Term

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import BOUNDED_SCORES, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import is_op
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import AlignedTensor, Select, Term
 from fa_compiler.passes.matching.probability_path import RENORMALISED_ADVICE

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import is_op, producer
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor

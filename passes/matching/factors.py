@@ -39,11 +39,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import constant, is_op
-from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 

@@ -45,16 +45,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.formula import negation
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import axes_of, data_readers, int_attr, is_op
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_ops import Add, MaskTerm, Select, Term
 from fa_compiler.passes.masks.structure import kept
 from fa_compiler.passes.matching.factors import Factor
-from fa_compiler.passes.values.formula import negation
 from fa_compiler.passes.values.patterns import Bind, Number, OneOf, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 

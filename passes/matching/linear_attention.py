@@ -29,16 +29,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import AxisSpace
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ir.nodes import STANDARD, distinct_consumers, is_op, reached, text_attr
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.layers import BETWEEN, holds_weights, is_matrix
 from fa_compiler.passes.values.facts import Facts
-from fa_compiler.passes.values.symbolic import Dim
 
 READY_MADE = ("LinearAttention", "LinearAttentionGate")  # 1
 FEATURES = (*BETWEEN, "Sin", "Cos", "ReduceSum", "ReduceL2", "ReduceMean", "CumSum", "LpNormalization", "Reciprocal")

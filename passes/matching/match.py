@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, KnownAxes
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.activation_rounding import lost_scores, rounding_starts

@@ -31,12 +31,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import constant, distinct_consumers, int_attr, is_op, reached, source_through
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.exponentials import LESS

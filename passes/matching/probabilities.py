@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import is_op
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention_paths import AttentionPaths

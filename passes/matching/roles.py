@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Axes, Axis, AxisSpace, KnownAxes
+from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace, KnownAxes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Add, Select, Term
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.layers import holds_weights
 from fa_compiler.passes.matching.sinks import FoundSink
-from fa_compiler.passes.values.symbolic import product
 
 MAX_HEAD_SIZE = 768
 

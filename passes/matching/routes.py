@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import data_readers, distinct_consumers, is_op
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import drop_mask

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, Scale, ScoreOp, Select, Term
 from fa_compiler.passes.matching.factors import Factor, on_scores

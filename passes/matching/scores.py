@@ -65,6 +65,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
@@ -94,7 +95,6 @@ from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
-from fa_compiler.passes.values.symbolic import Dim
 
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""

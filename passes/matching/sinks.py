@@ -26,10 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, opset, text_attr
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.matching.sink_totals import SinkTotal
@@ -37,7 +38,6 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_start, split_start
-from fa_compiler.passes.values.symbolic import Dim
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op, places_of, source_through, text_attr
 from fa_compiler.passes.layout.views import drops_nothing
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
-from fa_compiler.passes.values.symbolic import Dim
 
 MIXES = "it mixes the sequence"
 

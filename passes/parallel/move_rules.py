@@ -19,13 +19,13 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives
+from fa_compiler.passes.algebra.axes import Axis, AxisSpace
+from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ir.nodes import axes_of, constant, input_of, int_attr, permutation
-from fa_compiler.passes.layout.axes import Axis, AxisSpace
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
 from fa_compiler.passes.values.slices import keeps_everything, pads_of, slice_bounds
-from fa_compiler.passes.values.symbolic import Dim, product
 
 WIDER = {ir.DataType.FLOAT16: ir.DataType.FLOAT, ir.DataType.BFLOAT16: ir.DataType.FLOAT}
 """The type in which ranks add numbers of another type."""

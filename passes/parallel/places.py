@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.values.symbolic import Dim
 
 ONE = Dim(1)
 

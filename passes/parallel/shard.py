@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, reached, remember_versions, text_attr, values_read
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
@@ -23,7 +24,6 @@ from fa_compiler.passes.parallel.methods import Choice, Machine, choose
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
-from fa_compiler.passes.values.symbolic import Dim
 
 RULES = (attention_rule, local_rules, move_rules)
 """The modules that enter rules when they are imported."""

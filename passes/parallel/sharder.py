@@ -27,6 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.ir.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -34,7 +35,6 @@ from fa_compiler.passes.layout.views import drops_nothing
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
 LIGHT_FEATURES = 16

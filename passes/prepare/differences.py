@@ -47,6 +47,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.budget import limited
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import FINITE_SCORES, NON_FINITE_SCORES, Options
@@ -55,15 +56,14 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import equal_values, int_attr, is_dead, is_op, producer, source_through
 from fa_compiler.passes.ir.surgery import ORDER, replace_value, restore_order, superfluous, sweep
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.factors import SMALLEST, immoderate, operand
 from fa_compiler.passes.matching.row_reductions import reduced
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
-from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import cut_from, slice_bounds
 

@@ -52,6 +52,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
@@ -60,11 +61,10 @@ from fa_compiler.passes.ir.surgery import ORDER
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.prepare.differences import Move, is_match
-from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_bounds
-from fa_compiler.passes.values.symbolic import Dim
 
 ABOVE = ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Max", "Clip")
 """Case 1: element-wise steps between the joined scores and the softmax."""

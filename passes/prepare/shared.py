@@ -21,9 +21,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.budget import limited
 from fa_compiler.passes.answer.decline import Decline
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.routes import Route, paths

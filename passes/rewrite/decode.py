@@ -36,11 +36,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
@@ -52,7 +53,6 @@ from fa_compiler.passes.rewrite.lengths import Lengths, excluding, read_lengths
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.paging import CacheSource, Pages
 from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
-from fa_compiler.passes.values.symbolic import Dim
 
 LAYOUTS = ("BSH", "BSND", "BNSD")
 CORNER_CAUSAL = 3

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.ir.nodes import int_attr, is_op
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.values.shapes import ShapeInfo

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import get
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.node_view import registry_node
 

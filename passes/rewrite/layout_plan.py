@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, KnownAxes
 from fa_compiler.passes.ir.movers import COPIES, LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
-from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch

@@ -27,14 +27,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.emit.build import INT64, LayoutEmitter
-from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.layout.plan import plan_moves
-from fa_compiler.passes.layout.views import View
-from fa_compiler.passes.masks.score_ops import Add, BiasOp, ExcludedPositions, Select
-from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.values.cases import Case, Number
-from fa_compiler.passes.values.formula import (
+from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.cases import Case, Number
+from fa_compiler.passes.algebra.formula import (
     Affine,
     All,
     AtLeastZero,
@@ -44,6 +39,11 @@ from fa_compiler.passes.values.formula import (
     IndexLessThanElement,
     negation,
 )
+from fa_compiler.passes.emit.build import INT64, LayoutEmitter
+from fa_compiler.passes.layout.plan import plan_moves
+from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.score_ops import Add, BiasOp, ExcludedPositions, Select
+from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 

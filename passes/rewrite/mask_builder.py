@@ -16,13 +16,14 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry.constraints.training import compressed_mask
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import is_op, is_weight
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
@@ -32,7 +33,6 @@ from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, Exclude
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.values.bounds import LIMITS
-from fa_compiler.passes.values.symbolic import product
 
 LARGEST = {
     ir.DataType.FLOAT: FLOAT32_MAX,

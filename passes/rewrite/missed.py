@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_op
 from fa_compiler.passes.layout.plan import PACKED, Transpose
@@ -21,7 +22,6 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 ADDED_QUERY, ADDED_KEY = "query of the added product", "key of the added product"
 NAMES = ("query", "key", "value", ADDED_QUERY, ADDED_KEY)

@@ -28,20 +28,20 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
+from fa_compiler.passes.algebra.cases import as_integer
+from fa_compiler.passes.algebra.formula import Affine
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import INT64, LayoutEmitter
 from fa_compiler.passes.ir.nodes import constant, int_attr, is_op
-from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.plan import COPY_COST, Move, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
-from fa_compiler.passes.values.cases import as_integer
 from fa_compiler.passes.values.facts import Facts
-from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.symbolic import Dim
 
 INDICES = (ir.DataType.INT32, ir.DataType.INT64)
 FOLDED: tuple[str, ...] = ("BNSD", "BSND")

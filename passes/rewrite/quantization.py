@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, KnownAxes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import constant, distinct_consumers, int_attr, is_op
-from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import building
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
@@ -23,7 +25,6 @@ from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -52,7 +53,6 @@ from fa_compiler.passes.rewrite.quantization import match_quantize
 from fa_compiler.passes.rewrite.standard import StandardAttention, standard_attentions
 from fa_compiler.passes.rewrite.standard_node import StandardBuilder
 from fa_compiler.passes.values.facts import Facts
-from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScore"
 """The operator that an attention becomes, unless decode.py or prompt.py choose another one."""

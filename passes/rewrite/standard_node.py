@@ -17,13 +17,14 @@ from fa_compiler.op_registry.runtimes import (
     MULTI_HEAD,
     Feature,
 )
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import INT64, PREFIX, AttrValue, LayoutEmitter
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, producer
 from fa_compiler.passes.ir.surgery import depends
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.masks.expressible import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
 from fa_compiler.passes.masks.row_guard import RowGuard
@@ -38,7 +39,6 @@ from fa_compiler.passes.rewrite.standard import (
     why_not_taken,
 )
 from fa_compiler.passes.values.facts import Facts
-from fa_compiler.passes.values.symbolic import Dim
 
 INT32 = ir.DataType.INT32
 LOW = -1e38

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import dtypes, get, infer, verify
 from fa_compiler.op_registry.errors import RegistryError
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
-from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Dim
 
 STATISTICS = ("softmax_max", "softmax_sum")
 

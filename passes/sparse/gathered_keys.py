@@ -37,11 +37,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import CLOSE_RANKS, NO_EMPTY_ROWS
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import int_attr
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles

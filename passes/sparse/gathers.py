@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.formula import Affine
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, producer
-from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.values.formula import Affine
+from fa_compiler.passes.ops.context import axis_in
 from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.shape_rules.context import axis_in
 from fa_compiler.passes.values.slices import cut_from
-from fa_compiler.passes.values.symbolic import Dim
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 

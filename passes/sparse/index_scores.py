@@ -23,14 +23,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.ir.nodes import int_attr, is_op, places_of, producer
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
-from fa_compiler.passes.values.shape_rules.context import Shape
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.formula import TRUE, All, AtLeastZero, BooleanTensor, Formula, negation
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.values.formula import TRUE, All, AtLeastZero, BooleanTensor, Formula, negation
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.ir.nodes import is_op, producer, reached
-from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates

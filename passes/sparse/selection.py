@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.ir.nodes import axes_of, constant, input_of, int_attr, is_op, producer, text_attr
-from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.formula import Affine
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.sparse.key_mask import KeyMask
-from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.symbolic import Dim
 
 FLIPPED = {"Greater": "Less", "Less": "Greater", "GreaterOrEqual": "LessOrEqual", "LessOrEqual": "GreaterOrEqual"}
 NEGATED = {"Greater": "LessOrEqual", "Less": "GreaterOrEqual", "GreaterOrEqual": "Less", "LessOrEqual": "Greater"}

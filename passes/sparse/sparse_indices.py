@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import CLOSE_RANKS
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of
@@ -35,7 +36,6 @@ from fa_compiler.passes.sparse.key_mask import KeyMask, PaddedKeys, hidden_keys,
 from fa_compiler.passes.sparse.selection import Condition, Selection
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 INT32, FLOAT, BOOL = ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.BOOL
 BEYOND = 2**31 - 1

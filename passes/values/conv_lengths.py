@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import producer, reached, reads_shape
-from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.ops.context import Shape
 
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvInteger"), ("", "QLinearConv"), ("com.microsoft", "FusedConv")})
 """The convolutions that ONNX Runtime does not run to an empty result. Their spatial axes are the last ones."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.options import Options
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.value_sets import ValueSets
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.values.cases import Number, case
-from fa_compiler.passes.values.constant_patterns import Diagonals, TwoNumbers, diagonals, even_steps
-from fa_compiler.passes.values.formula import (
+from fa_compiler.passes.algebra.cases import Number, case
+from fa_compiler.passes.algebra.formula import (
     Affine,
     ElementComparison,
     Formula,
@@ -24,8 +23,9 @@ from fa_compiler.passes.values.formula import (
     conjunction,
     disjunction,
 )
+from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.values.constant_patterns import Diagonals, TwoNumbers, diagonals, even_steps
 from fa_compiler.passes.values.large_constants import LargeContent
-from fa_compiler.passes.values.shape_rules.context import Shape
 
 
 @dataclass

@@ -12,14 +12,14 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.cases import Number, as_integer
+from fa_compiler.passes.algebra.formula import Affine, Index
+from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ir.movers import RESHAPES
 from fa_compiler.passes.ir.nodes import int_attr, is_op, permutation
-from fa_compiler.passes.values.cases import Number, as_integer
-from fa_compiler.passes.values.formula import Affine, Index
-from fa_compiler.passes.values.shape_rules.context import Shape
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything, slice_bounds
-from fa_compiler.passes.values.symbolic import Dim, product
 
 
 class Reader(Protocol):

@@ -40,9 +40,7 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.budget import spend
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
-from fa_compiler.passes.values.cases import (
+from fa_compiler.passes.algebra.cases import (
     EXACT_FLOATS,
     INTEGERS,
     MAX_CASES,
@@ -58,7 +56,7 @@ from fa_compiler.passes.values.cases import (
     if_representable,
     unequal,
 )
-from fa_compiler.passes.values.formula import (
+from fa_compiler.passes.algebra.formula import (
     TRUE,
     Affine,
     BooleanLiteral,
@@ -74,11 +72,13 @@ from fa_compiler.passes.values.formula import (
     disjunction,
     negation,
 )
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
+from fa_compiler.passes.answer.budget import spend
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
 from fa_compiler.passes.values.position_moves import fitted, moved
-from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Atom, Dim, simplify_given
 from fa_compiler.passes.values.value_sets import overwrites
 
 MAX_DEPTH = 60

@@ -32,14 +32,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim, named
 from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, remember_imports
+from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
+from fa_compiler.passes.ops.context import Content, Shape, content_fact, dim_array, fresh
+from fa_compiler.passes.ops.generate import tensor_fact
 from fa_compiler.passes.values.conv_lengths import least_sizes
 from fa_compiler.passes.values.large_constants import LargeConstants
 from fa_compiler.passes.values.position_contents import BlockLabels
-from fa_compiler.passes.values.shape_rules import RULES, Context, Fact, UnresolvedError
-from fa_compiler.passes.values.shape_rules.context import Content, Shape, content_fact, dim_array, fresh
-from fa_compiler.passes.values.shape_rules.generate import tensor_fact
-from fa_compiler.passes.values.symbolic import Dim, named
 
 __all__ = ["Fact", "ShapeInfo", "analyse"]
 

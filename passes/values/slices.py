@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 
 def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, Dim, int]] | None:

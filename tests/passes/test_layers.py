@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent / "passes"
 ORDER = (
-    *("answer", "ir", "values", "layout", "emit", "masks", "matching", "rewrite"),
+    *("answer", "ir", "algebra", "ops", "values", "layout", "emit", "masks", "matching", "rewrite"),
     *("attention_ops", "sparse", "backward", "in_place", "parallel", "prepare", "fusion"),
 )
 """From the ground up."""

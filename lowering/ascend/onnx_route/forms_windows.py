@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import LARGE_STRIDE, LARGE_WINDOW
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import int_attr
-from fa_compiler.passes.values.symbolic import Dim
 
 
 def _same_pads(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:

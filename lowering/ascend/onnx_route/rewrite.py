@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedNode
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import AttrValue, Builder
 from fa_compiler.passes.ir.nodes import input_of, text_attr
 from fa_compiler.passes.ir.surgery import replace_value
-from fa_compiler.passes.values.symbolic import Dim
 
 INT64 = ir.DataType.INT64
 

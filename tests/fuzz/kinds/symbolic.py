@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim
 from tests.fuzz.difference import Array
 from tests.fuzz.kind import Finding, Kind, Outcome
 

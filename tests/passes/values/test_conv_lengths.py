@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.passes.values.symbolic import Dim
 from tests.passes.values.test_shapes import Checked, parse
 
 S = Dim.symbol("S")

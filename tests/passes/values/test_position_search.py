@@ -13,9 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.op_registry.geometry import UNLIMITED
-from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
-from fa_compiler.passes.masks.structure import _intersection
-from fa_compiler.passes.values.formula import (
+from fa_compiler.passes.algebra.formula import (
     Affine,
     All,
     AtLeastZero,
@@ -26,9 +24,11 @@ from fa_compiler.passes.values.formula import (
     IndexLessThanElement,
     Some,
 )
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
+from fa_compiler.passes.masks.structure import _intersection
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.passes.values.symbolic import Dim
 from tests.examples import examples
 
 S, T = Dim.symbol("S"), Dim.symbol("T")

@@ -17,8 +17,8 @@ import onnxruntime as ort
 import pytest
 
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
-from fa_compiler.passes.values.symbolic import Dim
 
 B, S, H, D, P = (Dim.symbol(name) for name in "BSHDP")
 SIZES = ({"B": 2, "S": 5, "P": 3, "H": 4, "D": 8}, {"B": 1, "S": 1, "P": 1, "H": 1, "D": 1})

@@ -13,9 +13,9 @@ from fa_compiler.lowering.ascend.convert.emit import Emitter, Shape, Tensor, Typ
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.op_registry import dtypes
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import constant, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.symbolic import Dim
 
 STANDARD = ""
 MICROSOFT = "com.microsoft"

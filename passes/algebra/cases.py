@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
-from fa_compiler.passes.values.formula import (
+from fa_compiler.passes.algebra.formula import (
     Affine,
     AtLeastZero,
     BooleanLiteral,
@@ -22,6 +21,7 @@ from fa_compiler.passes.values.formula import (
     disjunction,
     negation,
 )
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
 
 MAX_CASES = 8
 """A number with more cases than this is given up."""

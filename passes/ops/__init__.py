@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fa_compiler.passes.values.shape_rules import (  # noqa: F401  imported for the rules they register
+from fa_compiler.passes.ops import (  # noqa: F401  imported for the rules they register
     attention,
     contrib,
     contrib_attention,
@@ -18,6 +18,6 @@ from fa_compiler.passes.values.shape_rules import (  # noqa: F401  imported for 
     reshape,
     slicing,
 )
-from fa_compiler.passes.values.shape_rules.context import RULES, Context, Fact, UnresolvedError
+from fa_compiler.passes.ops.context import RULES, Context, Fact, UnresolvedError
 
 __all__ = ["RULES", "Context", "Fact", "UnresolvedError"]

@@ -23,8 +23,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import spend
-from fa_compiler.passes.values.symbolic import Dim
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fa_compiler.op_registry import DOMAIN, hcom
-from fa_compiler.passes.values.shape_rules.context import Context, Fact, rule
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ops.context import Context, Fact, rule
 
 
 @rule(hcom.ALL_TO_ALL, hcom.ALL_REDUCE, domain=DOMAIN)

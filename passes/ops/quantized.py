@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import (
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ops.context import (
     Content,
     Context,
     Fact,
@@ -16,9 +17,8 @@ from fa_compiler.passes.values.shape_rules.context import (
     dim_array,
     rule,
 )
-from fa_compiler.passes.values.shape_rules.linear import CONTRIB, gemm_shape, matmul_shape, window_shape
-from fa_compiler.passes.values.shape_rules.reshape import concat_shape
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.ops.linear import CONTRIB, gemm_shape, matmul_shape, window_shape
+from fa_compiler.passes.ops.reshape import concat_shape
 
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import (
+from fa_compiler.passes.algebra.symbolic import Dim, product
+from fa_compiler.passes.ops.context import (
     Context,
     Fact,
     axes_in,
@@ -14,9 +15,8 @@ from fa_compiler.passes.values.shape_rules.context import (
     fresh,
     rule,
 )
-from fa_compiler.passes.values.shape_rules.elementwise import does_not_overflow
-from fa_compiler.passes.values.shape_rules.linear import NCHWC
-from fa_compiler.passes.values.symbolic import Dim, product
+from fa_compiler.passes.ops.elementwise import does_not_overflow
+from fa_compiler.passes.ops.linear import NCHWC
 
 _AXES_AS_INPUT = {"ReduceSum": 13}
 """The opset in which `axes` became an input; it is 18 for the other reductions."""

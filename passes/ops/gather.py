@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import (
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
@@ -17,7 +18,6 @@ from fa_compiler.passes.values.shape_rules.context import (
     rank_of,
     rule,
 )
-from fa_compiler.passes.values.symbolic import Dim
 
 
 @rule("Gather")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fa_compiler.passes.values.shape_rules.context import Context, Fact, Shape, rule
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ops.context import Context, Fact, Shape, rule
 
 
 def _heads(shape: Shape | None, count: int) -> Shape | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa_compiler.passes.values.symbolic import Dim, named, product
+from fa_compiler.passes.algebra.symbolic import Dim, named, product
 
 B, S, H, D = (Dim.symbol(name) for name in "BSHD")
 ANY_TIME = settings(deadline=None)

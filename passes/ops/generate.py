@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import (
+from fa_compiler.passes.algebra.symbolic import Dim, integer, product
+from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
@@ -19,7 +20,6 @@ from fa_compiler.passes.values.shape_rules.context import (
     fresh,
     rule,
 )
-from fa_compiler.passes.values.symbolic import Dim, integer, product
 
 
 def tensor_fact(tensor: ir.TensorProtocol) -> Fact:

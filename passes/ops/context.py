@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.values.symbolic import Dim, cap_of, integer
+from fa_compiler.passes.algebra.symbolic import Dim, cap_of, integer
 
 Shape: TypeAlias = tuple[Dim, ...]
 Content: TypeAlias = np.ndarray[Any, np.dtype[Any]]

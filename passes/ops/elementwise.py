@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import (
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
@@ -19,7 +20,6 @@ from fa_compiler.passes.values.shape_rules.context import (
     dim_array,
     rule,
 )
-from fa_compiler.passes.values.symbolic import Dim
 
 INTEGER_RANGES = {
     ir.DataType.INT64: (-(2**63), 2**63 - 1),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import Context, Fact, Shape, axis_in, broadcast, rule
-from fa_compiler.passes.values.shape_rules.linear import matmul_shape
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ops.context import Context, Fact, Shape, axis_in, broadcast, rule
+from fa_compiler.passes.ops.linear import matmul_shape
 
 _DOMAIN = "com.microsoft"
 

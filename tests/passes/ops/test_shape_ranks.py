@@ -8,7 +8,7 @@ import random
 import onnx_ir as ir
 import pytest
 
-from fa_compiler.passes.values.shape_rules.context import RULES
+from fa_compiler.passes.ops.context import RULES
 from fa_compiler.passes.values.shapes import analyse
 
 ATTRIBUTES: dict[str, int | str | list[int]] = {

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.values.shape_rules.context import (
+from fa_compiler.passes.algebra.symbolic import Dim, product, simplify_given
+from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
@@ -20,7 +21,6 @@ from fa_compiler.passes.values.shape_rules.context import (
     fresh,
     rule,
 )
-from fa_compiler.passes.values.symbolic import Dim, product, simplify_given
 
 ONE = Dim(1)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fa_compiler.passes.values.shape_rules.context import (
+from fa_compiler.passes.algebra.symbolic import Dim, product
+from fa_compiler.passes.ops.context import (
     LIMIT,
     Context,
     Fact,
@@ -18,7 +19,6 @@ from fa_compiler.passes.values.shape_rules.context import (
     fresh,
     rule,
 )
-from fa_compiler.passes.values.symbolic import Dim, product
 
 _END = 10**9
 """A slice's end from here on means "to the end" (tf2onnx writes 1e9): no axis is that long."""

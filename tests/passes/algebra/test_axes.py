@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ir.nodes import permutation
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.plan import (
     COPY_COST,
     LAYOUTS,
@@ -25,7 +26,6 @@ from fa_compiler.passes.layout.plan import (
     cost,
     plan_moves,
 )
-from fa_compiler.passes.values.symbolic import Dim, product
 
 Array = npt.NDArray[np.int64]
 

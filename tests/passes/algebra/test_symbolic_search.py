@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fa_compiler.passes.values.symbolic import Dim, cap_of, simplify_given
+from fa_compiler.passes.algebra.symbolic import Dim, cap_of, simplify_given
 from tests.examples import examples
 
 Tree = int | str | tuple[str, "Tree", "Tree"]

@@ -19,8 +19,8 @@ from fa_compiler.op_registry import (
     infer,
     names,
 )
-from fa_compiler.passes.values.shape_rules.context import Context, Fact, rule
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ops.context import Context, Fact, rule
 
 
 @rule(*filter(can_infer, names()), domain=DOMAIN)

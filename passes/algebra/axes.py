@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from fa_compiler.passes.values.symbolic import Dim, product
+from fa_compiler.passes.algebra.symbolic import Dim, product
 
 
 @dataclass(frozen=True, eq=False)

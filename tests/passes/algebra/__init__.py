@@ -1,0 +1,1 @@
+"""Sizes, formulas and axes as algebras."""

@@ -1,0 +1,1 @@
+"""What single operators do to shapes."""
