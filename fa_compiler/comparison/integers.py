@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from fa_compiler.model_files.subgraphs import all_nodes
-from fa_compiler.passes.ir.movers import MOVES
+from fa_compiler.passes.ops.movers import MOVES
 
 CONTRIB = "com.microsoft"
 NUMBERS: Mapping[tuple[str, str], tuple[int, ...]] = {

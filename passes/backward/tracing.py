@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.ir.nodes import int_attr, is_op
-from fa_compiler.passes.layout.views import Viewer, drops_nothing
+from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probability_path import FLOATS
+from fa_compiler.passes.ops.elementwise import drops_nothing
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 
 MAX_STEPS = 64
 ANY_FLOAT = (*FLOATS, ir.DataType.DOUBLE)

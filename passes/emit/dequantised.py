@@ -33,9 +33,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.ir.nodes import input_of, is_op
-from fa_compiler.passes.layout.views import drops_nothing, unchanged_operand
+from fa_compiler.passes.ops.elementwise import drops_nothing, unchanged_operand
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 COPIED_BEHIND = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")

@@ -24,19 +24,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, permutation, places_of
+from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ops.moves import Converted, Move, move_of
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import keeps_everything
 
 WIDENING = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),
@@ -170,31 +167,19 @@ class Viewer:
     def _source(self, value: ir.Value, widening: bool, factors: bool) -> ir.Value | None:
         """The input of an operator that the view looks through; None where the view must end."""
         node = value.producer()
-        if node is None:
+        move = move_of(node, self.info)
+        if isinstance(move, Converted):
+            return move.source if self._keeps_numbers(move, widening) else None
+        if move is not None and move.is_layout:
+            return move.source if value is move.result else None
+        if node is None or not factors or (peeled := self.factor(node)) is None:
             return None
-        if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Pad") and keeps_everything(node, self.info)):
-            return node.inputs[0]
-        if is_op(node, "Concat") and len(node.inputs) > 1:
-            return node.inputs[0] if all(each is node.inputs[0] for each in node.inputs) else None
-        if is_op(node, "Gather") and _repeats(node) is not None:
-            return node.inputs[0]
-        if is_op(node, "Dropout") and drops_nothing(node):
-            return node.inputs[0] if value is node.outputs[0] else None
-        if (same := self._without_zero(node)) is not None:
-            return same
-        if is_op(node, "Cast"):
-            source = node.inputs[0]
-            if source is None:
-                return None
-            pair = (self.info.dtype(source), self.info.dtype(value))
-            return source if pair[0] == pair[1] is not None or (widening and pair in WIDENING) else None
-        if factors and (peeled := self.factor(node)) is not None:
-            return peeled[0]
-        return None
+        return peeled[0]
 
-    def _without_zero(self, node: ir.Node) -> ir.Value | None:
-        """The tensor that a node adds 0 to, or takes 0 from, if the result is as large; None for other nodes."""
-        return unchanged_operand(node, self.info) if is_op(node, "Add", "Sub") else None
+    def _keeps_numbers(self, cast: Move, widening: bool) -> bool:
+        """Does a Cast keep the type, or widen it where that is asked for?"""
+        source, target = self.info.dtype(cast.source), self.info.dtype(cast.result)
+        return source == target is not None or (widening and (source, target) in WIDENING)
 
     def uniform_value(self, value: ir.Value, beside: ir.Value) -> float | None:
         """The one number that a tensor holds, if each of its sizes is 1 or that of the tensor beside it; else None."""
@@ -249,159 +234,7 @@ class Viewer:
 
     def rearranged(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
         """The arrangement of a layout operator's result, given that of its input; None when unproven."""
-        match node.op_type:
-            case "Identity" | "Cast" | "Dropout":
-                return dims
-            case "Add" | "Sub":
-                return dims if self._without_zero(node) is not None else None
-            case "Slice" | "Pad":
-                return dims if keeps_everything(node, self.info) else None
-            case "Transpose":
-                perm = permutation(node, len(dims))
-                return None if perm is None else tuple(dims[axis] for axis in perm)
-            case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze":
-                return self._reshaped(node, dims)
-            case "Expand" | "Tile":
-                return self._broadcast(node, dims)
-            case "Concat":
-                return self._repeated(dims, int_attr(node, "axis", 0), len(node.inputs), in_turns=True)
-            case "Gather":
-                return self._gathered(node, dims)
-        return None
-
-    def _reshaped(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
-        target = self._target(node, dims)
-        if target is None:
-            return None
-        if node.op_type == "Unsqueeze" and (axes := self._axes(node, len(target))) is not None:
-            rest = iter(dims)
-            return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
-        if node.op_type == "Squeeze" and (axes := self._axes(node, len(dims))) is not None:
-            # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
-            if any(self.space.resolve(dims[axis]) for axis in axes):
-                return None
-            return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
-        if len(target) == len(dims) and all(self.space.size(d) == t for d, t in zip(dims, target, strict=True)):
-            return dims
-        return self.space.reshape(dims, target) or self._counted(dims, target)
-
-    def _counted(self, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
-        """`reshape` with one size computed from the others, since a Reshape keeps the number of elements.
-
-        Models of tf2onnx need this. Where query and key have different names for the batch size, the Reshape after
-        their product has the larger of the two as its batch size.
-        """
-        total = product(self.space.size(dim) for dim in dims)
-        for place in range(len(target)):
-            before, after = target[:place], target[place + 1 :]
-            own = total.exact_div(product((*before, *after)))
-            if own is not None and own != target[place]:
-                return self.space.reshape(dims, (*before, own, *after))
-        return None
-
-    def _target(self, node: ir.Node, dims: Arrangement) -> tuple[Dim, ...] | None:
-        """The sizes of a layout operator's result, written in the sizes of its input's arrangement.
-
-        The input's own sizes differ from those where a mask was added whose sizes have other names: the size of the sum
-        is then the broadcast of both. It is the arrangement's size in every run in which the mask does not enlarge the
-        scores.
-        """
-        target = self.info.shape(node.outputs[0])
-        source = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
-        if target is None or source is None or len(source) != len(dims):
-            return target
-        own: dict[Atom, Dim] = {}
-        for size, dim in zip(source, dims, strict=True):
-            walked = self.space.size(dim)
-            for atom in (atom for atom in size.atoms if atom.op == "broadcast"):
-                parts = (*atom.args, walked) if _is_part(walked, atom) else atom.args
-                own.update((atom, part) for part in parts if size.substitute({atom: part}) == walked != size)
-        return tuple(size.substitute(own) for size in target) if own else target
-
-    def _axes(self, node: ir.Node, rank: int) -> set[int] | None:
-        axes = places_of(node, rank, limit=64)
-        return None if axes is None else set(axes)
-
-    def _repeated(self, dims: Arrangement, axis: int, times: int, in_turns: bool) -> Arrangement:
-        """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""
-        place = axis % len(dims)
-        own, again = dims[place], self.space.new(Dim(times))
-        return (*dims[:place], again + own if in_turns else own + again, *dims[place + 1 :])
-
-    def _gathered(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
-        axis, found = int_attr(node, "axis", 0), _repeats(node)
-        if found is None or self.space.size(dims[axis % len(dims)]) != found[0]:
-            return None
-        return self._repeated(dims, axis, found[1], found[2])
-
-    def _broadcast(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
-        target = self.info.shape(node.outputs[0])
-        source = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
-        if target is None or source is None:
-            return None
-        padded: tuple[Axes, ...] = ((),) * (len(target) - len(dims)) + dims
-        sizes = [None] * (len(target) - len(source)) + list(source)
-        result: list[Axes] = []
-        for dim, size, wanted in zip(padded, sizes, target, strict=True):
-            if size is not None and size == wanted:
-                result.append(dim)
-            elif size is None or size.const == 1:
-                result.append(self.space.new(wanted))
-            elif node.op_type == "Tile" and (times := wanted.exact_div(size)) is not None:
-                result.append(self.space.new(times) + dim)
-            else:
-                return None
-        return tuple(result)
-
-
-def _is_part(size: Dim, whole: Atom) -> bool:
-    """Is a size the broadcast of some, but not all, of the sizes that `whole` is the broadcast of?"""
-    atom = size.single_atom
-    return atom is not None and atom.op == "broadcast" and set(atom.args) < set(whole.args)
-
-
-def _repeats(node: ir.Node) -> tuple[int, int, bool] | None:
-    """The size of the dimension that a Gather repeats, how often, and whether as a whole; None for other Gathers."""
-    indices = constant(input_of(node, 1), limit=1 << 12)
-    if indices is None or indices.ndim != 1 or indices.size == 0 or indices.min() != 0:
-        return None
-    size = int(indices.max()) + 1
-    times, rest = divmod(indices.size, size)
-    if rest or times < 2:
-        return None
-    for in_turns in (False, True):
-        wanted = np.tile(np.arange(size), times) if in_turns else np.repeat(np.arange(size), times)
-        if np.array_equal(indices, wanted):
-            return size, times, in_turns
-    return None
-
-
-NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
-"""The number beside which an operator changes nothing."""
-
-
-def unchanged_operand(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
-    """The operand that a sum with 0, or a product or quotient with 1, gives as it is, if the result is as large; None
-    for other nodes."""
-    left, right = node.inputs[:2] if is_op(node, *NEUTRAL) else (None, None)
-    if left is None or right is None:
-        return None
-    for tensor, number in ((left, right), (right, left))[: 2 if is_op(node, "Add", "Mul") else 1]:
-        shape = info.shape(tensor)
-        as_large = shape is not None and shape == info.shape(node.outputs[0])
-        if as_large and info.scalar(number) == NEUTRAL[node.op_type]:
-            return tensor
-    return None
-
-
-def drops_nothing(node: ir.Node) -> bool:
-    """Does a Dropout pass its input on? Its training_mode is absent or constant false, an is_test is 1, or its ratio is
-    constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in the mask."""
-    ratio = constant(input_of(node, 1), limit=1)
-    if ratio is not None and not ratio.any():
-        return True
-    mode = input_of(node, 2)
-    if mode is None:
-        return int_attr(node, "is_test", 1) == 1
-    flag = constant(mode, limit=1)
-    return flag is not None and not flag.any()
+        if is_op(node, "Dropout"):
+            return dims  # also of one that drops: what is left stays in its place
+        move = move_of(node, self.info)
+        return None if move is None else move.arrangement(dims, self.space, self.info)

@@ -80,7 +80,6 @@ from fa_compiler.passes.answer.options import (
     Options,
 )
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, opset
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
@@ -117,7 +116,8 @@ from fa_compiler.passes.masks.score_ops import (
     Term,
 )
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
-from fa_compiler.passes.values.slices import keeps_everything
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
+from fa_compiler.passes.ops.moves import keeps_everything
 
 DOMINATE_HINT = f"--assume {MASKS_DOMINATE} if no score comes near the number"
 COARSE = (

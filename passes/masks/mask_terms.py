@@ -7,7 +7,6 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import (
@@ -21,6 +20,7 @@ from fa_compiler.passes.masks.score_ops import (
     Term,
 )
 from fa_compiler.passes.masks.structure import Padding
+from fa_compiler.passes.ops.movers import MOVES
 
 
 def excluded(term: MaskTerm, viewer: Viewer) -> ExcludedPositions:

@@ -23,34 +23,14 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant, is_op, places_of
+from fa_compiler.passes.ir.nodes import constant, is_op
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.cuts import slice_bounds
+from fa_compiler.passes.ops.elementwise import POINTWISE
+from fa_compiler.passes.ops.moves import NOWHERE, Cut, Move, Stretched, move_of
 from fa_compiler.passes.values.constant_patterns import bits
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import slice_bounds
 
-ELEMENTWISE = (
-    "Abs",
-    "Add",
-    "And",
-    "Cast",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Identity",
-    "Less",
-    "LessOrEqual",
-    "Max",
-    "Min",
-    "Mul",
-    "Neg",
-    "Not",
-    "Or",
-    "Sub",
-    "Where",
-    "Xor",
-)
 MAX_VALUES = 200
 """The proof is given up after this many values."""
 
@@ -76,24 +56,20 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
     node, shape = value.producer(), info.shape(value)
     if node is None or shape is None:
         return None
-    if is_op(node, "Expand"):
-        own = None if node.inputs[0] is None else info.shape(node.inputs[0])
-        place = None if own is None else axis - (len(shape) - len(own))
-        if own is None or place is None or (place >= 0 and own[place].const != 1):
-            return None
-        target = None if node.inputs[1] is None else info.shape(node.inputs[1])
-        return [] if _has_sizes(own, shape, axis) or target == (Dim(len(shape)),) else None
-    if is_op(node, "Slice"):
-        cut, source = slice_bounds(node, info, len(shape)), node.inputs[0]
-        places = {other for other, _, _ in cut or ()}
-        uncut = cut is not None and (axis not in places or places == {axis})
-        return [(source, axis)] if uncut and source is not None else None
-    if is_op(node, "Unsqueeze"):
-        added, source = places_of(node, len(shape)), node.inputs[0]
-        kept = [place for place in range(len(shape)) if place not in (added or ())]
-        return [(source, kept.index(axis))] if added is not None and axis in kept and source is not None else None
-    if not is_op(node, *ELEMENTWISE):
+    if is_op(node, *POINTWISE):
+        return _operands_along(node, axis, shape, info)
+    move = move_of(node, info) if is_op(node, "Expand", "Slice", "Unsqueeze") else None
+    place = None if move is None else move.carrier(axis, info)
+    if move is None or place is None or not _can_be_narrowed(move, axis, info):
         return None
+    if isinstance(move, Stretched):
+        return [] if place == NOWHERE else None
+    return None if place == NOWHERE else [(move.source, place)]
+
+
+def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> list[tuple[ir.Value, int]] | None:
+    """The operands of an element-wise operator that run along a dimension of its result, each with its own dimension;
+    None where a shape is unknown."""
     operands: list[tuple[ir.Value, int]] = []
     for operand in node.inputs:
         own = None if operand is None else info.shape(operand)
@@ -103,6 +79,21 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         if place >= 0 and own[place].const != 1:
             operands.append((operand, place))
     return operands
+
+
+def _can_be_narrowed(move: Move, axis: int, info: ShapeInfo) -> bool:
+    """Can the move be made of a narrowed source? An Expand needs a target of known length, unless the source has the
+    other sizes; a Slice may not cut the dimension and others at once."""
+    shape = info.shape(move.result) or ()
+    if isinstance(move, Stretched):
+        own, target = info.shape(move.source), move.node.inputs[1]
+        written = None if target is None else info.shape(target)
+        return (own is not None and _has_sizes(own, shape, axis)) or written == (Dim(len(shape)),)
+    if isinstance(move, Cut):
+        cut = slice_bounds(move.node, info, len(shape))
+        places = {other for other, _, _ in cut or ()}
+        return cut is not None and (axis not in places or places == {axis})
+    return True
 
 
 def _has_sizes(own: Shape, shape: Shape, axis: int) -> bool:

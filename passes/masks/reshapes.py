@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
-from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 ELEMENTWISE = ("Add", "Sub", "Where")

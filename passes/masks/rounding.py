@@ -39,7 +39,6 @@ from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import MOVES, element_source
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
     constant,
@@ -54,6 +53,7 @@ from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
+from fa_compiler.passes.ops.movers import MOVES, element_source
 from fa_compiler.passes.values.bounds import LIMITS
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.value_sets import overwrites

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.movers import MOVES, element_source
 from fa_compiler.passes.ir.nodes import constant, inner_values, input_of, is_op, text_attr
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.ops.movers import MOVES, element_source
 from fa_compiler.passes.values.bounds import Bounds
 
 MAX_SCORE_OPERAND = 1e15

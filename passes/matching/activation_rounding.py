@@ -26,9 +26,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import constant, data_readers, input_of, is_op, reached
 from fa_compiler.passes.layout.contraction import any_contraction
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 
 HINT = (

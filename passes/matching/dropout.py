@@ -27,11 +27,11 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 
 MAX_STEPS = 16
 INT64 = ir.DataType.INT64

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import constant, data_readers, input_of, int_attr, is_op, producer, reached
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTRIB = "com.microsoft"

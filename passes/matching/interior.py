@@ -12,11 +12,11 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.ir.nodes import distinct_consumers, each_consumer, is_op, reads_shape
 from fa_compiler.passes.matching.probability_path import PRODUCTS, ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
 

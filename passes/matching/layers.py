@@ -24,12 +24,12 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, reached, source_through
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probability_path import ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath, find_scores, takes_scores
+from fa_compiler.passes.ops.movers import MOVES
 
 BETWEEN = (
     *(*MOVES, "Split", "Concat", "Pad", "Cast", "Dropout", "Where", "Add", "Sub", "Sum", "Mul", "Div", "Neg", "Pow"),

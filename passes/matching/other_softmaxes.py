@@ -35,7 +35,6 @@ from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import constant, distinct_consumers, int_attr, is_op, reached, source_through
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
@@ -45,6 +44,7 @@ from fa_compiler.passes.matching.probability_path import reaches_product
 from fa_compiler.passes.matching.row_reductions import SUMS
 from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import match
 from fa_compiler.passes.values.shapes import ShapeInfo

@@ -24,7 +24,7 @@ from fa_compiler.passes.matching.factors import Factor, on_probabilities, operan
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.probability_path import ProbabilityPath, carried_output
 from fa_compiler.passes.matching.sinks import without_sink
-from fa_compiler.passes.values.slices import keeps_everything
+from fa_compiler.passes.ops.moves import keeps_everything
 
 KEEPING = ("IsNaN", "Where", "Add", "QuantizeLinear", "DequantizeLinear")
 """Operators of the path that move no element."""

@@ -39,7 +39,6 @@ from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
     axes_of,
@@ -53,7 +52,7 @@ from fa_compiler.passes.ir.nodes import (
     source_through,
 )
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
-from fa_compiler.passes.layout.views import Viewer, drops_nothing
+from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.guards import Guard, GuardQuery, guard_after
@@ -67,7 +66,9 @@ from fa_compiler.passes.matching.scores import (
     mixing,
     quantised_advice,
 )
-from fa_compiler.passes.values.slices import keeps_everything
+from fa_compiler.passes.ops.elementwise import drops_nothing
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
+from fa_compiler.passes.ops.moves import keeps_everything
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"

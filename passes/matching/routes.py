@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import AxisSpace
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import data_readers, distinct_consumers, is_op
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import drop_mask
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
+from fa_compiler.passes.ops.moves import keeps_everything
 from fa_compiler.passes.values.facts import Facts
-from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_STEPS = 64
 """More nodes than this between a softmax and its products are no attention."""

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.movers import RESHAPES
 from fa_compiler.passes.ir.nodes import is_op, places_of
 from fa_compiler.passes.layout.views import WIDENING
+from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 

@@ -70,7 +70,6 @@ from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ir.nodes import (
     constant,
     equal_numbers,
@@ -82,7 +81,7 @@ from fa_compiler.passes.ir.nodes import (
     source_through,
 )
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
-from fa_compiler.passes.layout.views import WIDENING, Viewer, drops_nothing
+from fa_compiler.passes.layout.views import WIDENING, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Select, Term
@@ -92,9 +91,11 @@ from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
+from fa_compiler.passes.ops.elementwise import drops_nothing
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
+from fa_compiler.passes.ops.moves import keeps_everything
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""

@@ -27,11 +27,11 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.movers import RESHAPES
 from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, places_of
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.sinks import FoundSink, SinkSource, apart, sink_of
+from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.values.patterns import Bind, Op, Through, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 

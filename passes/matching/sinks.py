@@ -35,9 +35,9 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.matching.sink_totals import SinkTotal
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.cuts import slice_start, split_start
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import slice_start, split_start
 
 
 @dataclass(frozen=True)

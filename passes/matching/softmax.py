@@ -46,7 +46,6 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, RESHAPES
 from fa_compiler.passes.ir.nodes import int_attr, is_dead, is_op, opset, source_through
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.exponentials import (
@@ -59,6 +58,7 @@ from fa_compiler.passes.matching.exponentials import (
 )
 from fa_compiler.passes.matching.row_reductions import SHIFTED, SUMS, reduced, shifted_by
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, RESHAPES
 from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -38,6 +38,16 @@ class Fact:
 
 
 UNKNOWN = Fact()
+
+
+class Known(Protocol):
+    """What is known of values: shapes, types and small contents."""
+
+    def shape(self, value: ir.Value) -> Shape | None: ...
+
+    def content(self, value: ir.Value) -> tuple[Dim, ...] | Dim | None: ...
+
+    def scalar(self, value: ir.Value) -> float | None: ...
 
 
 class Context:

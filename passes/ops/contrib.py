@@ -9,10 +9,12 @@ from fa_compiler.passes.ops.context import Context, Fact, Shape, axis_in, broadc
 from fa_compiler.passes.ops.linear import matmul_shape
 
 _DOMAIN = "com.microsoft"
+POINTWISE_CONTRIB = ("Gelu", "FastGelu", "QuickGelu", "BiasGelu")
+"""Those of POINTWISE (elementwise.py) that are ONNX Runtime's own."""
 
 
 @rule(
-    *("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "GeluGrad", "SoftmaxGrad", "SoftmaxGrad_13", "DropoutGrad"),
+    *(*POINTWISE_CONTRIB, "GeluGrad", "SoftmaxGrad", "SoftmaxGrad_13", "DropoutGrad"),
     *("BiasSoftmax", "RotaryEmbedding", "TanhGrad", "SigmoidGrad", "ReluGrad", "Inverse"),
     domain=_DOMAIN,
 )

@@ -10,16 +10,19 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
+    Known,
     broadcast,
     content_fact,
     dim_array,
     rule,
 )
+from fa_compiler.passes.ops.moves import Converted, Neutral, Same, mover
 
 INTEGER_RANGES = {
     ir.DataType.INT64: (-(2**63), 2**63 - 1),
@@ -191,8 +194,25 @@ def _result(ctx: Context, op: str, count: int, dtype: ir.DataType | None) -> Fac
     return Fact(broadcast(*(ctx.shape(index) for index in range(count))), dtype)
 
 
-@rule("Add", "Sub", "Mul", "Div", *_COMPARE, "And", "Or", "Xor")
-@rule("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
+_BINARY = (
+    *("Add", "Sub", "Mul", "Div", *_COMPARE, "And", "Or", "Xor"),
+    *("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+)
+_VARIADIC = ("Min", "Max", "Sum", "Mean")
+_ACTIVATIONS = (
+    *(*_UNARY, "Round", "Sign", "Erf", "BitwiseNot"),
+    *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"),
+    *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu"),
+    *("Softplus", "Softsign", "Mish", "Gelu", "Swish", "Shrink"),
+)
+POINTWISE = (
+    *(*_BINARY, *_VARIADIC, *_ACTIVATIONS),
+    *("Identity", "Cast", "Clip", "Pow", "Mod", "Where", "BitShift"),
+)
+"""Each element of the result is made of one element of each operand. The operands are broadcast as in NumPy."""
+
+
+@rule(*_BINARY)
 def _binary(ctx: Context) -> Fact:
     op = ctx.node.op_type
     dtype = ir.DataType.BOOL if op in _COMPARE or op in _LOGIC else ctx.dtype(0) or ctx.dtype(1)
@@ -202,16 +222,13 @@ def _binary(ctx: Context) -> Fact:
     return _result(ctx, op, 2, dtype)
 
 
-@rule("Min", "Max", "Sum", "Mean")
+@rule(*_VARIADIC)
 def _variadic(ctx: Context) -> Fact:
     op = "Add" if ctx.node.op_type == "Sum" else ctx.node.op_type
     return _result(ctx, op, len(ctx.facts), ctx.dtype(0))
 
 
-@rule(*_UNARY, "Round", "Sign", "Erf", "BitwiseNot")
-@rule("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh")
-@rule("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu")
-@rule("Softplus", "Softsign", "Mish", "Gelu", "Swish", "Shrink")
+@rule(*_ACTIVATIONS)
 def _unary(ctx: Context) -> Fact:
     op = ctx.node.op_type
     return _result(ctx, op, 1, ir.DataType.BOOL if op in _LOGIC else ctx.dtype(0))
@@ -325,3 +342,45 @@ def _floats(content: Content, dtype: Any) -> Content | None:
         return None
     with np.errstate(over="ignore"):
         return np.array(values, dtype=np.float64).astype(dtype).reshape(content.shape)
+
+
+NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
+"""The number beside which an operator changes nothing."""
+
+
+def unchanged_operand(node: ir.Node, known: Known) -> ir.Value | None:
+    """The operand that a sum with 0, or a product or quotient with 1, gives as it is, if the result is as large; None
+    for other nodes."""
+    left, right = node.inputs[:2] if is_op(node, *NEUTRAL) else (None, None)
+    if left is None or right is None:
+        return None
+    for tensor, number in ((left, right), (right, left))[: 2 if is_op(node, "Add", "Mul") else 1]:
+        shape = known.shape(tensor)
+        as_large = shape is not None and shape == known.shape(node.outputs[0])
+        if as_large and known.scalar(number) == NEUTRAL[node.op_type]:
+            return tensor
+    return None
+
+
+def drops_nothing(node: ir.Node) -> bool:
+    """Does a Dropout pass its input on? Its training_mode is absent or constant false, an is_test is 1, or its ratio is
+    constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in the mask."""
+    ratio = constant(input_of(node, 1), limit=1)
+    if ratio is not None and not ratio.any():
+        return True
+    mode = input_of(node, 2)
+    if mode is None:
+        return int_attr(node, "is_test", 1) == 1
+    flag = constant(mode, limit=1)
+    return flag is not None and not flag.any()
+
+
+def _kept(node: ir.Node, known: Known) -> ir.Value | None:
+    """What a Dropout passes on."""
+    return input_of(node, 0) if drops_nothing(node) else None
+
+
+mover("Identity", form=Same)
+mover("Cast", form=Converted)
+mover("Add", "Sub", form=Neutral, source=unchanged_operand)
+mover("Dropout", form=Neutral, source=_kept)

@@ -18,6 +18,7 @@ from fa_compiler.passes.ops.context import (
     rank_of,
     rule,
 )
+from fa_compiler.passes.ops.moves import Picked, PickedElements, PickedPoints, mover
 
 
 @rule("Gather")
@@ -146,3 +147,8 @@ def _one_hot_content(ctx: Context, axis: int) -> Content | None:
         if -depth[0] <= index < depth[0]:
             row[index] = values[1]
     return np.moveaxis(rows.reshape(*shape.shape, depth[0]), -1, axis)
+
+
+mover("Gather", form=Picked)
+mover("GatherND", form=PickedPoints)
+mover("GatherElements", form=PickedElements)

@@ -9,11 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, product, simplify_given
+from fa_compiler.passes.ir.nodes import input_of
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
+    Known,
     Shape,
     axes_in,
     axis_in,
@@ -21,6 +23,7 @@ from fa_compiler.passes.ops.context import (
     fresh,
     rule,
 )
+from fa_compiler.passes.ops.moves import Permuted, Regrouped, Repeated, Shuffled, mover
 
 ONE = Dim(1)
 
@@ -222,3 +225,15 @@ def _vagueness(dim: Dim) -> tuple[int, int]:
     if dim.is_const:
         return 0, 0
     return (1 if dim.is_known else 2), len(dim.atoms)
+
+
+def _one_tensor(node: ir.Node, known: Known) -> ir.Value | None:
+    """The tensor that a Concat joins with itself."""
+    first = input_of(node, 0)
+    return first if len(node.inputs) > 1 and all(value is first for value in node.inputs) else None
+
+
+mover("Reshape", "Flatten", "Squeeze", "Unsqueeze", form=Regrouped)
+mover("Transpose", form=Permuted)
+mover("DepthToSpace", "SpaceToDepth", form=Shuffled)
+mover("Concat", form=Repeated, source=_one_tensor)

@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, product
+from fa_compiler.passes.ir.nodes import input_of
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Context,
     Fact,
+    Known,
     as_axis_size,
     axis_in,
     broadcast,
@@ -19,6 +22,8 @@ from fa_compiler.passes.ops.context import (
     fresh,
     rule,
 )
+from fa_compiler.passes.ops.cuts import pads_of
+from fa_compiler.passes.ops.moves import Cut, Stretched, Unpadded, mover
 
 _END = 10**9
 """A slice's end from here on means "to the end" (tf2onnx writes 1e9): no axis is that long."""
@@ -264,3 +269,14 @@ def _expand(ctx: Context) -> Fact:
         except ValueError:  # an Expand that fails in every run
             pass
     return Fact(shape, dtype)
+
+
+def _unpadded(node: ir.Node, known: Known) -> ir.Value | None:
+    """What a Pad of no width pads."""
+    pads = pads_of(node, known)
+    return input_of(node, 0) if pads is not None and all(pad == 0 for pad in pads) else None
+
+
+mover("Slice", form=Cut)
+mover("Pad", form=Unpadded, source=_unpadded)
+mover("Expand", "Tile", form=Stretched)

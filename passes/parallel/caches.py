@@ -34,8 +34,8 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import int_attr, is_op, text_attr
+from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import BOOL, INT64, Choose, Sharder, WholeRule

@@ -21,7 +21,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op, places_of, source_through, text_attr
-from fa_compiler.passes.layout.views import drops_nothing
+from fa_compiler.passes.ops.contrib import POINTWISE_CONTRIB
+from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
 
@@ -42,15 +43,7 @@ def size_at(sharder: Sharder, node: ir.Node, output: int, place: Place) -> tuple
     return len(shape), shape[place.dim]
 
 
-@local_rule("Add", "Sub", "Mul", "Div", "Mod", "Pow", "PRelu", "And", "Or", "Xor", "Where", "Equal", "Greater", "Less")
-@local_rule("GreaterOrEqual", "LessOrEqual", "Min", "Max", "Sum", "Mean", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
-@local_rule(
-    "BitShift", "Not", "Abs", "Neg", "Ceil", "Floor", "Round", "Sign", "Erf", "Exp", "Log", "Sqrt", "Reciprocal"
-)
-@local_rule("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Tanh", "Sigmoid")
-@local_rule("HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Softplus")
-@local_rule("Softsign", "Mish", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Swish", "Shrink", "IsNaN", "IsInf")
-@local_rule("Identity", "Cast", "BitwiseNot", "Clip")
+@local_rule(*POINTWISE, *POINTWISE_CONTRIB)
 def elementwise(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Each element of the result is made of one element of each operand."""
     rank, size = size_at(sharder, node, output, place)

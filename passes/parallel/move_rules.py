@@ -22,10 +22,11 @@ from fa_compiler.op_registry import collectives
 from fa_compiler.passes.algebra.axes import Axis, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ir.nodes import axes_of, constant, input_of, int_attr, permutation
+from fa_compiler.passes.ops.cuts import pads_of, slice_bounds
+from fa_compiler.passes.ops.moves import keeps_everything
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
-from fa_compiler.passes.values.slices import keeps_everything, pads_of, slice_bounds
 
 WIDER = {ir.DataType.FLOAT16: ir.DataType.FLOAT, ir.DataType.BFLOAT16: ir.DataType.FLOAT}
 """The type in which ranks add numbers of another type."""

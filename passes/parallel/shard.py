@@ -16,8 +16,8 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, reached, remember_versions, text_attr, values_read
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
 from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches, operands
 from fa_compiler.passes.parallel.methods import Choice, Machine, choose

@@ -31,7 +31,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.ir.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
 from fa_compiler.passes.ir.signatures import unknown_part
-from fa_compiler.passes.layout.views import drops_nothing
+from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo

@@ -53,7 +53,6 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import FINITE_SCORES, NON_FINITE_SCORES, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import equal_values, int_attr, is_dead, is_op, producer, source_through
 from fa_compiler.passes.ir.surgery import ORDER, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.layout.views import Viewer
@@ -62,10 +61,11 @@ from fa_compiler.passes.matching.factors import SMALLEST, immoderate, operand
 from fa_compiler.passes.matching.row_reductions import reduced
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.cuts import cut_from, slice_bounds
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import cut_from, slice_bounds
 
 UNSOUND = (
     "a {0} of probabilities is multiplied by the values; the {0} of the products is the same only if no value is "

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.movers import LAYOUT_OPS, element_source
 from fa_compiler.passes.ir.nodes import (
     constant,
     distinct_consumers,
@@ -46,8 +45,9 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.layout.contraction import any_contraction
+from fa_compiler.passes.ops.cuts import cut_from
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, element_source
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import cut_from
 
 BETWEEN = (*LAYOUT_OPS, "Cast", "Mul", "Div", "Add", "Sub")
 LIMIT = 16

@@ -62,9 +62,9 @@ from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.cuts import slice_bounds
 from fa_compiler.passes.prepare.differences import Move, is_match
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.slices import slice_bounds
 
 ABOVE = ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Max", "Clip")
 """Case 1: element-wise steps between the joined scores and the softmax."""

@@ -34,11 +34,11 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import is_op, only_reader
 from fa_compiler.passes.ir.surgery import ORDER, depends
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.prepare.differences import Move, is_match
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo

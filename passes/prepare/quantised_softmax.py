@@ -18,12 +18,12 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.emit.build import AttrValue, Builder
-from fa_compiler.passes.ir.movers import LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.ir.surgery import ORDER
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.integer_steps import Integers, Step, integer_steps, is_contrib
 from fa_compiler.passes.matching.softmax import anchors
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.prepare.differences import Move, is_match
 
 SINCE = 13

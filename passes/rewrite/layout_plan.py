@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, KnownAxes
-from fa_compiler.passes.ir.movers import COPIES, LAYOUT_OPS
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.ops.movers import COPIES, LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 

@@ -22,7 +22,6 @@ from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import is_op, is_weight
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
@@ -32,6 +31,7 @@ from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
 from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.values.bounds import LIMITS
 
 LARGEST = {

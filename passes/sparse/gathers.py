@@ -30,8 +30,8 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.ops.context import axis_in
+from fa_compiler.passes.ops.cuts import cut_from
 from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.slices import cut_from
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 

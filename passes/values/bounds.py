@@ -26,9 +26,9 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import product
-from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import constant, input_of, is_op
 from fa_compiler.passes.ops.elementwise import INTEGER_RANGES
+from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.values.analysis import Analysis
 from fa_compiler.passes.values.value_sets import NUMPY
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.movers import MOVES, element_source
 from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ops.movers import MOVES, element_source
 
 INDEXED: dict[str, tuple[int, ...]] = {"Gather": (1,), "GatherElements": (1,), "GatherND": (1,), "OneHot": (0,)}
 """The operands of operators that are indices."""

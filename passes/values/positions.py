@@ -76,8 +76,8 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.moves import fitted, move_of
 from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
-from fa_compiler.passes.values.position_moves import fitted, moved
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.value_sets import overwrites
 
@@ -541,7 +541,15 @@ class Positions:
 
     def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The input and the index in it of the element that a moving operator puts at `index`; None when unknown."""
-        return self._overwritten(node, index) if is_op(node, "ScatterND") else moved(node, index, self)
+        if is_op(node, "ScatterND"):
+            return self._overwritten(node, index)
+        move = move_of(node, self.info)
+        own = None if move is None else self.shape(move.source)
+        shape = self.shape(node.outputs[0])
+        if move is None or own is None or shape is None or len(shape) != len(index):
+            return None
+        place = move.place(index, own, shape, self)
+        return None if place is None else (move.source, place)
 
     def _overwritten(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The update that a ScatterND puts at `index`, where it writes every place once, each with the update of that
@@ -576,7 +584,7 @@ TRUTHS: Mapping[str, Callable[[Positions, ir.Node, Index], Formula | None]] = {
     "ConstantOfShape": Positions._constant_truth,
 }
 """How a truth value follows from the operands of an operator. Operators that are not listed may move it
-(position_moves.py)."""
+(ops/moves.py)."""
 NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Min", "Max"), Positions._computed),
     **dict.fromkeys(("Neg", "Abs"), Positions._signed),
@@ -590,4 +598,4 @@ NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
     **dict.fromkeys(("Mod", "Div"), Positions._place_in_rows),
 }
 """How a number follows from the operands of an operator. Operators that are not listed may move it
-(position_moves.py)."""
+(ops/moves.py)."""

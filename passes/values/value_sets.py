@@ -20,8 +20,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.movers import MOVES
 from fa_compiler.passes.ir.nodes import constant, input_of, is_op, text_attr
+from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.values.analysis import Analysis
 from fa_compiler.passes.values.given_masks import inverted_mask
 

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
 from fa_compiler.passes.ir.nodes import constant, int_attr
-from fa_compiler.passes.layout.views import drops_nothing
+from fa_compiler.passes.ops.elementwise import drops_nothing
 
 BOOL, FLOAT = ir.DataType.BOOL, ir.DataType.FLOAT
 UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64)

@@ -7,10 +7,10 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
-from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.ops.context import Known
 
 
-def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, Dim, int]] | None:
+def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim, int]] | None:
     """(axis, start, step) for each axis that a Slice of any opset cuts. None when one of them is unknown, or when an
     axis is out of range."""
     attr = node.attributes.get("starts")
@@ -25,7 +25,7 @@ def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, D
     vectors: list[tuple[Dim, ...] | None] = []
     for place in (1, 3, 4):
         value = input_of(node, place)
-        found = None if value is None else info.content(value)
+        found = None if value is None else known.content(value)
         if value is not None and found is None:
             return None
         vectors.append((found,) if isinstance(found, Dim) else found)
@@ -51,61 +51,40 @@ def _within(bounds: list[tuple[int, Dim, int]], rank: int) -> list[tuple[int, Di
     return [(axis % rank, start, step) for axis, start, step in bounds]
 
 
-def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
-    """Does the node keep every element in its place? A Slice, Expand or Tile does if its result is proven to be as
-    large as its input, and the steps of a Slice are positive. A Pad does if it pads nothing."""
-    if node is not None and is_op(node, "Pad"):
-        return _pads_nothing(node, info)
-    source = input_of(node, 0) if node is not None and is_op(node, "Slice", "Expand", "Tile") else None
-    if node is None or source is None or info.shape(source) is None:
-        return False
-    if not is_op(node, "Slice"):
-        return info.shape(node.outputs[0]) == info.shape(source)
-    steps = input_of(node, 4)
-    found = () if steps is None else info.content(steps)
-    forwards = isinstance(found, tuple) and all(step.is_at_least(1) for step in found)
-    return forwards and info.shape(node.outputs[0]) == info.shape(source)
-
-
-def _pads_nothing(node: ir.Node, info: ShapeInfo) -> bool:
-    pads = pads_of(node, info)
-    return pads is not None and all(pad == 0 for pad in pads)
-
-
-def pads_of(node: ir.Node, info: ShapeInfo) -> tuple[Dim, ...] | None:
+def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
     """What a Pad of any opset adds before each dimension that it names, and then behind each; None where unknown."""
     attr, given = node.attributes.get("pads"), input_of(node, 1)
     if attr is not None:
         return tuple(map(Dim, attr.as_ints()))
-    pads = None if given is None else info.content(given)
+    pads = None if given is None else known.content(given)
     return pads if isinstance(pads, tuple) else None
 
 
-def slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:
+def slice_start(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
     """Where a Slice with steps of 1 begins along an axis; None where that is unknown."""
-    bounds = slice_bounds(node, info, rank)
+    bounds = slice_bounds(node, known, rank)
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
     return next((start.const for place, start, _ in bounds if place == axis), None)
 
 
-def split_start(node: ir.Node, output: ir.Value, axis: int, info: ShapeInfo) -> int | None:
+def split_start(node: ir.Node, output: ir.Value, axis: int, known: Known) -> int | None:
     """Where an output of a Split into two parts begins along an axis; None where that is unknown."""
-    shape = info.shape(output)
+    shape = known.shape(output)
     if shape is None or len(node.outputs) != 2 or int_attr(node, "axis", 0) % len(shape) != axis:
         return None
     if node.outputs[0] is output:
         return 0
-    first = info.shape(node.outputs[0])
+    first = known.shape(node.outputs[0])
     return None if first is None else first[axis].const
 
 
-def cut_from(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, int, int] | None:
+def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
     there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
     source = None if node is None else input_of(node, 0)
-    shape, whole = info.shape(value), None if source is None else info.shape(source)
+    shape, whole = known.shape(value), None if source is None else known.shape(source)
     if node is None or source is None or shape is None or whole is None or not is_op(node, "Slice", "Split"):
         return None
     cut = [axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=True)) if part != all_]
@@ -114,12 +93,12 @@ def cut_from(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, int, int] | No
     (axis,) = cut
     if is_op(node, "Slice"):
         if any(
-            slice_start(node, each, len(shape), info) not in (None, 0) for each in range(len(shape)) if each != axis
+            slice_start(node, each, len(shape), known) not in (None, 0) for each in range(len(shape)) if each != axis
         ):
             return None
-        start = slice_start(node, axis, len(shape), info)
+        start = slice_start(node, axis, len(shape), known)
     else:
-        start = split_start(node, value, axis, info)
+        start = split_start(node, value, axis, known)
     if start is not None and start < 0:
         start += whole[axis].const or 0
     return None if start is None or start < 0 else (source, axis, start)

@@ -1,0 +1,506 @@
+"""Moves: operators whose result holds elements of one input, and computes nothing.
+
+The form of a move says which element of its source stands at an index i of the result:
+
+    form            operators                               element of the source
+    --------------  --------------------------------------  --------------------------------------------------------
+    Same            Identity                                i
+    Converted       Cast                                    i, in another type
+    Unpadded        Pad of no width                         i
+    Neutral         Dropout that drops nothing, x + 0,      i
+                    0 + x, x - 0
+    Permuted        Transpose                               i, with its dimensions in another order
+    Regrouped       Reshape, Flatten, Squeeze, Unsqueeze    the one at the same place in row-major order
+    Stretched       Expand, Tile                            i, with 0 where the source has 1; Tile: modulo its sizes
+    Repeated        Concat(x, ..., x)                       i modulo the size of x, along the axis
+    Cut             Slice                                   start + step * i, along each axis that is cut
+    Picked          Gather                                  the number in the indices, along the axis
+    PickedPoints    GatherND                                the numbers in the indices, along the first dimensions
+    PickedElements  GatherElements                          the number in the indices, for each element
+    Shuffled        DepthToSpace, SpaceToDepth              each one once, at a place that no analysis asks for
+
+The operators are listed beside the rules for their shapes, by `mover`. What an analysis needs of a move is one of the
+methods of `Move`; a form that cannot answer gives None, which is always sound:
+
+    place            positions   the index in the source of the element at an index of the result
+    arrangement      layouts     the axes of the result's dimensions, given those of the source
+    carrier          narrowing,  the dimension of the source along which the result's dimension runs, if it does
+                     sharding
+    keeps_everything             is the result the source, element by element?
+
+Adding 0 keeps every number, NaN and infinities included, but for -0, which becomes 0. A sum of products that begins at
+0 is the same with either, and so is a comparison with 0; nothing that reads a move divides by its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.algebra.cases import Number, as_integer
+from fa_compiler.passes.algebra.formula import Affine, Index
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, permutation, places_of
+from fa_compiler.passes.ops.context import Known, Shape
+from fa_compiler.passes.ops.cuts import slice_bounds
+
+NOWHERE = -1
+"""The carrier of a dimension along which every element of the result is the same."""
+MANY_AXES = 64
+"""The most axes of a Squeeze or Unsqueeze that are read."""
+
+
+class Reader(Protocol):
+    """What `place` needs: shapes in the runs that matter, and the numbers in the indices of a Gather."""
+
+    @property
+    def info(self) -> Known: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def sizes(self) -> Shape: ...
+
+    def shape(self, value: ir.Value) -> Shape | None: ...
+
+    def number(self, value: ir.Value | None, index: Index | None) -> Number | None: ...
+
+
+@dataclass(frozen=True)
+class Move:
+    """A node that moves the elements of `source`."""
+
+    node: ir.Node
+    source: ir.Value
+
+    @property
+    def result(self) -> ir.Value:
+        """The moved tensor."""
+        return self.node.outputs[0]
+
+    @property
+    def is_layout(self) -> bool:
+        """Does every element of the source have a place in the result that depends on sizes alone?"""
+        return False
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        """The index in the source, of shape `own`, of the element at `index` of the result, of this shape."""
+        return None
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        """The axes of the result's dimensions, given those of the source's; None when unproven."""
+        return None
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        """The dimension of the source that a dimension of the result runs along; NOWHERE where the result is the same
+        all along it; None when neither is known."""
+        return None
+
+    def keeps_everything(self, known: Known) -> bool:
+        """Is every element in its place, and none left out or repeated?"""
+        return False
+
+
+class Same(Move):
+    """The source as it is, or in another type."""
+
+    is_layout = True
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        return index
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        return dims
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        return dim
+
+    def keeps_everything(self, known: Known) -> bool:
+        return True
+
+
+class Converted(Same):
+    """The source in another type."""
+
+    is_layout = False
+
+
+class Unpadded(Same):
+    """The source, beside which nothing is put."""
+
+
+class Neutral(Same):
+    """The source, to which nothing is added, and of which nothing is dropped."""
+
+
+class Permuted(Move):
+    """Dimensions in another order."""
+
+    is_layout = True
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        perm = permutation(self.node, len(own))
+        return None if perm is None else tuple(index[perm.index(axis)] for axis in range(len(own)))
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        perm = permutation(self.node, len(dims))
+        return None if perm is None else tuple(dims[axis] for axis in perm)
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        shape = known.shape(self.result)
+        perm = None if shape is None else permutation(self.node, len(shape))
+        return None if perm is None else perm[dim]
+
+
+class Regrouped(Move):
+    """All elements in the same row-major order.
+
+    A reshape may add or drop dimensions of 1, and merge dimensions or take them apart.
+    """
+
+    is_layout = True
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        """Dimensions are taken apart where the sizes of all but the first of them are numbers: heads that are folded
+        into the batch are addressed as 4 b + h."""
+        given = [(size, place) for size, place in zip(shape, index, strict=True) if size.const != 1]
+        wanted = [size for size in own if size.const != 1]
+        places: list[Affine] = []
+        while given and wanted:
+            some, parts = [given.pop(0)], [wanted.pop(0)]
+            while (made := product(size for size, _ in some)) != (whole := product(parts)):
+                if given and whole.exact_div(made) is not None:
+                    some.append(given.pop(0))
+                elif wanted and made.exact_div(whole) is not None:
+                    parts.append(wanted.pop(0))
+                else:
+                    return None
+            found = _taken_apart(_merged(some, reader), parts, reader)
+            if found is None:
+                return None
+            places.extend(found)
+        rest = iter(places)
+        return None if given or wanted else tuple(_zero(reader) if size.const == 1 else next(rest) for size in own)
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        target = self._target(dims, space, known)
+        if target is None:
+            return None
+        if self.node.op_type == "Unsqueeze" and (axes := self._axes(len(target))) is not None:
+            rest = iter(dims)
+            return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
+        if self.node.op_type == "Squeeze" and (axes := self._axes(len(dims))) is not None:
+            # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
+            if any(space.resolve(dims[axis]) for axis in axes):
+                return None
+            return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
+        if len(target) == len(dims) and all(space.size(d) == t for d, t in zip(dims, target, strict=True)):
+            return dims
+        return space.reshape(dims, target) or counted(space, dims, target)
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        """Known of dimensions of 1 that come or go by their axes."""
+        own, shape = known.shape(self.source), known.shape(self.result)
+        if own is None or shape is None or self.node.op_type not in ("Squeeze", "Unsqueeze"):
+            return None
+        axes = self._axes(max(len(own), len(shape)))
+        if not axes:
+            return None
+        others = [axis for axis in range(max(len(own), len(shape))) if axis not in axes]
+        if self.node.op_type == "Squeeze":
+            return others[dim]
+        return others.index(dim) if dim in others else NOWHERE
+
+    def _axes(self, rank: int) -> list[int] | None:
+        return places_of(self.node, rank, limit=MANY_AXES)
+
+    def _target(self, dims: Arrangement, space: AxisSpace, known: Known) -> tuple[Dim, ...] | None:
+        """The sizes of the result, written in the sizes of the source's arrangement.
+
+        The source's own sizes differ from those where a mask was added whose sizes have other names: the size of the
+        sum is then the broadcast of both. It is the arrangement's size in every run in which the mask does not enlarge
+        the scores.
+        """
+        target, source = known.shape(self.result), known.shape(self.source)
+        if target is None or source is None or len(source) != len(dims):
+            return target
+        own: dict[Atom, Dim] = {}
+        for size, dim in zip(source, dims, strict=True):
+            walked = space.size(dim)
+            for atom in (atom for atom in size.atoms if atom.op == "broadcast"):
+                parts = (*atom.args, walked) if _is_part(walked, atom) else atom.args
+                own.update((atom, part) for part in parts if size.substitute({atom: part}) == walked != size)
+        return tuple(size.substitute(own) for size in target) if own else target
+
+
+def counted(space: AxisSpace, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
+    """`reshape` with one size computed from the others, since a Reshape keeps the number of elements.
+
+    Models of tf2onnx need this. Where query and key have different names for the batch size, the Reshape after
+    their product has the larger of the two as its batch size.
+    """
+    total = product(space.size(dim) for dim in dims)
+    for place in range(len(target)):
+        before, after = target[:place], target[place + 1 :]
+        own = total.exact_div(product((*before, *after)))
+        if own is not None and own != target[place]:
+            return space.reshape(dims, (*before, own, *after))
+    return None
+
+
+def _is_part(size: Dim, whole: Atom) -> bool:
+    """Is a size the broadcast of some, but not all, of the sizes that `whole` is the broadcast of?"""
+    atom = size.single_atom
+    return atom is not None and atom.op == "broadcast" and set(atom.args) < set(whole.args)
+
+
+class Stretched(Move):
+    """Dimensions of 1 that are repeated; a Tile repeats longer ones, too, as a whole."""
+
+    is_layout = True
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        return fitted(own, shape, index, reader.rank)
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        target, source = known.shape(self.result), known.shape(self.source)
+        if target is None or source is None:
+            return None
+        padded: tuple[Axes, ...] = ((),) * (len(target) - len(dims)) + dims
+        sizes = [None] * (len(target) - len(source)) + list(source)
+        result: list[Axes] = []
+        for dim, size, wanted in zip(padded, sizes, target, strict=True):
+            if size is not None and size == wanted:
+                result.append(dim)
+            elif size is None or size.const == 1:
+                result.append(space.new(wanted))
+            elif self.node.op_type == "Tile" and (times := wanted.exact_div(size)) is not None:
+                result.append(space.new(times) + dim)
+            else:
+                return None
+        return tuple(result)
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        own, shape = known.shape(self.source), known.shape(self.result)
+        if own is None or shape is None:
+            return None
+        place = dim - (len(shape) - len(own))
+        if place < 0 or own[place].const == 1:
+            return NOWHERE
+        return place if own[place] == shape[dim] else None
+
+    def keeps_everything(self, known: Known) -> bool:
+        shape = known.shape(self.source)
+        return shape is not None and known.shape(self.result) == shape
+
+
+class Repeated(Move):
+    """One tensor several times in turn, along an axis."""
+
+    is_layout = True
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        return _repeated(dims, int_attr(self.node, "axis", 0), len(self.node.inputs), True, space)
+
+
+class Cut(Move):
+    """A part of each of some dimensions, in even steps."""
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        cut = slice_bounds(self.node, reader.info, len(own))
+        if cut is None:
+            return None
+        places = list(index)
+        for axis, start, step in cut:
+            if (-own[axis] - start).is_at_least(0):
+                start = Dim(0)  # counted from the end, it is the first element or before it
+            elif start.const is not None and start.const < 0:
+                start = own[axis] + start
+            if step < 1 or not start.is_at_least(0):
+                return None
+            places[axis] = index[axis].times(step) + Affine.number(start, reader.rank)
+        return tuple(places)
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        return dims if self.keeps_everything(known) else None
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        return dim
+
+    def keeps_everything(self, known: Known) -> bool:
+        """It does if its result is proven to be as large as its source, and its steps are positive."""
+        shape, steps = known.shape(self.source), input_of(self.node, 4)
+        found = () if steps is None else known.content(steps)
+        forwards = isinstance(found, tuple) and all(step.is_at_least(1) for step in found)
+        return shape is not None and forwards and known.shape(self.result) == shape
+
+
+class Picked(Move):
+    """Parts along one axis, by a tensor of indices."""
+
+    @property
+    def is_layout(self) -> bool:
+        """It is where the indices are constant and repeat a whole dimension."""
+        return self.repeats is not None
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        indices = self.node.inputs[1]
+        places = None if indices is None else reader.shape(indices)
+        if places is None or not own:
+            return None
+        axis = int_attr(self.node, "axis", 0) % len(own)
+        found = as_integer(reader.number(indices, index[axis : axis + len(places)]))
+        if found is None:
+            return None
+        if found.const is not None and found.const < 0:
+            found = found + Affine.number(own[axis], reader.rank)
+        if not found.is_natural:
+            return None
+        return (*index[:axis], found, *index[axis + len(places) :])
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        """Known of indices 0 0 1 1 ... and 0 1 ... 0 1 ...: the repeated heads of grouped attention."""
+        axis, found = int_attr(self.node, "axis", 0), self.repeats
+        if found is None or space.size(dims[axis % len(dims)]) != found[0]:
+            return None
+        return _repeated(dims, axis, found[1], found[2], space)
+
+    @property
+    def repeats(self) -> tuple[int, int, bool] | None:
+        """The size of the dimension that constant indices repeat, how often, and whether as a whole; else None."""
+        indices = constant(input_of(self.node, 1), limit=1 << 12)
+        if indices is None or indices.ndim != 1 or indices.size == 0 or indices.min() != 0:
+            return None
+        size = int(indices.max()) + 1
+        times, rest = divmod(indices.size, size)
+        if rest or times < 2:
+            return None
+        for in_turns in (False, True):
+            wanted = np.tile(np.arange(size), times) if in_turns else np.repeat(np.arange(size), times)
+            if np.array_equal(indices, wanted):
+                return size, times, in_turns
+        return None
+
+
+class PickedPoints(Move):
+    """Parts along the first dimensions, by a tensor of points."""
+
+    def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
+        indices = self.node.inputs[1]
+        places = None if indices is None else reader.shape(indices)
+        depth = None if places is None else places[-1].const
+        if places is None or depth is None or depth > len(own) or int_attr(self.node, "batch_dims", 0):
+            return None
+        point = index[: len(places) - 1]
+        found = [as_integer(reader.number(indices, (*point, Affine.number(k, reader.rank)))) for k in range(depth)]
+        natural = [place for place in found if place is not None and place.is_natural]
+        return (*natural, *index[len(places) - 1 :]) if len(natural) == depth else None
+
+
+class PickedElements(Move):
+    """Single elements, by a tensor of indices."""
+
+
+class Shuffled(Move):
+    """All elements in another order."""
+
+
+def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace) -> Arrangement:
+    """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""
+    place = axis % len(dims)
+    own, again = dims[place], space.new(Dim(times))
+    return (*dims[:place], again + own if in_turns else own + again, *dims[place + 1 :])
+
+
+def fitted(own: Shape, shape: Shape, index: Index, rank: int) -> Index | None:
+    """The index of an element in an operand of shape `own`, given its index in the result of shape `shape` to which the
+    operand is broadcast; None where the operand is not proven to fit."""
+    if len(own) > len(shape) or len(shape) != len(index):
+        return None
+    places: list[Affine] = []
+    for size, wanted, place in zip(own, shape[len(shape) - len(own) :], index[len(shape) - len(own) :], strict=True):
+        if size.const != 1 and size != wanted:
+            return None
+        places.append(Affine.number(0, rank) if size.const == 1 else place)
+    return tuple(places)
+
+
+def _zero(reader: Reader) -> Affine:
+    return Affine.number(0, reader.rank)
+
+
+def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:
+    """The place in dimensions that are merged, given the place in each of them; None where it is not linear."""
+    total, stride = _zero(reader), Dim(1)
+    for size, place in reversed(dims):
+        if place != _zero(reader):
+            if stride.const is None:
+                return None
+            total = total + place.times(stride.const)
+        stride = stride * size
+    return total
+
+
+def _taken_apart(place: Affine | None, sizes: list[Dim], reader: Reader) -> list[Affine] | None:
+    """The places in dimensions of these sizes, given the place in all of them merged; None where they are not linear.
+
+    A part of the place is the multiple of a size, and the rest is proven to be less than it.
+    """
+    places: list[Affine] = []
+    for size in reversed(sizes[1:]):
+        count = size.const
+        if place is None or not count:
+            return None
+        quotient, rest = divmod(place.offset.const, count) if place.offset.const is not None else (None, 0)
+        times = place.offset.exact_div(count) if quotient is None else Dim(quotient)
+        if times is None:
+            return None
+        inner = Affine(Dim(rest), tuple(step % count for step in place.steps))
+        if not (Affine.number(count - 1, reader.rank) - inner).least(reader.sizes).is_at_least(0):
+            return None
+        places.append(inner)
+        place = Affine(times, tuple(step // count for step in place.steps))
+    return None if place is None else [place, *reversed(places)]
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+Form = Callable[[ir.Node, ir.Value], Move]
+Condition = Callable[[ir.Node, Known], ir.Value | None]
+_FORMS: dict[str, tuple[Form, Condition]] = {}
+
+
+def first_input(node: ir.Node, known: Known) -> ir.Value | None:
+    """The source of most moves."""
+    return input_of(node, 0)
+
+
+def mover(*op_types: str, form: Form, source: Condition = first_input) -> None:
+    """Enter the form of operators. `source` gives what a node moves, None where the node is no move."""
+    _FORMS.update(dict.fromkeys(op_types, (form, source)))
+
+
+def move_of(node: ir.Node | None, known: Known) -> Move | None:
+    """The move that a node is; None for operators that compute something."""
+    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in _FORMS:
+        return None
+    form, condition = _FORMS[node.op_type]
+    source = condition(node, known)
+    return None if source is None else form(node, source)
+
+
+def keeps_everything(node: ir.Node | None, known: Known) -> bool:
+    """Does a Slice, Pad, Expand or Tile keep every element in its place?"""
+    move = move_of(node, known)
+    return isinstance(move, Cut | Unpadded | Stretched) and move.keeps_everything(known)
+
+
+def operators_of(*forms: Form) -> tuple[str, ...]:
+    """The operators of some forms, those that are moves under a condition included."""
+    return tuple(name for name, (form, _) in _FORMS.items() if form in forms)
