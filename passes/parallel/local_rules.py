@@ -2,6 +2,7 @@
 
 Each rule says for which demands it holds:
 
+    moves            any whose dimension in the input is known by the form of the move
     elementwise      any; an operand that has 1 where the result has the sequence is whole
     along axes       norms, softmaxes, sums, sorting: over other dimensions than the sequence's
     products         rows of the left or columns of the right operand of a MatMul or Gemm, a batch dimension of both;
@@ -23,6 +24,8 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op, places_of, source_through, text_attr
 from fa_compiler.passes.ops.contrib import POINTWISE_CONTRIB
 from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
+from fa_compiler.passes.ops.movers import MOVES
+from fa_compiler.passes.ops.moves import NOWHERE, move_of
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
 
@@ -41,6 +44,21 @@ def size_at(sharder: Sharder, node: ir.Node, output: int, place: Place) -> tuple
     """The rank of an output and the size of its dimension at the place."""
     shape = sharder.shape(node.outputs[output], node)
     return len(shape), shape[place.dim]
+
+
+@local_rule(*MOVES)
+def carried(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """The dimension of the input that becomes the sequence's, by the form of the move (ops/moves.py).
+
+    Moves whose other inputs depend on the rank's part have rules of their own, which replace this one.
+    """
+    move = move_of(node, sharder.info)
+    dim = None if move is None else move.carrier(place.dim, sharder.info)
+    if move is None or dim is None or dim == NOWHERE:
+        raise Refusal("it is not proven which dimension of its input is the sequence", node)
+    return sharder.clone(node, [sharder.local(move.source, place.at(dim), node), *sharder.wholes(node, 1)]).outputs[
+        output
+    ]
 
 
 @local_rule(*POINTWISE, *POINTWISE_CONTRIB)

@@ -1,6 +1,5 @@
 """The local forms of operators that move elements, and the whole forms of those that take tokens out of the sequence.
 
-Transpose, Squeeze, Unsqueeze, Identity     the sequence moves to another dimension
 Reshape, Flatten                            the sequence keeps its place in row-major order: the sizes before it and
                                             behind it tell how it is merged with others (layout/axes.py)
 Expand, Tile, Concat, Split, Slice, Pad     along other dimensions
@@ -21,9 +20,9 @@ import onnx_ir as ir
 from fa_compiler.op_registry import collectives
 from fa_compiler.passes.algebra.axes import Axis, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import axes_of, constant, input_of, int_attr, permutation
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr
 from fa_compiler.passes.ops.cuts import pads_of, slice_bounds
-from fa_compiler.passes.ops.moves import keeps_everything
+from fa_compiler.passes.ops.moves import counted, keeps_everything
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
@@ -34,38 +33,9 @@ AXES_ARE_INPUT = 13
 """From this opset on the axes of ReduceSum are an input."""
 
 
-@local_rule("Transpose")
-def transpose(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The dimension that becomes the sequence's."""
-    source = needed(node, 0)
-    perm = permutation(node, len(sharder.shape(source, node)))
-    if perm is None:
-        raise Refusal("its perm is no permutation", node)
-    return sharder.clone(node, [sharder.local(source, place.at(perm[place.dim]), node)]).outputs[output]
-
-
-@local_rule("Squeeze", "Unsqueeze")
-def units(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """Dimensions of 1 come or go."""
-    source = needed(node, 0)
-    ranks = len(sharder.shape(source, node)), len(sharder.shape(node.outputs[0], node))
-    named, longer = axes_of(node), max(ranks)
-    if not named:  # a Squeeze without axes would remove a sequence of which a rank has one token
-        raise Refusal("its axes are unknown", node)
-    places = {axis % longer for axis in named}
-    others = [dim for dim in range(longer) if dim not in places]
-    dim = others.index(place.dim) if node.op_type == "Unsqueeze" else others[place.dim]
-    forms = [sharder.local(source, place.at(dim), node)]
-    return sharder.clone(node, [*forms, *sharder.wholes(node, 1)]).outputs[output]
-
-
 @local_rule("Reshape", "Flatten")
 def reshape(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """The same elements in the same order."""
-    return _reshaped(sharder, node, place)
-
-
-def _reshaped(sharder: Sharder, node: ir.Node, place: Place) -> ir.Value:
     source = needed(node, 0)
     before, after = sharder.shape(source, node), sharder.shape(node.outputs[0], node)
     own = moved_place(place, after, before, sharder.length)
@@ -85,7 +55,7 @@ def moved_place(place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], le
     dims = [space.new(size) for size in shape]
     own = [*space.new(place.before), axis, *space.new(place.after)]
     dims[place.dim] = tuple(own)
-    found = space.reshape(tuple(dims), other) or _counted(space, tuple(dims), other)
+    found = space.reshape(tuple(dims), other) or counted(space, tuple(dims), other)
     if found is None or space.resolve((axis,)) != (axis,):
         return None
     for dim, axes in enumerate(found):
@@ -93,18 +63,6 @@ def moved_place(place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], le
         if axis in parts:
             index = parts.index(axis)
             return Place(dim, product(each.size for each in parts[:index]), product(e.size for e in parts[index + 1 :]))
-    return None
-
-
-def _counted(
-    space: AxisSpace, dims: tuple[tuple[Axis, ...], ...], target: tuple[Dim, ...]
-) -> tuple[tuple[Axis, ...], ...] | None:
-    """`reshape` with one size of the target computed from the others, since the number of elements stays."""
-    total = product(space.size(dim) for dim in dims)
-    for index in range(len(target)):
-        own = total.exact_div(product((*target[:index], *target[index + 1 :])))
-        if own is not None and own != target[index]:
-            return space.reshape(dims, (*target[:index], own, *target[index + 1 :]))
     return None
 
 
