@@ -157,7 +157,7 @@ class PolynomialReader(Generic[Q]):
     _depth: int = 0
 
     def put(self, value: ir.Value, quantity: Q, dims: Arrangement) -> None:
-        """Say what a value is."""
+        """Case 1: say what a value is."""
         self.tensors[value] = Tensor(quantity, dims)
 
     def tensor(self, value: ir.Value | None) -> Tensor[Q] | None:

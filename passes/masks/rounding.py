@@ -149,7 +149,7 @@ def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Coll
         for term, each in found
         if each is not None and math.isfinite(each.least)
     }
-    if (culprit := _opposite(terms, huge, turned)) is not None:
+    if (culprit := _opposite(terms, huge, turned)) is not None:  # neither 3 nor 4
         reason = "numbers of both signs that swallow the scores may be added up"
         vouched = (*assume, BINARY_MASKS)
         again = None if BINARY_MASKS in assume else reordering_decline(terms, values, vouched)
@@ -163,7 +163,7 @@ def _opposite(terms: tuple[Term, ...], huge: Mapping[MaskTerm, Huge], turned: Co
     there is none."""
     low = [term for term, each in huge.items() if each.negative]
     high = [term for term, each in huge.items() if each.positive]
-    found = [other for one in low for other in high if one is not other]
+    found = [other for one in low for other in high if one is not other]  # one alone is case 4, of one sign case 3
     for place, term in enumerate(terms):
         if isinstance(term, Floor) and abs(term.floor) >= HUGE:
             others = high if (term.floor < 0) ^ (term in turned) else low

@@ -140,7 +140,7 @@ def of_logarithm(value: ir.Value, info: ShapeInfo) -> OfLogarithm | None:
 
 def _whole(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
     """Cases 5 to 7: `start` is the logarithm of the sum of exp(x)."""
-    own = shifted_by(x, "ReduceMax", info)
+    own = shifted_by(x, "ReduceMax", info)  # 11
     for found in (*_logsumexps(start, x, log_base, info), *_log_totals(start, log_base, info)):
         again = _difference_again(found.summed, x)
         if own is not None and own[0] == found.axes and again is not None:
@@ -169,7 +169,7 @@ def _less_maximum(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo
                 continue
             highest, holding = finite_row_max(row_max, info)
             maximum, layout_of_maximum = row_source(highest, info)
-            largest = reduction_of(maximum, ("ReduceMax",), x, info)
+            largest = reduction_of(maximum, ("ReduceMax",), x, info)  # 11
             first: tuple[ir.Node, ...] = ()
             if largest is not None:
                 first = (*largest[1], *layout_of_maximum, *holding)

@@ -142,7 +142,7 @@ def _step(node: ir.Node, info: ShapeInfo) -> Step | None:
         op_type = "MatMul"
     elif is_contrib(node, *SUMS):
         op_type = SUMS[node.op_type]
-    elif is_contrib(node, "QLinearSoftmax"):
+    elif is_contrib(node, "QLinearSoftmax"):  # 1
         op_type = "Softmax"
     else:
         return None

@@ -81,7 +81,7 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
         node = each.producer()
         if node is None or _is_other_than_scores(each, viewer):
             given |= not is_weight(each)
-        elif is_op(node, "Conv") and not takes_scores(node, viewer):
+        elif is_op(node, "Conv") and not takes_scores(node, viewer):  # 1
             layer = "a convolution makes"
         elif is_op(node, "MatMul", "Gemm") and any(
             operand is not None and is_matrix(operand, viewer) for operand in node.inputs[:2]
@@ -89,7 +89,7 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
             layer = LINEAR
         elif not is_op(node, *BETWEEN, "Constant"):
             return None
-    return layer or (None if given else WEIGHTS)
+    return layer or (None if given else WEIGHTS)  # 2
 
 
 def _is_other_than_scores(value: ir.Value, viewer: Viewer) -> bool:

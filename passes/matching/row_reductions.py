@@ -52,7 +52,7 @@ def reduced(
     value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo
 ) -> tuple[tuple[int, ...], tuple[ir.Node, ...]] | None:
     """The axes of `source` over which `value` is a per_row reduction, and the nodes."""
-    row, repeating = unrepeated(value)
+    row, repeating = unrepeated(value)  # 1 and 2
     start, moving = row_source(row, info)
     found = reduction_of(start, reductions, source, info)
     if found is None or not is_per_row(value, found[0], source, info):

@@ -87,7 +87,7 @@ def _sink(value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: Shap
 def _clamped_max(
     value: ir.Value, sink: ir.Value | None, number: float | None, info: ShapeInfo
 ) -> tuple[ir.Value, ir.Node] | None:
-    """For a peak Max(x, sink): x and the node of the maximum; else None. Without a `sink` its value is `number`."""
+    """Case 4, Max(x, sink): x and the node of the maximum; None for case 3. Without a `sink` its value is `number`."""
     for found in matches(HELD, value, info):
         floor = found.get("floor")
         zero = floor is None and number == 0.0

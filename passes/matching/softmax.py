@@ -193,7 +193,8 @@ def _of_logarithm(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
     for each in exponentials(output, info):
         logarithm = each.exponent.producer()
         scores = None if logarithm is None or not is_op(logarithm, "LogSoftmax") else logarithm.inputs[0]
-        if logarithm is not None and scores is not None and abs(each.log_base - 1.0) <= ROUNDING:  # 3
+        # 3 (exponentials.py, 3)
+        if logarithm is not None and scores is not None and abs(each.log_base - 1.0) <= ROUNDING:
             return SoftmaxAnchor(scores, output, _axes(logarithm, scores, info), (logarithm, *each.nodes))
     found = of_logarithm(output, info)  # 4
     if found is None:
@@ -222,13 +223,13 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
     for own_total, sink_part in ((unfloored, None), *summands(unfloored)):
         exponentials_value, path = _exponentials_of(quotient["e"], own_total, info)
         found = match(EXPONENTIALS, exponentials_value, info)
-        sums = None if found is None else reduced(own_total, SUMS, exponentials_value, info)
-        log_base = None if found is None else log_base_of(found, info)
+        sums = None if found is None else reduced(own_total, SUMS, exponentials_value, info)  # 11, 13
+        log_base = None if found is None else log_base_of(found, info)  # 15
         if found is None or sums is None or log_base is None or _is_number(found.get("factor"), info):
             continue
         scores, masked = found["x"], len(found.nodes) > 1
         subtracted = _subtracted(scores, info) if log_base == 1.0 else None
-        sink = None if sink_part is None else sink_total(unfloored, sink_part, subtracted, info)
+        sink = None if sink_part is None else sink_total(unfloored, sink_part, subtracted, info)  # 14
         summing = (*sums[1], *(() if sink is None else sink.nodes), *floors)
         late = LateDivision(total, summing, dividing, path) if path else None
         nodes = found.nodes if late is not None else (*found.nodes, *summing, *dividing)
