@@ -75,18 +75,24 @@ class KnownAxes:
         if isinstance(record, KnownAxes):
             return self
         if isinstance(record, tuple):
-            parts = self.resolve(record) if isinstance(next(iter(record), None), Axis) else map(self._settled, record)
-            found = tuple(parts)
-            changed = len(found) != len(record) or any(a is not b for a, b in zip(found, record, strict=True))
-            return found if changed else record
+            return self._settled_tuple(record)
         if isinstance(record, Mapping):
             entries = {key: self._settled(value) for key, value in record.items()}
             return entries if any(entries[key] is not value for key, value in record.items()) else record
         if not is_dataclass(record) or isinstance(record, type):
             return record
-        own = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
+        own = {field.name: getattr(record, field.name) for field in fields(record) if field.init}
         moved = {name: new for name, value in own.items() if (new := self._settled(value)) is not value}
         return replace(record, **moved) if moved else record
+
+    def _settled_tuple(self, record: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A tuple of axes in their finest parts, or another tuple part by part; the same one where nothing changes."""
+        if isinstance(next(iter(record), None), Axis):
+            found: tuple[Any, ...] = self.resolve(record)
+        else:
+            found = tuple(map(self._settled, record))
+        changed = len(found) != len(record) or any(a is not b for a, b in zip(found, record, strict=True))
+        return found if changed else record
 
     def size(self, axes: Iterable[Axis]) -> Dim:
         """The number of elements these axes run over."""

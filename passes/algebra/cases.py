@@ -4,7 +4,8 @@ that is linear in the position, or a choice between two numbers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,20 @@ INTEGERS = (
     ir.DataType.UINT8,
     ir.DataType.BOOL,
 )
+COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Equal": operator.eq,
+}
+ARITHMETIC: Mapping[str, Callable[[np.float64, np.float64], np.float64]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Min": np.minimum,
+    "Max": np.maximum,
+}
 EXACT_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Float types that hold every position of a sequence that fits into memory."""
 RANGES = {
@@ -122,30 +137,32 @@ def unequal(number: float | Affine, other: int) -> Formula:
 
 def compared(op: str, left: Number, right: Number) -> Formula | None:
     """The condition under which `left op right` holds; None when it is unknown."""
-    if isinstance(left, Case) and (extreme := _extreme(left)) is not None and op != "Equal":
-        chosen, other = compared(op, left.chosen, right), compared(op, left.other, right)
-        both = (extreme == "Max") == op.startswith("Less")
-        return None if chosen is None or other is None else (conjunction if both else disjunction)((chosen, other))
-    if isinstance(left, Case):
-        chosen, other = compared(op, left.chosen, right), compared(op, left.other, right)
-        return None if chosen is None or other is None else choice(left.condition, chosen, other)
-    if isinstance(right, Case):
-        chosen, other = compared(op, left, right.chosen), compared(op, left, right.other)
-        return None if chosen is None or other is None else choice(right.condition, chosen, other)
+    if isinstance(left, Case) or isinstance(right, Case):
+        return _compared_cases(op, left, right)
     if isinstance(left, Affine) and isinstance(right, Affine):
         return _compared_integers(op, left, right)
     a = left.const if isinstance(left, Affine) else left
     b = right.const if isinstance(right, Affine) else right
     if a is None or b is None:
         return _compared_mixed(op, left, right)
-    results = {
-        "Less": a < b,
-        "LessOrEqual": a <= b,
-        "Greater": a > b,
-        "GreaterOrEqual": a >= b,
-        "Equal": a == b,
-    }
-    return BooleanLiteral(results[op])
+    return BooleanLiteral(COMPARE[op](a, b))
+
+
+def _compared_cases(op: str, left: Number, right: Number) -> Formula | None:
+    """`compared` where an operand is a Case: of both of its numbers, joined as the Case joins them."""
+    split = left if isinstance(left, Case) else right
+    assert isinstance(split, Case)
+    if split is left:
+        chosen, other = compared(op, split.chosen, right), compared(op, split.other, right)
+    else:
+        chosen, other = compared(op, left, split.chosen), compared(op, left, split.other)
+    if chosen is None or other is None:
+        return None
+    if split is left and op != "Equal" and (extreme := _extreme(split)) is not None:
+        # A maximum is less than a number if both of its operands are, and greater if one of them is.
+        both = (extreme == "Max") == op.startswith("Less")
+        return (conjunction if both else disjunction)((chosen, other))
+    return choice(split.condition, chosen, other)
 
 
 def _extreme(number: Case) -> str | None:
@@ -228,20 +245,27 @@ def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
 def arithmetic(op: str, left: Number, right: Number, dtype: ir.DataType | None) -> Number | None:
     """`left op right`, rounded to the type where it is a float; None when it is unknown."""
     if isinstance(left, Case) or isinstance(right, Case):
-        split = left if isinstance(left, Case) else right
-        assert isinstance(split, Case)
-        pairs = [(each, right) if split is left else (left, each) for each in (split.chosen, split.other)]
-        chosen, other = (arithmetic(op, a, b, dtype) for a, b in pairs)
-        return None if chosen is None or other is None else case(split.condition, chosen, other)
+        return _arithmetic_of_cases(op, left, right, dtype)
     if isinstance(left, Affine) and isinstance(right, Affine):
         return _whole_arithmetic(op, left, right)
-    numbers = [each.const if isinstance(each, Affine) else each for each in (left, right)]
-    if None in numbers or dtype is None or dtype in INTEGERS:
+    a = left.const if isinstance(left, Affine) else left
+    b = right.const if isinstance(right, Affine) else right
+    if a is None or b is None or dtype is None or dtype in INTEGERS:
         return None
-    a, b = (np.float64(number) for number in numbers if number is not None)
     with np.errstate(all="ignore"):
-        results = {"Add": a + b, "Sub": a - b, "Mul": a * b, "Min": np.minimum(a, b), "Max": np.maximum(a, b)}
-    return rounded(float(results[op]), dtype)
+        result = ARITHMETIC[op](np.float64(a), np.float64(b))
+    return rounded(float(result), dtype)
+
+
+def _arithmetic_of_cases(op: str, left: Number, right: Number, dtype: ir.DataType | None) -> Number | None:
+    """`arithmetic` where an operand is a Case: with each of its two numbers."""
+    split = left if isinstance(left, Case) else right
+    assert isinstance(split, Case)
+    if split is left:
+        chosen, other = arithmetic(op, split.chosen, right, dtype), arithmetic(op, split.other, right, dtype)
+    else:
+        chosen, other = arithmetic(op, left, split.chosen, dtype), arithmetic(op, left, split.other, dtype)
+    return None if chosen is None or other is None else case(split.condition, chosen, other)
 
 
 def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:

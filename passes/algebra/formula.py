@@ -200,7 +200,7 @@ def conjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -
         TooLargeError: the formula has more than `MAX_PARTS`, so that what is made of it again and again would grow
             beyond all bounds.
     """
-    flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
+    flat = [inner for part in parts for inner in (part.parts if isinstance(part, All) else (part,))]
     if sum(map(count_parts, flat)) > MAX_PARTS:
         raise TooLargeError
     singles: list[Formula] = [part for part in flat if not isinstance(part, Some)]
@@ -208,16 +208,24 @@ def conjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -
     if settled != flat:
         return conjunction(settled, origin)
     spend(steps=len(flat))
-    kept: list[Formula] = []
-    for part in flat:
-        if part == FALSE or negation(part) in kept:
-            return FALSE
-        if part == TRUE or any(_implies(other, part) for other in kept):
-            continue
-        kept = [*(other for other in kept if not _implies(part, other)), part]
+    kept = _without_implied(flat)
+    if kept is None:
+        return FALSE
     if len(kept) == 1:
         return kept[0]
     return All(tuple(kept), origin) if kept else TRUE
+
+
+def _without_implied(parts: Iterable[Formula]) -> list[Formula] | None:
+    """The parts that no other part implies; None where two of them exclude each other."""
+    kept: list[Formula] = []
+    for part in parts:
+        if part == FALSE or negation(part) in kept:
+            return None
+        if part == TRUE or any(_implies(other, part) for other in kept):
+            continue
+        kept = [*(other for other in kept if not _implies(part, other)), part]
+    return kept
 
 
 def _remaining(alternatives: Some, facts: list[Formula]) -> Formula:

@@ -743,18 +743,26 @@ def _evaluate_atom(atom: Atom, bindings: Mapping[str, int]) -> int | None:
         return None
     values = [arg.evaluate(bindings) for arg in atom.args]
     known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    if atom.op == "min0":
-        return min(known[0], 0)
-    if atom.op == "broadcast":
-        return next((value for value in known if value != 1), 1)
-    left, right = known
+    return _VALUE_OF[atom.op](*known) if len(known) == len(values) else None
+
+
+def _truncated(left: int, right: int) -> int | None:
     if right == 0:
         return None
-    if atom.op == "floor":
-        return left // right
-    if atom.op == "mod":
-        return left % right
-    truncated = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-    return truncated if atom.op == "trunc" else left - right * truncated
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+
+
+def _remainder(left: int, right: int) -> int | None:
+    quotient = _truncated(left, right)
+    return None if quotient is None else left - right * quotient
+
+
+_VALUE_OF: Mapping[str, Callable[..., int | None]] = {
+    "min0": lambda value: min(value, 0),
+    "broadcast": lambda *sizes: next((size for size in sizes if size != 1), 1),
+    "floor": lambda left, right: left // right if right else None,
+    "mod": lambda left, right: left % right if right else None,
+    "trunc": _truncated,
+    "fmod": _remainder,
+}
+"""The value of an atom, given those of its operands; None for a division by 0."""

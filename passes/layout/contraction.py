@@ -13,12 +13,14 @@ the output is summed over. Everything else is refused: such a node counts as no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.ops.linear import einsum_terms
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -141,27 +143,26 @@ def _matmul(
 
 def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
     first, second = info.shape(left), info.shape(right)
-    sides = text_attr(node, "equation", "").replace(" ", "").split("->")
-    terms = sides[0].split(",")
-    if first is None or second is None or len(terms) != 2:
+    operands, result = einsum_terms(text_attr(node, "equation", ""))
+    if first is None or second is None or len(operands) != 2:
         return None
-    if len(sides) == 1:
-        letters = "".join(terms).replace(".", "")
-        once = sorted(label for label in set(letters) if letters.count(label) == 1)
-        sides.append(("..." if "..." in sides[0] else "") + "".join(once))
-    hidden = [len(shape) - len(term.replace(".", "")) for term, shape in zip(terms, (first, second), strict=True)]
-    if any(count < 0 or (count > 0 and "..." not in term) for term, count in zip(terms, hidden, strict=True)):
-        return None
-    if len({count for term, count in zip(terms, hidden, strict=True) if "..." in term}) > 1:
-        return None  # ONNX Runtime refuses it
-    if ("..." in sides[0]) != ("..." in sides[1]):
+    hidden = _hidden(operands, (len(first), len(second)))
+    if hidden is None or any("..." in term for term in operands) != ("..." in result):
         return None
     batch = tuple(f"b{index}" for index in range(max(hidden)))
-    labels = tuple(_labels(term, batch[len(batch) - count :]) for term, count in zip(terms, hidden, strict=True))
-    out = _labels(sides[1], batch)
-    if any(len(set(each)) != len(each) for each in (*labels, out)) or (set(labels[0]) ^ set(labels[1])) - set(out):
+    one, other = (_labels(term, batch[len(batch) - count :]) for term, count in zip(operands, hidden, strict=True))
+    out = _labels(result, batch)
+    if any(len(set(labels)) != len(labels) for labels in (one, other, out)) or (set(one) ^ set(other)) - set(out):
         return None
-    return Contraction(node, (left, right), (labels[0], labels[1]), out)
+    return Contraction(node, (left, right), (one, other), out)
+
+
+def _hidden(terms: Sequence[str], ranks: Sequence[int]) -> list[int] | None:
+    """How many dimensions of each operand its ellipsis stands for; None where ONNX Runtime refuses the equation."""
+    counts = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
+    with_dots = {count for term, count in zip(terms, counts, strict=True) if "..." in term}
+    without = {count for term, count in zip(terms, counts, strict=True) if "..." not in term}
+    return counts if min(counts) >= 0 and len(with_dots) <= 1 and without <= {0} else None
 
 
 def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:

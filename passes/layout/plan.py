@@ -86,20 +86,19 @@ def cost(plan: Sequence[Move]) -> int:
 
 
 def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
-    if source == target:
-        return []
     flat = [axis for dim in target for axis in dim]
     if [axis for dim in source for axis in dim] == flat:
-        return [_units(source, target) or Reshape(target)]
+        return _reshape(source, target)
     pieces = _pieces(source, target)
-    plan: list[Move] = [] if pieces == source else [_units(source, pieces) or Reshape(pieces)]
     place = {piece[0]: index for index, piece in enumerate(pieces)}
     perm = tuple(place[axis] for axis in flat if axis in place)
     ordered = tuple(pieces[index] for index in perm)
-    plan.append(Transpose(perm, ordered))
-    if ordered != target:
-        plan.append(_units(ordered, target) or Reshape(target))
-    return plan
+    return [*_reshape(source, pieces), Transpose(perm, ordered), *_reshape(ordered, target)]
+
+
+def _reshape(source: Arrangement, target: Arrangement) -> list[Move]:
+    """The move between two arrangements of the same axes in the same order; none where they are equal."""
+    return [] if source == target else [_units(source, target) or Reshape(target)]
 
 
 def _units(source: Arrangement, target: Arrangement) -> SqueezeUnsqueeze | None:

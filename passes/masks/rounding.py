@@ -54,9 +54,8 @@ from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, M
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
 from fa_compiler.passes.ops.movers import MOVES, element_source
-from fa_compiler.passes.values.bounds import LIMITS
+from fa_compiler.passes.ops.numbers import LIMITS, overwrites
 from fa_compiler.passes.values.facts import Facts
-from fa_compiler.passes.values.value_sets import overwrites
 
 CANCELLED = 2.0**-24
 """The smallest share of a float32 number that a subtraction leaves, unless it leaves 0: the last bit."""

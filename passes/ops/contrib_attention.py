@@ -50,15 +50,10 @@ def _widths(ctx: Context, query: Shape, heads: int) -> tuple[Dim, Dim, Dim] | No
 @rule("Attention", "QAttention", domain=_DOMAIN)
 def _attention(ctx: Context) -> list[Fact]:
     quantised = ctx.node.op_type == "QAttention"
-    dtype, past_index = ctx.dtype(2 if quantised else 0), 8 if quantised else 4
-    source, weights, heads = ctx.shape(0), ctx.shape(1), ctx.int_attr("num_heads", 0)
-    sizes = ctx.ints_attr("qkv_hidden_sizes")
-    if source is None or len(source) != 3 or heads <= 0:
-        return [Fact(None, dtype)] * 2
-    width = Dim(sizes[2]) if sizes and any(sizes) else None
-    if width is None and weights is not None and len(weights) == 2:
-        width = Dim.floordiv(weights[1], 3)
-    if width is None:
+    dtype, past_index = (ctx.dtype(2), 8) if quantised else (ctx.dtype(0), 4)
+    source, heads = ctx.shape(0), ctx.int_attr("num_heads", 0)
+    width = _value_width(ctx)
+    if source is None or len(source) != 3 or heads <= 0 or width is None:
         return [Fact(None, dtype)] * 2
     past = ctx.shape(past_index)
     present: Shape | None = None
@@ -67,6 +62,14 @@ def _attention(ctx: Context) -> list[Fact]:
         present = (Dim(2), source[0], Dim(heads), length, Dim.floordiv(width, heads))
     shared = ctx.int_attr("past_present_share_buffer", 0)
     return [Fact((*source[:2], width), dtype), Fact(None if shared else present, dtype)]
+
+
+def _value_width(ctx: Context) -> Dim | None:
+    """The features of the values: the third of `qkv_hidden_sizes`, else a third of the columns of the weights."""
+    sizes, weights = ctx.ints_attr("qkv_hidden_sizes"), ctx.shape(1)
+    if sizes and any(sizes):
+        return Dim(sizes[2])
+    return Dim.floordiv(weights[1], 3) if weights is not None and len(weights) == 2 else None
 
 
 @rule("GroupQueryAttention", domain=_DOMAIN)

@@ -3,25 +3,46 @@ ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
-from fa_compiler.passes.ops.context import Known
+from fa_compiler.passes.ops.context import Known, Shape
 
 
 def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim, int]] | None:
     """(axis, start, step) for each axis that a Slice of any opset cuts. None when one of them is unknown, or when an
     axis is out of range."""
-    attr = node.attributes.get("starts")
-    if attr is not None:
-        starts = [Dim(number) for number in attr.as_ints()]
-        listed = node.attributes.get("axes")
-        axes = list(range(len(starts))) if listed is None else list(listed.as_ints())
-        if len(axes) != len(starts):
+    numbers = _attributes(node) if "starts" in node.attributes else _inputs(node, known)
+    if numbers is None:
+        return None
+    axes, starts, steps = numbers
+    if not len(axes) == len(starts) == len(steps):  # ONNX Runtime refuses it when the model runs
+        return None
+    bounds: list[tuple[int, Dim, int]] = []
+    for axis, start, step in zip(axes, starts, steps, strict=True):
+        if axis.const is None or step.const is None or not -rank <= axis.const < rank:
             return None
-        bounds = [(axis, start, 1) for axis, start in zip(axes, starts, strict=True)]
-        return _within(bounds, rank)
+        bounds.append((axis.const % rank, start, step.const))
+    return bounds
+
+
+_Vectors = tuple[Sequence[Dim], Sequence[Dim], Sequence[Dim]]
+"""Axes, starts and steps of a Slice."""
+
+
+def _attributes(node: ir.Node) -> _Vectors:
+    """Those of an older Slice, which has them as attributes and no steps."""
+    starts = [Dim(number) for number in node.attributes["starts"].as_ints()]
+    listed = node.attributes.get("axes")
+    axes = range(len(starts)) if listed is None else listed.as_ints()
+    return [Dim(axis) for axis in axes], starts, [Dim(1)] * len(starts)
+
+
+def _inputs(node: ir.Node, known: Known) -> _Vectors | None:
+    """Those of a newer Slice, which has them as inputs. None where one that is given is unknown."""
     vectors: list[tuple[Dim, ...] | None] = []
     for place in (1, 3, 4):
         value = input_of(node, place)
@@ -29,26 +50,10 @@ def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim,
         if value is not None and found is None:
             return None
         vectors.append((found,) if isinstance(found, Dim) else found)
-    begin, axis_numbers, steps = vectors
-    if begin is None:
+    starts, axes, steps = vectors
+    if starts is None:
         return None
-    axis_numbers = axis_numbers or tuple(Dim(axis) for axis in range(len(begin)))
-    steps = steps or (Dim(1),) * len(begin)
-    if not len(axis_numbers) == len(begin) == len(steps):  # ONNX Runtime refuses it when the model runs
-        return None
-    result: list[tuple[int, Dim, int]] = []
-    for axis, start, step in zip(axis_numbers, begin, steps, strict=True):
-        if axis.const is None or step.const is None:
-            return None
-        result.append((axis.const, start, step.const))
-    return _within(result, rank)
-
-
-def _within(bounds: list[tuple[int, Dim, int]], rank: int) -> list[tuple[int, Dim, int]] | None:
-    """The bounds with axes counted from the first one; None when an axis is out of range."""
-    if not all(-rank <= axis < rank for axis, _, _ in bounds):
-        return None
-    return [(axis % rank, start, step) for axis, start, step in bounds]
+    return axes or tuple(Dim(axis) for axis in range(len(starts))), starts, steps or (Dim(1),) * len(starts)
 
 
 def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
@@ -83,22 +88,34 @@ def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
     there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
-    source = None if node is None else input_of(node, 0)
-    shape, whole = known.shape(value), None if source is None else known.shape(source)
-    if node is None or source is None or shape is None or whole is None or not is_op(node, "Slice", "Split"):
+    source = input_of(node, 0) if node is not None and is_op(node, "Slice", "Split") else None
+    if node is None or source is None:
         return None
-    cut = [axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=True)) if part != all_]
-    if len(cut) != 1 or shape[cut[0]].const is None or whole[cut[0]].const is None:
+    shape, whole = known.shape(value), known.shape(source)
+    if shape is None or whole is None:
         return None
-    (axis,) = cut
-    if is_op(node, "Slice"):
-        if any(
-            slice_start(node, each, len(shape), known) not in (None, 0) for each in range(len(shape)) if each != axis
-        ):
-            return None
-        start = slice_start(node, axis, len(shape), known)
-    else:
-        start = split_start(node, value, axis, known)
+    axis = _axis_cut(shape, whole)
+    if axis is None:
+        return None
+    start = (
+        _start_of_slice(node, axis, len(shape), known)
+        if is_op(node, "Slice")
+        else split_start(node, value, axis, known)
+    )
     if start is not None and start < 0:
         start += whole[axis].const or 0
     return None if start is None or start < 0 else (source, axis, start)
+
+
+def _axis_cut(shape: Shape, whole: Shape) -> int | None:
+    """The one dimension in which two shapes differ, if both sizes are numbers; else None."""
+    cut = [axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=True)) if part != all_]
+    if len(cut) != 1 or shape[cut[0]].const is None or whole[cut[0]].const is None:
+        return None
+    return cut[0]
+
+
+def _start_of_slice(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
+    """Where a Slice begins along an axis; None where it may begin elsewhere than at 0 along another one."""
+    others = (slice_start(node, other, rank, known) for other in range(rank) if other != axis)
+    return slice_start(node, axis, rank, known) if all(start in (None, 0) for start in others) else None

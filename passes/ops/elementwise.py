@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,26 +150,36 @@ def fold(op: str, *operands: Content | None) -> Content | None:
     """The element-wise result on known contents: symbolic for integers, in their dtype for floats. None when
     unknown."""
     known = [operand for operand in operands if operand is not None]
-    if len(known) < len(operands):
+    if len(known) < len(operands) or not _are_followed(known):
         return None
-    try:
-        if any(operand.size != 1 for operand in known) and (
-            math.prod(np.broadcast_shapes(*(operand.shape for operand in known))) > LIMIT
-        ):
-            return None
-    except ValueError:
-        return None
-    if all(is_float(operand) for operand in known):
-        function = _FLOAT.get(op)
-        if function is None:
-            return None
-        with np.errstate(all="ignore"):
-            result = np.asarray(function(*known))
-        return dim_array(result.astype(np.int64)) if result.dtype == np.bool_ else result
-    if any(is_float(operand) for operand in known) or op not in _INT:
+    floats = [is_float(operand) for operand in known]
+    if all(floats):
+        return _fold_floats(op, known)
+    if any(floats) or op not in _INT:
         return None
     function = np.frompyfunc(_INT[op], len(known), 1)
     return np.asarray(function(*known), dtype=object)
+
+
+def _are_followed(operands: Sequence[Content]) -> bool:
+    """Can the operands be broadcast to each other, to a result that is small enough?"""
+    if all(operand.size == 1 for operand in operands):
+        return True
+    try:
+        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+    except ValueError:
+        return False
+    return math.prod(shape) <= LIMIT
+
+
+def _fold_floats(op: str, operands: Sequence[Content]) -> Content | None:
+    """`fold` of floats. Truth values become integers."""
+    function = _FLOAT.get(op)
+    if function is None:
+        return None
+    with np.errstate(all="ignore"):
+        result = np.asarray(function(*operands))
+    return dim_array(result.astype(np.int64)) if result.dtype == np.bool_ else result
 
 
 _COMPARE = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")

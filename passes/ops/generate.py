@@ -117,30 +117,32 @@ def _constant_of_shape(ctx: Context) -> Fact:
 
 @rule("Range")
 def _range(ctx: Context) -> Fact:
-    dtype = ctx.dtype(0)
-    bounds = [ctx.content(index) for index in range(3)]
-    known = [bound.reshape(-1)[0] for bound in bounds if bound is not None and bound.size == 1]
+    bounds = _range_bounds(ctx)
+    if bounds is None:
+        return Fact(fresh(1), ctx.dtype(0))
+    start, limit, delta = bounds
+    if not delta.is_at_least(1) and not (-delta).is_at_least(1):
+        return Fact(fresh(1), ctx.dtype(0))
+    length = Dim.max(Dim.ceildiv(limit - start, delta), 0)
+    count, content = length.const, ctx.content(0)
+    are_integers = content is not None and content.dtype == object
+    if are_integers and count is not None and count <= LIMIT:
+        return content_fact(_vector([start + delta * index for index in range(count)]), ctx.dtype(0))
+    return Fact((length,), ctx.dtype(0))
+
+
+def _range_bounds(ctx: Context) -> tuple[Dim, Dim, Dim] | None:
+    """Start, limit and step of a Range, if they are integers, or floats that are small integers: only these are counted
+    exactly. Others, or NaN, may give one step more or less."""
+    contents = [ctx.content(index) for index in range(3)]
+    known = [content.reshape(-1)[0] for content in contents if content is not None and content.size == 1]
     if len(known) < 3:
-        return Fact(fresh(1), dtype)
-    start, limit, delta = known
-    if not all(isinstance(bound, Dim) for bound in known):
-        # Only floats that are small integers are counted exactly. Others, or NaN, may give one step more or less.
-        if any(isinstance(bound, Dim) or not abs(bound) < 2**11 or bound != int(bound) for bound in known):
-            return Fact(fresh(1), dtype)
-        start, limit, delta = (Dim(int(bound)) for bound in known)
-        if delta == 0:
-            return Fact(fresh(1), dtype)
-        return Fact((Dim.max(Dim.ceildiv(limit - start, delta), 0),), dtype)
-    if delta == 0:
-        return Fact(fresh(1), dtype)
-    if delta.is_at_least(1) or (-delta).is_at_least(1):
-        length = Dim.max(Dim.ceildiv(limit - start, delta), 0)
-    else:
-        return Fact(fresh(1), dtype)
-    count = length.const
-    if count is not None and count <= LIMIT:
-        return content_fact(_vector([start + delta * index for index in range(count)]), dtype)
-    return Fact((length,), dtype)
+        return None
+    if all(isinstance(bound, Dim) for bound in known):
+        return known[0], known[1], known[2]
+    if any(isinstance(bound, Dim) or not abs(bound) < 2**11 or bound != int(bound) for bound in known):
+        return None
+    return Dim(int(known[0])), Dim(int(known[1])), Dim(int(known[2]))
 
 
 @rule("EyeLike", "RandomNormalLike", "RandomUniformLike")

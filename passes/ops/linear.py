@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ops.context import Context, Fact, Shape, broadcast, fresh, rule
 
@@ -42,42 +45,62 @@ def gemm_shape(ctx: Context, left_index: int, right_index: int) -> Shape:
 
 @rule("Einsum")
 def _einsum(ctx: Context) -> Fact:
-    dtype = ctx.dtype(0)
     equation = ctx.attr("equation")
-    if not isinstance(equation, str):
-        return Fact(None, dtype)
+    terms = einsum_terms(equation) if isinstance(equation, str) else None
+    if terms is None or len(terms[0]) != len(ctx.facts):
+        return Fact(None, ctx.dtype(0))
+    operands, result = terms
+    sizes = _einsum_sizes(ctx, operands)
+    return Fact(None if sizes is None else sizes.of(result), ctx.dtype(0))
+
+
+def einsum_terms(equation: str) -> tuple[list[str], str]:
+    """The terms of the operands and of the result. A result that is not written has the letters that occur once, in the
+    order of the alphabet, behind an ellipsis if there is one."""
     left, arrow, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if len(terms) != len(ctx.facts):
-        return Fact(None, dtype)
     if not arrow:
         letters = left.replace(",", "").replace(".", "")
-        right = ("..." if "..." in left else "") + "".join(
-            letter for letter in sorted(set(letters)) if letters.count(letter) == 1
-        )
-    dims: dict[str, Dim] = {}
-    ellipsis: Shape | None = ()
+        once = (letter for letter in sorted(set(letters)) if letters.count(letter) == 1)
+        right = ("..." if "..." in left else "") + "".join(once)
+    return left.split(","), right
+
+
+@dataclass
+class _EinsumSizes:
+    """The sizes of the letters of an equation, and of its ellipsis; None where that is unknown."""
+
+    letters: dict[str, Dim]
+    ellipsis: Shape | None
+
+    def of(self, term: str) -> Shape | None:
+        """The shape of the result of this term."""
+        before, dots, after = term.partition("...")
+        if dots and self.ellipsis is None:
+            return None
+        middle = self.ellipsis if dots and self.ellipsis is not None else ()
+        first, last = ([self.letters.get(letter) or Dim.fresh() for letter in part] for part in (before, after))
+        return (*first, *middle, *last)
+
+
+def _einsum_sizes(ctx: Context, terms: Sequence[str]) -> _EinsumSizes | None:
+    """The sizes that the operands give; None where an operand has another rank than its term."""
+    sizes = _EinsumSizes({}, ())
     for index, term in enumerate(terms):
         shape = ctx.shape(index)
         before, dots, after = term.partition("...")
         if shape is None:
-            ellipsis = None if dots else ellipsis
+            sizes.ellipsis = None if dots else sizes.ellipsis
             continue
-        count = len(before) + len(after)
-        if (len(shape) < count) if dots else (len(shape) != count):
-            return Fact(None, dtype)
+        hidden = len(shape) - len(before) - len(after)
+        if hidden < 0 or (hidden > 0 and not dots):
+            return None
         end = len(shape) - len(after)
         if dots:
-            ellipsis = broadcast(ellipsis, shape[len(before) : end])
+            sizes.ellipsis = broadcast(sizes.ellipsis, shape[len(before) : end])
         for letter, dim in zip(before + after, (*shape[: len(before)], *shape[end:]), strict=True):
-            dims[letter] = Dim.broadcast(dims[letter], dim) if letter in dims else dim
-    before, dots, after = right.partition("...")
-    if dots and ellipsis is None:
-        return Fact(None, dtype)
-    middle = ellipsis if dots and ellipsis is not None else ()
-    result = [dims.get(letter) or Dim.fresh() for letter in before]
-    result += [*middle, *(dims.get(letter) or Dim.fresh() for letter in after)]
-    return Fact(tuple(result), dtype)
+            known = sizes.letters.get(letter)
+            sizes.letters[letter] = dim if known is None else Dim.broadcast(known, dim)
+    return sizes
 
 
 @rule("Conv", "MaxPool", "AveragePool", "LpPool")
@@ -96,47 +119,73 @@ def window_shape(ctx: Context, weights_index: int | None) -> Shape | None:
     shape = ctx.shape(0)
     if shape is None or len(shape) < 3:
         return None
-    spatial = len(shape) - 2
     weights = None if weights_index is None else ctx.shape(weights_index)
     channels = shape[1]
     if weights_index is not None:
         channels = weights[0] if weights else Dim.fresh()
-    listed = ctx.ints_attr("kernel_shape")
-    if listed is not None:
-        kernel = [Dim(item) for item in listed]
-    elif weights is not None:
-        kernel = list(weights[2:])
-    else:
-        return (shape[0], channels, *fresh(spatial))
+    windows = _windows(ctx, weights, len(shape) - 2)
+    if windows is None:
+        return (shape[0], channels, *fresh(len(shape) - 2))
+    is_pool = weights_index is None
+    lengths = (window.count(length, is_pool) for window, length in zip(windows, shape[2:], strict=True))
+    return (shape[0], channels, *lengths)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The windows along one axis. `length` counts the gaps of a dilation; `same` pads as many elements as keep the
+    length, but for the stride."""
+
+    length: Dim
+    stride: int
+    before: int
+    after: int
+    same: bool
+    rounds_up: bool
+
+    def count(self, axis: Dim, is_pool: bool) -> Dim:
+        """How many windows an axis of this length has."""
+        if self.same:
+            return Dim.ceildiv(axis, self.stride)
+        reach = axis + self.before + self.after - self.length
+        if self.rounds_up:
+            # A last window that begins behind the axis counts in some versions only. A window of this length never
+            # begins there. ONNX Runtime refuses negative results.
+            whole = (self.length - self.stride - self.after).is_at_least(0)
+            return Dim.ceildiv(reach, self.stride) + 1 if whole else Dim.fresh()
+        if not is_pool or reach.is_at_least(0):
+            return Dim.floordiv(reach, self.stride) + 1
+        # A window may be longer than its axis in a pool. ONNX Runtime rounds the negative rest toward zero.
+        return Dim.max(Dim.truncdiv(reach, self.stride) + 1, 0)
+
+
+def _windows(ctx: Context, weights: Shape | None, spatial: int) -> list[_Window] | None:
+    """The windows along each axis; None where they are unknown, or where ONNX Runtime differs from ONNX."""
+    kernel = _kernel(ctx, weights)
     strides = ctx.ints_attr("strides") or [1] * spatial
     dilations = ctx.ints_attr("dilations") or [1] * spatial
     pads = ctx.ints_attr("pads") or [0] * (2 * spatial)
-    mode = ctx.attr("auto_pad") or "NOTSET"
-    fitting = len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial
-    # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX defines.
-    padded_short = mode in ("SAME_UPPER", "SAME_LOWER") and set(dilations) != {1}
-    ceil_mode = ctx.int_attr("ceil_mode", 0) != 0
-    if (ceil_mode and mode not in ("NOTSET", "VALID")) or padded_short or not fitting:
-        return (shape[0], channels, *fresh(spatial))
-    result = []
-    for index, length in enumerate(shape[2:]):
-        if mode in ("SAME_UPPER", "SAME_LOWER"):
-            result.append(Dim.ceildiv(length, strides[index]))
-            continue
-        before, after = (pads[index], pads[index + spatial]) if mode == "NOTSET" else (0, 0)
-        window = (kernel[index] - 1) * dilations[index] + 1
-        reach = length + before + after - window
-        if ceil_mode:
-            # A last window that begins behind the axis counts in some versions only. A window of this length never
-            # begins there. ONNX Runtime refuses negative results.
-            whole = (window - strides[index] - after).is_at_least(0)
-            result.append(Dim.ceildiv(reach, strides[index]) + 1 if whole else Dim.fresh())
-        elif weights_index is not None or reach.is_at_least(0):
-            result.append(Dim.floordiv(reach, strides[index]) + 1)
-        else:
-            # A window may be longer than its axis in a pool. ONNX Runtime rounds the negative rest toward zero.
-            result.append(Dim.max(Dim.truncdiv(reach, strides[index]) + 1, 0))
-    return (shape[0], channels, *result)
+    if kernel is None or not len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial:
+        return None
+    mode, rounds_up = ctx.attr("auto_pad") or "NOTSET", ctx.int_attr("ceil_mode", 0) != 0
+    same = mode in ("SAME_UPPER", "SAME_LOWER")
+    if rounds_up and mode not in ("NOTSET", "VALID"):
+        return None
+    if same and set(dilations) != {1}:
+        # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX defines.
+        return None
+    before, after = (pads[:spatial], pads[spatial:]) if mode == "NOTSET" else ([0] * spatial, [0] * spatial)
+    lengths = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    rows = zip(lengths, strides, before, after, strict=True)
+    return [_Window(*row, same, rounds_up) for row in rows]
+
+
+def _kernel(ctx: Context, weights: Shape | None) -> list[Dim] | None:
+    """The sizes of a window without its dilation; None where they are unknown."""
+    listed = ctx.ints_attr("kernel_shape")
+    if listed is not None:
+        return [Dim(item) for item in listed]
+    return None if weights is None else list(weights[2:])
 
 
 @rule("ConvTranspose")

@@ -173,15 +173,8 @@ class Regrouped(Move):
         wanted = [size for size in own if size.const != 1]
         places: list[Affine] = []
         while given and wanted:
-            some, parts = [given.pop(0)], [wanted.pop(0)]
-            while (made := product(size for size, _ in some)) != (whole := product(parts)):
-                if given and whole.exact_div(made) is not None:
-                    some.append(given.pop(0))
-                elif wanted and made.exact_div(whole) is not None:
-                    parts.append(wanted.pop(0))
-                else:
-                    return None
-            found = _taken_apart(_merged(some, reader), parts, reader)
+            group = _group(given, wanted)
+            found = None if group is None else _taken_apart(_merged(group[0], reader), group[1], reader)
             if found is None:
                 return None
             places.extend(found)
@@ -197,10 +190,9 @@ class Regrouped(Move):
             return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
         if self.node.op_type == "Squeeze" and (axes := self._axes(len(dims))) is not None:
             # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
-            if any(space.resolve(dims[axis]) for axis in axes):
-                return None
-            return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
-        if len(target) == len(dims) and all(space.size(d) == t for d, t in zip(dims, target, strict=True)):
+            have_axes = any(space.resolve(dims[axis]) for axis in axes)
+            return None if have_axes else tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
+        if tuple(map(space.size, dims)) == target:
             return dims
         return space.reshape(dims, target) or counted(space, dims, target)
 
@@ -433,6 +425,19 @@ def fitted(own: Shape, shape: Shape, index: Index, rank: int) -> Index | None:
 
 def _zero(reader: Reader) -> Affine:
     return Affine.number(0, reader.rank)
+
+
+def _group(given: list[tuple[Dim, Affine]], wanted: list[Dim]) -> tuple[list[tuple[Dim, Affine]], list[Dim]] | None:
+    """Take the fewest first dimensions of both lists that have equally many elements; None where that is unproven."""
+    some, parts = [given.pop(0)], [wanted.pop(0)]
+    while (made := product(size for size, _ in some)) != (whole := product(parts)):
+        if given and whole.exact_div(made) is not None:
+            some.append(given.pop(0))
+        elif wanted and made.exact_div(whole) is not None:
+            parts.append(wanted.pop(0))
+        else:
+            return None
+    return some, parts
 
 
 def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:

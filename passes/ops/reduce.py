@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ops.context import (
+    Content,
     Context,
     Fact,
+    Shape,
     axes_in,
     axis_in,
     content_fact,
@@ -27,31 +31,41 @@ _AXES_AS_INPUT = {"ReduceSum": 13}
     *("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"),
 )
 def _reduce(ctx: Context) -> Fact:
-    op = ctx.node.op_type
     shape, dtype = ctx.shape(0), ctx.dtype(0)
     keep = ctx.int_attr("keepdims", 1) == 1
-    present, axes = ctx.axes("axes", 1, _AXES_AS_INPUT.get(op, 18))
+    present, axes = ctx.axes("axes", 1, _AXES_AS_INPUT.get(ctx.node.op_type, 18))
     if shape is None:
         return Fact(() if not present and not keep else None, dtype)
     if present and axes is None:
         return Fact(fresh(len(shape)) if keep else None, dtype)
-    if not axes:
-        if ctx.int_attr("noop_with_empty_axes", 0):
-            # ReduceSumSquare and the like still change each element, so only the shape is known.
-            return Fact(shape, dtype)
-        axes = list(range(len(shape)))
-    gone = axes_in(axes, len(shape))
+    if not axes and ctx.int_attr("noop_with_empty_axes", 0):
+        # ReduceSumSquare and the like still change each element, so only the shape is known.
+        return Fact(shape, dtype)
+    gone = axes_in(axes or range(len(shape)), len(shape))
     if gone is None:
         return Fact(None, dtype)
-    result = tuple(Dim(1) if index in gone else dim for index, dim in enumerate(shape) if keep or index not in gone)
+    result = _without(shape, gone, keep)
+    total = _total_of_all(ctx) if len(gone) == len(shape) else None
+    return Fact(result, dtype) if total is None else content_fact(total.reshape([1] * len(result)), dtype)
+
+
+def _without(shape: Shape, gone: Collection[int], keep: bool) -> Shape:
+    """A shape whose dimensions `gone` are 1, or left out if they are not to be kept."""
+    if keep:
+        return tuple(Dim(1) if index in gone else dim for index, dim in enumerate(shape))
+    return tuple(dim for index, dim in enumerate(shape) if index not in gone)
+
+
+def _total_of_all(ctx: Context) -> Content | None:
+    """The reduction of all elements of a small tensor of integers; None where it is unknown."""
     content = ctx.content(0)
-    if content is not None and content.dtype == object and len(gone) == len(shape) and content.size:
-        total = _total(op, list(content.reshape(-1)))
-        if total is not None:
-            folded = dim_array(total).reshape([1] * len(result))
-            if does_not_overflow(folded, dtype):
-                return content_fact(folded, dtype)
-    return Fact(result, dtype)
+    if content is None or content.dtype != object or not content.size:
+        return None
+    total = _total(ctx.node.op_type, list(content.reshape(-1)))
+    if total is None:
+        return None
+    folded = dim_array(total)
+    return folded if does_not_overflow(folded, ctx.dtype(0)) else None
 
 
 def _total(op: str, items: list[Dim]) -> Dim | None:

@@ -205,20 +205,25 @@ def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
 def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:
     """The fact of a Concat of known contents; None where a content is unknown."""
     contents, dtype = [ctx.content(index) for index in range(len(ctx.facts))], ctx.dtype(0)
-    if rank == 1 and any(content is not None and content.dtype == object for content in contents):
-        vectors = [ctx.vector(index) for index in range(len(ctx.facts))]
-        if any(vector is None for vector in vectors):
-            return None
-        items = [item for vector in vectors for item in vector or []]
-        joined = np.empty(len(items), dtype=object)
-        joined[:] = items
-        return content_fact(joined, dtype)
     parts = [content for content in contents if content is not None]
+    if rank == 1 and any(content.dtype == object for content in parts):
+        return _joined_vectors(ctx)
     if len(parts) < len(contents):
         return None
     if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1:
         return Fact(None, dtype)  # no run succeeds
     return content_fact(np.concatenate(parts, axis), dtype)
+
+
+def _joined_vectors(ctx: Context) -> Fact | None:
+    """The fact of vectors of integers, one behind the other. Of a vector it is enough to know the length."""
+    vectors = [ctx.vector(index) for index in range(len(ctx.facts))]
+    if any(vector is None for vector in vectors):
+        return None
+    items = [item for vector in vectors for item in vector or []]
+    joined = np.empty(len(items), dtype=object)
+    joined[:] = items
+    return content_fact(joined, ctx.dtype(0))
 
 
 def _vagueness(dim: Dim) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ir.nodes import input_of
 from fa_compiler.passes.ops.context import (
     LIMIT,
+    Content,
     Context,
     Fact,
     Known,
@@ -31,30 +32,35 @@ _END = 10**9
 
 @rule("Slice")
 def _slice(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
-    dtype = ctx.dtype(0)
+    shape, dtype = ctx.shape(0), ctx.dtype(0)
     if shape is None:
         return Fact(None, dtype)
-    rank = len(shape)
     bounds = _attributes(ctx) if ctx.opset < 10 else _inputs(ctx)
     if bounds is None or len(set(map(len, bounds))) > 1:
-        return Fact(fresh(rank), dtype)
+        return Fact(fresh(len(shape)), dtype)
     result = list(shape)
-    content = ctx.content(0)
-    cuts: list[slice | None] = [slice(None)] * rank
     for axis, start, end, step in zip(*bounds, strict=True):
-        place = axis_in(axis, rank)
+        place = axis_in(axis, len(shape))
         if place is None:
-            return Fact(fresh(rank), dtype)
+            return Fact(fresh(len(shape)), dtype)
         result[place] = sliced(shape[place], start, end, step)
-        cuts[place] = None if content is None else _cut(start, end, step, content.shape[place])
+    content = _cut_content(ctx, bounds, result)
+    return Fact(tuple(result), dtype) if content is None else content_fact(content, dtype)
+
+
+def _cut_content(ctx: Context, bounds: Bounds, result: Sequence[Dim]) -> Content | None:
+    """The elements of a Slice of known content; None where they are unknown."""
+    content = ctx.content(0)
+    if content is None:
+        return None
+    cuts: list[slice | None] = [slice(None)] * content.ndim
+    for axis, start, end, step in zip(*bounds, strict=True):
+        cuts[axis] = _cut(start, end, step, content.shape[axis])
     known = [cut for cut in cuts if cut is not None]
-    if content is not None and len(known) == rank:
-        return content_fact(np.asarray(content[tuple(known)], dtype=content.dtype), dtype)
-    if content is not None and content.size == 1 and all(dim == 1 for dim in result):
-        # The input has a single element and so has the result, wherever the Slice starts.
-        return content_fact(content, dtype)
-    return Fact(tuple(result), dtype)
+    if len(known) == content.ndim:
+        return np.asarray(content[tuple(known)], dtype=content.dtype)
+    # A single element, all of which remains, is the element wherever the Slice starts.
+    return content if content.size == 1 and all(dim == 1 for dim in result) else None
 
 
 Bounds = tuple[Sequence[int], Sequence[Dim], Sequence[Dim], Sequence[Dim]]

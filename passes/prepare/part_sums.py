@@ -39,10 +39,10 @@ from fa_compiler.passes.ir.surgery import ORDER, depends
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
+from fa_compiler.passes.ops.numbers import overwrites
 from fa_compiler.passes.prepare.differences import Move, is_match
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import overwrites
 
 MAX_DEPTH = 60
 """How many assignments and layout operators are followed to the scores."""

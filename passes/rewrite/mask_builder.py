@@ -32,7 +32,7 @@ from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, Exclude
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.ops.movers import MOVES
-from fa_compiler.passes.values.bounds import LIMITS
+from fa_compiler.passes.ops.numbers import LIMITS
 
 LARGEST = {
     ir.DataType.FLOAT: FLOAT32_MAX,

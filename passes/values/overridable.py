@@ -25,18 +25,23 @@ def replaceable_cause(decline: Decline, info: ShapeInfo) -> ir.Value | None:
     if culprit is None or decline.code not in (*ABOUT_SHAPES, *ABOUT_NUMBERS):
         return None
     own = next((value for value in culprit.inputs if is_overridable(value)), None)
-    if own is not None or decline.code not in ABOUT_SHAPES:
-        return own
+    return own if own is not None or decline.code not in ABOUT_SHAPES else _unknown_sizes_from(culprit, info)
+
+
+def _unknown_sizes_from(culprit: ir.Node, info: ShapeInfo) -> ir.Value | None:
+    """An overridable tensor of integers above a node, behind values of unknown sizes alone; None without one."""
     pending, seen = [culprit], {culprit}
     while pending and len(seen) < MAX_STEPS:
-        for value in pending.pop().inputs:
-            if value is None:
-                continue
+        for value in (given for given in pending.pop().inputs if given is not None):
             if is_overridable(value) and value.dtype in (ir.DataType.INT64, ir.DataType.INT32):
                 return value
-            shape, maker = info.shape(value), value.producer()
-            unknown = shape is None or not all(size.is_known for size in shape)
-            if unknown and maker is not None and maker not in seen:
+            maker = value.producer()
+            if maker is not None and maker not in seen and _has_unknown_sizes(value, info):
                 seen.add(maker)
                 pending.append(maker)
     return None
+
+
+def _has_unknown_sizes(value: ir.Value, info: ShapeInfo) -> bool:
+    shape = info.shape(value)
+    return shape is None or not all(size.is_known for size in shape)

@@ -32,7 +32,7 @@ the formula claims nothing there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -77,9 +77,9 @@ from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.moves import fitted, move_of
+from fa_compiler.passes.ops.numbers import overwrites
 from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import overwrites
 
 MAX_DEPTH = 60
 """Longer chains of operators are given up, as in analysis.py."""
@@ -90,6 +90,19 @@ LABELS = (ir.DataType.INT64, ir.DataType.INT32)
 """Types whose comparisons may be negated. Those of floats may not: every comparison with NaN is false."""
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An operand of a Concat: its size along the axis, and the place where it begins."""
+
+    value: ir.Value
+    size: Dim
+    start: Affine
+
+
+_At = Callable[[_Part, Affine], Number | None]
+"""The element of a part at a place along the axis."""
 
 
 @dataclass
@@ -466,56 +479,78 @@ class Positions:
         """The numbers 0, 1, 2, ..., counted through the rows of a matrix, modulo the length of a row (the column) or
         divided by it (the row). They have to be int64, because there may be more of them than other types hold."""
         shape, (flat, _), (length, place) = self.shape(node.outputs[0]), *self.operands(node, index)
-        size, maker = as_integer(self.number(length, place)), producer(flat)
-        source = maker.inputs[0] if maker is not None and is_op(maker, "Reshape") else None
-        counted = None if source is None else self.info.shape(source)
-        if flat is None or source is None or counted is None or len(counted) != 1 or shape is None or len(shape) != 2:
+        if flat is None or shape is None or len(shape) != 2 or self.shape(flat) != shape:
             return None
-        wide = self.info.dtype(source) == ir.DataType.INT64 and is_op(source.producer(), "Range", "CumSum")
-        line = Positions(self.info, counted)
-        if not wide or self.shape(flat) != shape or size != self._int(shape[1]):
-            return None
-        if line.number(source, line.identity_index) != Affine.index(0, 1):
+        size = as_integer(self.number(length, place))
+        if size != self._int(shape[1]) or not self._counts_up(flat):
             return None
         return index[1] if node.op_type == "Mod" else index[0]
+
+    def _counts_up(self, matrix: ir.Value) -> bool:
+        """Is a matrix a Reshape of the int64 numbers 0, 1, 2, ...?"""
+        maker = producer(matrix)
+        source = maker.inputs[0] if maker is not None and is_op(maker, "Reshape") else None
+        counted = None if source is None else self.info.shape(source)
+        if source is None or counted is None or len(counted) != 1 or self.info.dtype(source) != ir.DataType.INT64:
+            return False
+        line = Positions(self.info, counted)
+        counts = is_op(source.producer(), "Range", "CumSum")
+        return counts and line.number(source, line.identity_index) == Affine.index(0, 1)
 
     def _joined(self, node: ir.Node, index: Index) -> Number | None:
         """The element of a Concat: in one part where the part is known, in any part where the parts continue one
         another, and else a choice between the parts by the place."""
-        axis, start = int_attr(node, "axis", 0) % len(index), self._zero
-        parts: list[tuple[ir.Value, Dim, Affine]] = []
+        axis = int_attr(node, "axis", 0) % len(index)
+        parts = self._parts(node, axis)
+        if parts is None:
+            return None
+
+        def at(part: _Part, place: Affine) -> Number | None:
+            return self.number(part.value, (*index[:axis], place, *index[axis + 1 :]))
+
+        place = index[axis]
+        if place.const is not None:
+            known = _part_at(place.const, parts)
+            if known is None:
+                return None
+            if known:
+                return at(known[0], place - known[0].start)
+        found = self._continued(parts, place, at)
+        return self._chosen_part(parts, place, at) if found is None else found
+
+    def _parts(self, node: ir.Node, axis: int) -> list[_Part] | None:
+        """The operands of a Concat, each with its size along the axis and the place where it begins; None where a shape
+        is unknown."""
+        parts: list[_Part] = []
+        start = self._zero
         for value in node.inputs:
             shape = None if value is None else self.shape(value)
             if value is None or shape is None:
                 return None
-            parts.append((value, shape[axis], start))
+            parts.append(_Part(value, shape[axis], start))
             start = start + self._int(shape[axis])
+        return parts
 
-        def at(value: ir.Value, place: Affine) -> Number | None:
-            return self.number(value, (*index[:axis], place, *index[axis + 1 :]))
+    def _continued(self, parts: Sequence[_Part], place: Affine, at: _At) -> Number | None:
+        """The element in whichever part it is, where all parts hold one formula; None where they do not."""
+        long = [part for part in parts if part.size.const != 1]
+        candidates = {at(part, place - part.start) for part in long}
+        if len(candidates) != 1:
+            return None
+        single = [part for part in parts if part.size.const == 1]
+        pairs = [(at(part, self._zero), at(long[0], part.start - long[0].start)) for part in single]
+        alike = all(one is not None and one == other for one, other in pairs)
+        return candidates.pop() if alike else None
 
-        asked = index[axis].const
-        for value, size, first in parts:
-            if asked is not None and first.const is not None and size.const is not None:
-                if 0 <= asked - first.const < size.const:
-                    return at(value, index[axis] - first)
-            elif asked is not None:
-                return None
-        long = [part for part in parts if part[1].const != 1]
-        candidates = {at(value, index[axis] - first) for value, _, first in long}
-        if len(candidates) == 1:
-            value, _, origin = long[0]
-            single = [each for each in parts if each[1].const == 1]
-            pairs = [(at(each, self._zero), at(value, first - origin)) for each, _, first in single]
-            if all(one is not None and one == other for one, other in pairs):
-                return candidates.pop()
+    def _chosen_part(self, parts: Sequence[_Part], place: Affine, at: _At) -> Number | None:
+        """The choice between the elements of all parts, by the place."""
         chosen: Number | None = None
-        for value, size, first in reversed(parts):
-            own = at(value, self._zero if size.const == 1 else index[axis] - first)
+        for part in reversed(parts):
+            own = at(part, self._zero if part.size.const == 1 else place - part.start)
             if own is None:
                 return None
-            after = index[axis] - first - self._int(size)
-            chosen = own if chosen is None else case(at_least_zero(after), chosen, own)
+            behind = place - part.start - self._int(part.size)
+            chosen = own if chosen is None else case(at_least_zero(behind), chosen, own)
         return chosen
 
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
@@ -555,17 +590,29 @@ class Positions:
         """The update that a ScatterND puts at `index`, where it writes every place once, each with the update of that
         place. What is not such an assignment gives None."""
         data, indices, updates = node.inputs
-        shapes = [None if each is None else self.info.shape(each) for each in (data, indices, updates)]
-        whole, places, written = shapes
-        depth = None if not places else places[-1].const
-        if not overwrites(node) or indices is None or updates is None or whole is None or not places or depth is None:
+        if data is None or indices is None or updates is None or not overwrites(node):
             return None
-        if not 0 < depth <= len(whole) or places[:-1] != whole[:depth] or written != whole or len(index) != len(whole):
+        whole, places = self.info.shape(data), self.info.shape(indices)
+        if whole is None or not places or self.info.shape(updates) != whole or len(index) != len(whole):
+            return None
+        depth = places[-1].const
+        if depth is None or not 0 < depth <= len(whole) or places[:-1] != whole[:depth]:
             return None
         line = Positions(self.info, whole[:depth])
         own = line.identity_index
         same = all(line.number(indices, (*own, Affine.number(k, depth))) == own[k] for k in range(depth))
         return (updates, index) if same else None
+
+
+def _part_at(place: int, parts: Sequence[_Part]) -> list[_Part] | None:
+    """The part of a Concat that holds a known place, in a list; an empty list where it is behind all parts, and None
+    where it is unknown where a part begins or ends."""
+    for part in parts:
+        if part.start.const is None or part.size.const is None:
+            return None
+        if 0 <= place - part.start.const < part.size.const:
+            return [part]
+    return []
 
 
 def _is_zero_or_beyond_integers(number: Number) -> bool:

@@ -288,16 +288,22 @@ class ShapeInfo:
         node = context.node
         bodies = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
         if node.op_type == "If":
-            for body in bodies:
-                self.walk(body)
-            taken = _taken(context)
-            if taken is not None:
-                return [self.fact(value) for value in taken.outputs]
-            branches = [[self.fact(value) for value in body.outputs] for body in bodies]
-            return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
-        if not bodies:
-            return []
-        body, scan = bodies[0], node.op_type == "Scan"
+            return self._branches(context, bodies)
+        return self._iterations(context, bodies[0]) if bodies else []
+
+    def _branches(self, context: Context, bodies: Sequence[ir.Graph]) -> Sequence[Fact]:
+        """The results of an If: those of the branch that every run takes, else what both branches have in common."""
+        for body in bodies:
+            self.walk(body)
+        taken = _taken(context)
+        if taken is not None:
+            return [self.fact(value) for value in taken.outputs]
+        branches = [[self.fact(value) for value in body.outputs] for body in bodies]
+        return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
+
+    def _iterations(self, context: Context, body: ir.Graph) -> Sequence[Fact]:
+        """The results of a Loop or Scan."""
+        node, scan = context.node, context.node.op_type == "Scan"
         slices = int_attr(node, "num_scan_inputs", 0) if scan else 0
         if not 0 <= slices <= len(node.inputs):
             return []
@@ -319,30 +325,19 @@ class ShapeInfo:
         body returns it with that size whenever all states have the sizes that they keep. Its rank is treated alike. A
         slice of a Scan has the shape of its tensor without the scanned axis.
         """
-        node = context.node
-        first = 0 if node.op_type == "Scan" else 2
-        for value in body.inputs:
-            self._facts[value] = Fact(None, value.dtype)
-        if first:
-            for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
-                self._facts[value] = Fact((), dtype)
-        else:
-            self._give_slices(context, body, states)
+        first = 0 if context.node.op_type == "Scan" else 2
+        self._give_counters(context, body, states)
         carried = list(zip(body.inputs[first : first + states], body.outputs[1 if first else 0 :], strict=False))
-        starts = [context.shape(first + index) for index in range(len(carried))]
-        kept: list[tuple[Dim | None, ...] | None] = list(starts)
-        rounds = 0
-        while True:
+        starts = [context.fact(first + index) for index in range(len(carried))]
+        kept: list[tuple[Dim | None, ...] | None] = [start.shape for start in starts]
+        for rounds in itertools.count():
             if self._loops >= _LOOPS or rounds >= _ROUNDS:
                 kept = [None] * len(starts)
-            given: list[Shape | None] = []
-            for index, (value, _) in enumerate(carried):
-                sizes = kept[index]
-                shape = None if sizes is None else tuple(Dim.fresh() if size is None else size for size in sizes)
-                given.append(shape)
-                self._facts[value] = Fact(shape, value.dtype or context.dtype(first + index))
+            given = [_with_unknown(sizes) for sizes in kept]
+            for (value, _), shape, start in zip(carried, given, starts, strict=True):
+                self._facts[value] = Fact(shape, value.dtype or start.dtype)
             self._forget(body)
-            self._loops, rounds = self._loops + 1, rounds + 1
+            self._loops += 1
             self.walk(body)
             self._loops -= 1
             returned = [self.shape(result) for _, result in carried]
@@ -350,6 +345,18 @@ class ShapeInfo:
             if left == kept:
                 return given
             kept = left
+        raise AssertionError("unreachable")
+
+    def _give_counters(self, context: Context, body: ir.Graph, states: int) -> None:
+        """State what is known of the inputs of a body that are no states: the number of the iteration and the condition
+        of a Loop, the slices of a Scan."""
+        for value in body.inputs:
+            self._facts[value] = Fact(None, value.dtype)
+        if context.node.op_type == "Scan":
+            self._give_slices(context, body, states)
+            return
+        for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
+            self._facts[value] = Fact((), dtype)
 
     def _give_slices(self, context: Context, body: ir.Graph, states: int) -> None:
         """Set the shapes of the slices that a Scan gives to its body."""
@@ -366,6 +373,11 @@ class ShapeInfo:
         for node in all_nodes(body):
             for output in node.outputs:
                 self._facts.pop(output, None)
+
+
+def _with_unknown(sizes: tuple[Dim | None, ...] | None) -> Shape | None:
+    """A shape with a fresh size wherever a state keeps none."""
+    return None if sizes is None else tuple(Dim.fresh() if size is None else size for size in sizes)
 
 
 def _left(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:

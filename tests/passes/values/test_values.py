@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from fa_compiler.passes import Options, fuse
+from fa_compiler.passes.algebra.intervals import Bound
 from fa_compiler.passes.ir.nodes import constant, remember_versions
-from fa_compiler.passes.values.bounds import Bound, Bounds
+from fa_compiler.passes.ops.numbers import ValueSet
+from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.passes.values.value_sets import ValueSet, ValueSets
+from fa_compiler.passes.values.value_sets import ValueSets
 from tests.examples import examples
 from tests.passes.running import parse
 
