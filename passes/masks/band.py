@@ -89,16 +89,21 @@ def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
     if band.lower is None and band.upper is None:
         return None
     if band.prefix:
-        offset, keys = corner.const, columns.const
-        fits = offset is not None and keys is not None and max(offset, 0) <= band.prefix <= keys
-        return SparseMode(6, prefix=band.prefix) if fits and band.upper == corner else None
-    if band.lower is None and band.upper is not None:
-        if band.upper == 0:
-            return SparseMode(2)
-        if band.upper == corner:
-            return SparseMode(3)
+        return _with_prefix(band, corner, columns)
+    if band.lower is None and band.upper == 0:
+        return SparseMode(2)
+    if band.lower is None and band.upper == corner:
+        return SparseMode(3)
     before = UNLIMITED if band.lower is None else (corner - band.lower).const
     after = UNLIMITED if band.upper is None else (band.upper - corner).const
     if before is None or after is None or max(abs(before), abs(after)) > UNLIMITED:
         return None
     return SparseMode(4, before, after)
+
+
+def _with_prefix(band: Band, corner: Dim, columns: Dim) -> SparseMode | None:
+    """The mode of a causal band, counted from the last row, with a prefix that all rows see: neither inside of the band
+    nor beyond the keys."""
+    offset, keys = corner.const, columns.const
+    fits = offset is not None and keys is not None and max(offset, 0) <= band.prefix <= keys
+    return SparseMode(6, prefix=band.prefix) if fits and band.upper == corner else None

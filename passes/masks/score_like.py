@@ -24,7 +24,6 @@ MAX_STEPS = 64
 
 def is_score_like(value: ir.Value, viewer: Viewer) -> bool:
     """Does a value follow the grammar above?"""
-    sets, bounds = viewer.facts.sets, viewer.facts.bounds
     pending, steps = [value], 0
     while pending:
         current, steps = pending.pop(), steps + 1
@@ -33,26 +32,36 @@ def is_score_like(value: ir.Value, viewer: Viewer) -> bool:
             return False
         product = contraction(node, viewer.info)
         if product is not None:
-            for operand in product.operands:
-                interval = bounds.unless_nan(operand)
-                if interval is None and constant(operand) is None and not holds_large(operand, bounds):
-                    continue
-                if interval is None or not max(map(abs, interval)) <= MAX_SCORE_OPERAND:
-                    return False
-            continue
-        scaled = viewer.factor(node)
-        if scaled is not None and abs(scaled[1]) <= MAX_SCORE_OPERAND:
-            pending.append(scaled[0])
-        elif is_op(node, *MOVES) or (is_op(node, "Pad") and _pads_with_zero(node, viewer)):
-            pending.extend(each for each in node.inputs[:1] if each is not None)
-        elif is_op(node, "Concat", "Add", "Sub"):
-            operands = [each for each in node.inputs if each is not None and sets.of(each) != frozenset((0.0,))]
-            if not operands:
+            if not all(_is_moderate(operand, viewer) for operand in product.operands):
                 return False
-            pending.extend(operands)
-        else:
+            continue
+        made_of = _made_of(node, viewer)
+        if made_of is None:
             return False
+        pending.extend(made_of)
     return True
+
+
+def _is_moderate(operand: ir.Value, viewer: Viewer) -> bool:
+    """May the operand of a product be one of scores? A constant, or one that may hold large numbers, needs a bound."""
+    bounds = viewer.facts.bounds
+    interval = bounds.unless_nan(operand)
+    if interval is None:
+        return constant(operand) is None and not holds_large(operand, bounds)
+    return max(map(abs, interval)) <= MAX_SCORE_OPERAND
+
+
+def _made_of(node: ir.Node, viewer: Viewer) -> list[ir.Value] | None:
+    """The operands that have to be like scores for the result of a node to be; None for other nodes."""
+    scaled = viewer.factor(node)
+    if scaled is not None and abs(scaled[1]) <= MAX_SCORE_OPERAND:
+        return [scaled[0]]
+    if is_op(node, *MOVES) or (is_op(node, "Pad") and _pads_with_zero(node, viewer)):
+        return [value for value in node.inputs[:1] if value is not None]
+    if not is_op(node, "Concat", "Add", "Sub"):
+        return None
+    zero = frozenset((0.0,))
+    return [value for value in node.inputs if value is not None and viewer.facts.sets.of(value) != zero] or None
 
 
 def holds_large(value: ir.Value, bounds: Bounds) -> bool:

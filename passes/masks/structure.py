@@ -28,7 +28,7 @@ several rows of a single one (`_checked_padding`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -148,28 +148,42 @@ def structure(
     always_known = _sizes_beside(beside, grid, viewer)
     known = {**sizes_of_reshapes([term.node for term in terms], viewer.info), **always_known}
     reader = _TermReader(viewer, grid, contiguity, known, always_known, cuts)
-    parts: list[Band | Padding | Packing] = []
+    parts: list[_Part] = []
     assumed: tuple[str, ...] = ()
     for term in terms:
         try:
-            try:
-                parts.extend(reader.read_if_as_large(term))
-            except _Unstructured:
-                if not same_sizes:
-                    raise
-                parts.extend(reader.read_as_large(term))
-                assumed = (SAME_SIZES,)
+            read, is_assumed = reader.read_term(term, same_sizes)
         except _Unstructured as cause:
             return NoStructure(cause.reason, term.node, cause.hint)
-    padding = tuple(part for part in parts if isinstance(part, Padding))
-    band, sizes = _intersection([part for part in parts if isinstance(part, Band)]), reader.sizes
+        parts.extend(read)
+        assumed = (SAME_SIZES,) if is_assumed else assumed
     packings = {part for part in parts if isinstance(part, Packing)}
+    padding = tuple(part for part in parts if isinstance(part, Padding))
+    band = _intersection([part for part in parts if isinstance(part, Band)])
     if packings:
-        attends_itself = band is not None and band.has_diagonal
-        mode = None if band is None else mode_of(band, *sizes)
-        if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
-            return NoStructure("packed sequences stand beside another mask")
-        return Structure(mode, (), True, packings.pop(), assumed=assumed)
+        return _packed(packings, padding, band, reader.sizes, assumed)
+    return _banded(padding, band, reader.sizes, assumed)
+
+
+def _packed(
+    packings: Collection[Packing],
+    padding: tuple[Padding, ...],
+    band: Band | None,
+    sizes: tuple[Dim, Dim],
+    assumed: tuple[str, ...],
+) -> Structure | NoStructure:
+    """The structure of one packing, alone or with a band in which each token attends to itself."""
+    mode = None if band is None else mode_of(band, *sizes)
+    attends_itself = band is not None and band.has_diagonal
+    if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
+        return NoStructure("packed sequences stand beside another mask")
+    return Structure(mode, (), True, next(iter(packings)), assumed=assumed)
+
+
+def _banded(
+    padding: tuple[Padding, ...], band: Band | None, sizes: tuple[Dim, Dim], assumed: tuple[str, ...]
+) -> Structure | NoStructure:
+    """The structure of a band, or of none, with padding."""
     if band is None:
         return NoStructure("which of its bands is the narrowest depends on sizes of the run")
     mode = mode_of(band, *sizes)
@@ -189,19 +203,27 @@ def _sizes_beside(beside: Sequence[Add[AlignedTensor]], grid: Grid, viewer: View
     """
     found: dict[Atom, Dim] = {}
     for axes, size in zip((grid.q_seq, grid.kv_seq), grid.sizes, strict=True):
-        total, wanted = size, viewer.space.resolve(axes)
-        for term in beside:
-            shape = viewer.info.shape(term.operand.value) or ()
-            for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
-                if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
-                    continue
-                if axes == grid.q_seq and is_constant_along(term.operand.value, place, viewer.info):
-                    continue
-                if own.is_const and size.single_atom is not None:
-                    found[size.single_atom] = own
-                elif (sum_size := (total := Dim.broadcast(total, own)).single_atom) is not None and total != size:
-                    found[sum_size] = size
+        total = size
+        for own in _other_sizes_along(axes, size, beside, grid, viewer):
+            if own.is_const and size.single_atom is not None:
+                found[size.single_atom] = own
+            elif (sum_size := (total := Dim.broadcast(total, own)).single_atom) is not None and total != size:
+                found[sum_size] = size
     return {atom: size.substitute(found) for atom, size in found.items()}
+
+
+def _other_sizes_along(
+    axes: Axes, size: Dim, beside: Sequence[Add[AlignedTensor]], grid: Grid, viewer: Viewer
+) -> Iterator[Dim]:
+    """The sizes, other than 1 and that of the scores, which biases have along the rows or the keys."""
+    wanted = viewer.space.resolve(axes)
+    for term in beside:
+        shape = viewer.info.shape(term.operand.value) or ()
+        for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
+            if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
+                continue
+            if axes != grid.q_seq or not is_constant_along(term.operand.value, place, viewer.info):
+                yield own
 
 
 @dataclass(frozen=True)
@@ -214,6 +236,15 @@ class _Placed:
     dims: Arrangement
     row: int | None
     column: int | None
+
+
+_Part = Band | Padding | Packing
+"""What a term may be, alone or with others."""
+
+
+def _steps(affine: Affine) -> dict[int, int]:
+    """The dimensions that a linear number depends on, each with its step."""
+    return {k: step for k, step in enumerate(affine.steps) if step}
 
 
 @dataclass(frozen=True)
@@ -240,6 +271,16 @@ class _TermReader:
     def _rows(self) -> Dim:
         """The number of rows of the scores, also in a run without keys."""
         return self.grid.sizes[0].substitute(self.always_known)
+
+    def read_term(self, term: MaskTerm, same_sizes: bool) -> tuple[list[_Part], bool]:
+        """The parts of a term, and whether they need the user's word that masks are as large as the scores, which
+        `same_sizes` is. Raises _Unstructured."""
+        try:
+            return list(self.read_if_as_large(term)), False
+        except _Unstructured:
+            if not same_sizes:
+                raise
+            return list(self.read_as_large(term)), True
 
     def read_if_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
         """The parts of the term's mask, if it is proven to have as many rows and columns as the scores. Raises
@@ -404,81 +445,86 @@ class _TermReader:
             return None
         return parts if all(isinstance(part, Padding) for part in parts) else None
 
-    def _part(self, part: Formula, place: _Placed, term: MaskTerm) -> list[Band | Padding | Packing] | None:
-        row, column = place.row, place.column
+    def _part(self, part: Formula, place: _Placed, term: MaskTerm) -> list[_Part] | None:
+        """What a formula excludes; None where it is none of the parts."""
         if part == TRUE:
             return []
-        if isinstance(part, ElementComparison):
-            packing = self._packing(part, place, term)
-            if packing is not None:
-                return [packing]
+        if isinstance(part, ElementComparison) and (packing := self._packing(part, place, term)) is not None:
+            return [packing]
         if isinstance(part, AtLeastZero):
-            affine = part.affine
-            if affine.least(place.shape).is_at_least(0):
-                return []
-            steps = {k: step for k, step in enumerate(affine.steps) if step}
-            if row is None or column is None or set(steps) != {row, column}:
-                return None
-            if steps[row] == 1 and steps[column] == -1:
-                return [Band(None, affine.offset.substitute(self.known))]
-            if steps[row] == -1 and steps[column] == 1:
-                return [Band(-affine.offset.substitute(self.known), None)]
-            return None
+            return self._one_sided(part.affine, place)
         if isinstance(part, Some) and (band := self._with_prefix(part, place, term)) is not None:
             return [band]
-        given = part if isinstance(part, BooleanTensor) else None if isinstance(part, BooleanLiteral) else part.origin
-        if given is None:
+        if isinstance(part, BooleanLiteral):
             return None
-        # A tensor that is the same for all rows may run along them: the rewriter reads one row of it.
-        if row is not None and row in given.axes and not self._is_alike(given, row):
+        given = part if isinstance(part, BooleanTensor) else part.origin
+        return None if given is None else self._padding(given, place, term)
+
+    def _one_sided(self, affine: Affine, place: _Placed) -> list[_Part] | None:
+        """The band of the positions at which a number that is linear in them is at least 0; none where that is so
+        everywhere."""
+        row, column = place.row, place.column
+        if affine.least(place.shape).is_at_least(0):
+            return []
+        steps = _steps(affine)
+        if row is None or column is None or set(steps) != {row, column}:
             return None
-        if given.cut is not None and given.axes[given.cut] != column:
+        if (steps[row], steps[column]) == (1, -1):
+            return [Band(None, affine.offset.substitute(self.known))]
+        if (steps[row], steps[column]) == (-1, 1):
+            return [Band(-affine.offset.substitute(self.known), None)]
+        return None
+
+    def _padding(self, given: BooleanTensor, place: _Placed, term: MaskTerm) -> list[_Part] | None:
+        """The padding that a boolean tensor is, if it is the same for all rows."""
+        # It may run along the rows: the rewriter reads one row of it.
+        if place.row is not None and place.row in given.axes and not self._is_alike(given, place.row):
+            return None
+        if given.cut is not None and given.axes[given.cut] != place.column:
             return None
         aligned = tuple(() if axis is None else place.dims[axis] for axis in given.axes)
         return [Padding(replace(given, when=not given.when), aligned, term.operand.never_enlarges)]
 
     def _with_prefix(self, part: Some, place: _Placed, term: MaskTerm) -> Band | None:
         """The band with a prefix that two alternatives make: an upper bound on j - i, and one on j alone."""
-        ends = [
-            each.affine.offset.const
-            for each in part.parts
-            if isinstance(each, AtLeastZero)
-            and {k: step for k, step in enumerate(each.affine.steps) if step} == {place.column: -1}
-        ]
-        others = [self._part(each, place, term) for each in part.parts if isinstance(each, AtLeastZero)]
-        bands = [each for found in others if found is not None for each in found if isinstance(each, Band)]
-        if len(part.parts) != 2 or len(ends) != 1 or ends[0] is None or len(bands) != 1 or bands[0].lower is not None:
+        limits = [inner for inner in part.parts if isinstance(inner, AtLeastZero)]
+        ends = [inner.affine.offset.const for inner in limits if _steps(inner.affine) == {place.column: -1}]
+        others = [self._part(inner, place, term) or [] for inner in limits]
+        bands = [found for parts in others for found in parts if isinstance(found, Band)]
+        if len(part.parts) != 2 or len(ends) != 1 or len(bands) != 1 or bands[0].lower is not None:
             return None
-        return replace(bands[0], prefix=ends[0] + 1) if ends[0] >= 0 else None
+        end = ends[0]
+        return replace(bands[0], prefix=end + 1) if end is not None and end >= 0 else None
 
     def _packing(self, part: ElementComparison, place: _Placed, term: MaskTerm) -> Packing | None:
         """The packing that a comparison of labels at the row and at the column expresses. There must be as many labels
         as rows and as columns."""
-        own, shape, row, column = self.viewer.info.shape(part.value), place.shape, place.row, place.column
+        own, row, column = self.viewer.info.shape(part.value), place.row, place.column
         along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
         if self.contiguity is None or own is None or part.relation != "Equal" or not part.when:
             return None
         if row is None or column is None or len(along) != 1:
             return None
         (axis,) = along
-        indices = [Affine.index(k, len(shape)) for k in range(len(shape))]
-        if {part.one[axis], part.other[axis]} != {indices[row], indices[column]}:
+        ends = Affine.index(row, len(place.shape)), Affine.index(column, len(place.shape))
+        if {part.one[axis], part.other[axis]} != set(ends):
             return None
-        if not own[axis] == shape[row] == shape[column] or self.grid.sizes[0] != self.grid.sizes[1]:
+        if not own[axis] == place.shape[row] == place.shape[column] or self.grid.sizes[0] != self.grid.sizes[1]:
             return None
-        placed: list[Axes] = []
-        for k, (size, one) in enumerate(zip(own, part.one, strict=True)):
-            others = (m for m in range(len(shape)) if m not in (row, column))
-            whole = [m for m in others if one == indices[m] and size == shape[m]]
-            if k == axis:
-                placed.append(self.grid.q_seq)
-            elif size.const == 1:
-                placed.append(())
-            elif whole:
-                placed.append(place.dims[whole[0]])
-            else:
-                return None
+        batch = [self._label_axes(part, k, own[k], place) for k in range(len(own)) if k != axis]
+        if any(dim is None for dim in batch):
+            return None
+        placed = [dim for dim in batch if dim is not None]
+        placed.insert(axis, self.grid.q_seq)
         return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.never_enlarges)
+
+    def _label_axes(self, part: ElementComparison, dimension: int, size: Dim, place: _Placed) -> Axes | None:
+        """The axes along which a dimension of the labels other than that of the tokens runs; None where unknown."""
+        if size.const == 1:
+            return ()
+        others = [m for m in range(len(place.shape)) if m not in (place.row, place.column)]
+        whole = (m for m in others if part.one[dimension] == Affine.index(m, len(place.shape)))
+        return next((place.dims[m] for m in whole if size == place.shape[m]), None)
 
     def _is_order(
         self, part: ElementComparison, labels: ElementComparison, positions: Positions, place: _Placed
