@@ -61,7 +61,7 @@ sanitize: sanitized
 	$(MAKE) sanitize-fuzz
 
 sanitize-fuzz: sanitized
-	$(WITH_SANITIZERS) $(BIN)/python -m tests.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz
+	$(WITH_SANITIZERS) $(BIN)/python -m tools.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz
 
 sanitized: $(VENV)/.test
 	$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -S lowering/ort/csrc -B $(SANITIZED) -DFA_SANITIZE=ON
@@ -81,7 +81,7 @@ bench: $(VENV)/.package
 	$(BIN)/python -m bench $(BENCH)
 
 fuzz: $(VENV)/.test
-	$(BIN)/python -m tests.fuzz $(FUZZ)
+	$(BIN)/python -m tools.fuzz $(FUZZ)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
