@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.line_server import serve
 from bench.speed.peer import set_spinning
 from bench.speed.truth import Array
 from bench.speed.worker import memory
+from tools.line_server import serve
 
 Run = Callable[[Mapping[str, Array]], Array]
 

@@ -39,10 +39,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bench.line_server import HelperError, LineServer
 from bench.model_tables import document, fused_parts, original_parts
 from bench.speed.tables import number
-from bench.speed.workers import ROOT, TIMEOUT, interpreters
+from bench.speed.workers import TIMEOUT, interpreters
+from tools.line_server import ROOT, HelperError, LineServer, module
 
 OUT = Path("build/bench")
 ROUNDS = 5
@@ -210,8 +210,8 @@ def servers(
                 with part.open("rb") as opened:
                     while opened.read(_CHUNK):
                         pass
-            command = ["env", f"PYTHONPATH={ROOT}", pythons[runtime], "-m", "bench.model_worker", runtime]
-            server = stack.enter_context(LineServer([*command, str(threads), file], TIMEOUT))
+            command = module(pythons[runtime], "bench.model_worker", runtime, str(threads), file)
+            server = stack.enter_context(LineServer(command, TIMEOUT))
             try:
                 server.start()
                 running[name] = server

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.line_server import serve
 from bench.speed.worker import grown
+from tools.line_server import serve
 
 Run = Callable[[], Tensor]
 Tensors = dict[str, Tensor]

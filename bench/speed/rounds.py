@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bench.line_server import HelperError, LineServer
 from bench.speed import graphs, truth
 from bench.speed.cases import Case
 from bench.speed.limits import Machine, Rates, needed, parts
 from bench.speed.peer import lower_precision
 from bench.speed.worker import FLUSHED
 from bench.speed.workers import Workers, processor_seconds
+from tools.line_server import HelperError, LineServer
 
 PROBES = 3
 PAUSE = 0.03

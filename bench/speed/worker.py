@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bench.line_server import serve
 from bench.speed import truth
 from bench.speed.cases import Case
 from bench.speed.peer import NotOffered, Peer, Problem
+from tools.line_server import serve
 
 Result = TypeVar("Result")
 

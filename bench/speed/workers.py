@@ -12,12 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.line_server import HelperError, LineServer
 from bench.speed.cases import Case
 from bench.speed.peer import FREE, SPIN
 from bench.speed.worker import LIBRARIES
+from tools.line_server import HelperError, LineServer, module
 
-ROOT = Path(__file__).parents[2]
 HELD = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2"},
 }
@@ -80,7 +79,7 @@ class Workers:
 
     def new(self, library: str, threads: int) -> LineServer:
         """A worker that is not kept. Use it in a `with` block."""
-        settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": ROOT}
+        settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         if self.pinned:
             settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # for the reason see prepare of ort_peers.py
         else:
@@ -89,8 +88,7 @@ class Workers:
             settings[SPIN] = self.spin
         if self.isa:
             settings |= {"FA_COMPILER_ISA": self.isa, **HELD.get(self.isa, {})}
-        variables = [f"{name}={value}" for name, value in settings.items()]
-        command = ["env", *variables, self.pythons[library], "-m", "bench.speed.worker", library, str(threads)]
+        command = module(self.pythons[library], "bench.speed.worker", library, str(threads), **settings)
         return LineServer(command, TIMEOUT)
 
     def take(self, case: Case, folder: Path, threads: int) -> tuple[dict[str, LineServer], dict[str, str]]:

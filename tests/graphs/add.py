@@ -1,7 +1,7 @@
 """Keep a new graph as a regression test: its spelling, without its weights.
 
-    python tests/graphs/add.py NAME MODEL.onnx INPUTS.npz --source "exporter and version, what it is"
-    python tests/graphs/update.py NAME
+    python -m tests.graphs.add NAME MODEL.onnx INPUTS.npz --source "exporter and version, what it is"
+    python -m tests.graphs.update NAME
 
 The second command records what the compiler makes of it; look at the diff of index.json.
 """
@@ -12,10 +12,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import harness
 import ml_dtypes
 import numpy as np
 import onnx
+
+from tests.graphs import harness
 
 
 def add(

@@ -13,7 +13,6 @@ import functools
 import json
 import lzma
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "examples")]
+from examples import weights
 
-import weights  # noqa: E402 - found by the line above
+HERE = Path(__file__).parent
 
 INDEX = HERE / "index.json"
 

@@ -1,6 +1,6 @@
 """Record in index.json what the compiler makes of the kept graphs.
 
-    python tests/graphs/update.py [NAME...]
+    python -m tests.graphs.update [NAME...]
 
 Look at the diff: each changed line is a changed promise. A graph whose outputs differ is not recorded.
 """
@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import harness
-from examine import examine
+from tests.graphs import harness
+from tests.graphs.examine import examine
 
 
 def main(names: list[str]) -> int:

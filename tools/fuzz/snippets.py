@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,14 +20,12 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, shape_inference
 
+from tests.graphs import harness
 from tools.fuzz.difference import Array
 from tools.fuzz.graph import Case, Input, Size
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "fuzz" / "snippets"
-sys.path.insert(0, str(ROOT / "tests" / "graphs"))
-
-import harness  # noqa: E402 - found by the line above
 
 PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "MatMulInteger", "QLinearMatMul")
 FAR = ("LayerNormalization", "SimplifiedLayerNormalization", "ReduceMean", "Erf", "Gelu", "Tanh", "BatchNormalization")
