@@ -4,9 +4,9 @@
     python -m bench models --models DIR --layers 2 --names "llama|step"    only so many layers, of full width
 
 The models are exported once into DIR, with random weights, by an interpreter that has torch and transformers
-(export_models.py): BERT-base, GPT-2 small, ViT-B, Whisper small and Llama 3.2 1B. They process one sentence, image or
-sound at a time. `tokens` of a model whose name ends in -step are the cached ones, to which it adds one. Each model runs
-in these variants, each in its own process, round by round:
+(tools/makers/export_models.py): BERT-base, GPT-2 small, ViT-B, Whisper small and Llama 3.2 1B. They process one
+sentence, image or sound at a time. `tokens` of a model whose name ends in -step are the cached ones, to which it adds
+one. Each model runs in these variants, each in its own process, round by round:
 
     ort             the original, with all optimisations of ONNX Runtime
     ort-optimizer   optimised by onnxruntime.transformers, from an export by TorchScript where there is one, because
@@ -135,7 +135,7 @@ def prepare(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
 
 def _exported(name: str, folder: Path, arguments: argparse.Namespace, *options: str) -> None:
     """Exports a model into a folder. Raises NotPrepared."""
-    words = [str(ROOT / "bench" / "export_models.py"), str(folder), name, *options]
+    words = ["-m", "tools.makers.export_models", str(folder), name, *options]
     layers = ["--layers", str(arguments.layers)] if arguments.layers else []
     _made([arguments.export_python, *words, *layers])
 

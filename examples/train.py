@@ -2,11 +2,11 @@
 
     python examples/train.py [--steps 50] [--plot curves.svg]
 
-The graph computes the loss and the gradient of every parameter. make_training.py wrote it; torch is not needed here.
-The updates of Adam are in NumPy. Both runs start with the same parameters and read the same batches, which are bytes of
-this project's licence. The program prints the loss curves, their largest difference, and the time of a step in ONNX
-Runtime with its default optimisations. The steps of both runs alternate. The exit code is 1 if the curves differ by
-more than TOLERANCE.
+The graph computes the loss and the gradient of every parameter. tools/makers/example_training.py wrote it; torch is not
+needed here. The updates of Adam are in NumPy. Both runs start with the same parameters and read the same batches, which
+are bytes of this project's licence. The program prints the loss curves, their largest difference, and the time of a
+step in ONNX Runtime with its default optimisations. The steps of both runs alternate. The exit code is 1 if the curves
+differ by more than TOLERANCE.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Chunked prefill: several tokens on cached keys and values (bench/export_chunks.py), of any number and on any past.
+"""Chunked prefill: several tokens on cached keys and values, of any number and on any past.
 
+tools/makers/export_chunks.py exported the models.
 The causal masks of concatenated caches are offset by the past: bands that end in the bottom right corner, in every run.
 A preallocated cache has rows at positions that are an input: its mask stays one.
 """

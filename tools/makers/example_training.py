@@ -5,7 +5,7 @@ the parameters are inputs of the graph and their gradients are outputs. examples
 program only for another model:
 
     pip install -e '.[export]'
-    python examples/make_training.py
+    python -m tools.makers.example_training
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-GRAPH = Path(__file__).parent / "models" / "gpt_training.onnx.xz"
+GRAPH = Path(__file__).parents[2] / "examples" / "models" / "gpt_training.onnx.xz"
 VOCABULARY, WIDTH, HEADS, LAYERS = 256, 128, 4, 2
 BATCH, LENGTH = 4, 512
 

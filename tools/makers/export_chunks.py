@@ -1,6 +1,6 @@
 """Exports three small decoders that process several tokens at once with cached keys and values: chunked prefill.
 
-    python bench/export_chunks.py DIR
+    python -m tools.makers.export_chunks DIR
 
     chunk_static__dynamo    Llama-like; preallocated caches, updated at given positions; mask by position
     chunk_gqa__tsn          half as many key heads, concatenated to the past; torch.onnx's old exporter

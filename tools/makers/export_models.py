@@ -1,6 +1,6 @@
 """Exports the whole models of models.py, with random weights, by torch's exporters.
 
-    python bench/export_models.py DIR NAME [--layers N] [--torchscript]
+    python -m tools.makers.export_models DIR NAME [--layers N] [--torchscript]
 
 It needs torch, transformers and onnxscript (the `export` extra). models.py does not need them: it runs this file in an
 interpreter that has them. Nothing is downloaded. The model becomes DIR/model.onnx with its weights beside it.

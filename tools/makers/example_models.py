@@ -4,8 +4,8 @@ This needs the `export` extra (torch, transformers). Nothing is downloaded; the 
 resulting files are in the repository, so you need this program only for other models:
 
     pip install -e '.[export]'
-    python examples/make_models.py                    the files of examples/models
-    python examples/make_models.py --variants DIR     every exporter x attention spelling, weights stripped
+    python -m tools.makers.example_models                    the files of examples/models
+    python -m tools.makers.example_models --variants DIR     every exporter x attention spelling, weights stripped
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import onnx
 import onnxruntime
 import torch
 import transformers
-import weights
 
-MODELS = Path(__file__).parent / "models"
+from examples import weights
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
 
 Exporter = Literal["dynamo", "torchscript"]
 Spelling = Literal["eager", "sdpa"]

@@ -1,6 +1,6 @@
 """Exports training graphs of sparse attention: the forward part and the gradients of torch's autograd in one graph.
 
-    python bench/export_sparse_training.py DIR
+    python -m tools.makers.export_sparse_training DIR
 
     train_dsa_latent      the query has two parts, a latent is both key and value, and the scores are the sum of two
                           products; an added mask of 0 and -inf selects the indexer's keys (as in DeepSeek's code)
