@@ -2,6 +2,5 @@
 
 `python -m bench` measures speed and memory of the operators, of other libraries (peers) and of the machine's limits (in
 speed/), and of whole models (models.py). The other files are separate programs: compile_time.py measures the compiler,
-real_sizes.py with models of real sizes, which real_models.py generates, and torch_gradients.py compares gradients with
-torch's autograd.
+and real_sizes.py with models of real sizes, which real_models.py generates.
 """

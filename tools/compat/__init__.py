@@ -1,1 +1,4 @@
-"""Checks with other releases, runtimes, tools, packages and languages, which `make compat` runs."""
+"""Checks beside what others make: releases of ONNX Runtime, runtimes, tools, packages, languages, torch's autograd.
+
+`make compat` runs `check_*.py`. `torch_*.py` need torch, and are run by hand.
+"""

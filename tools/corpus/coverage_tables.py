@@ -40,7 +40,7 @@ def print_shares(console: Console, outcomes: Sequence[Outcome]) -> int:
     console.print(f"not counting what the operator cannot express: {expressible.text}", highlight=False)
     for code, what in ((Code.SCORES_ARE_OUTPUT, "scores"), (Code.PROBABILITIES_ARE_OUTPUT, "probabilities")):
         count = sum(outcome.counted([code]) for outcome in outcomes)
-        line = f"  left out there: blocks whose {what} the model needs, too ({code}, bench/read_elsewhere.py): {count}"
+        line = f"  left out there: blocks whose {what} the model needs, too ({code}, docs/recognised.md): {count}"
         console.print(line, highlight=False)
     for tool in sorted({tool for outcome in outcomes for tool in outcome.peers}):
         counted = [outcome for outcome in outcomes if tool in outcome.peers]

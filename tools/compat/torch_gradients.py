@@ -1,6 +1,6 @@
 """Compares our forward part and gradients with torch's autograd, on random problems.
 
-    python bench/torch_gradients.py [--count 300] [--seed 0] [--isa avx2]
+    python -m tools.compat.torch_gradients [--count 300] [--seed 0] [--isa avx2]
 
 The interpreter of fa_compiler needs torch and the `test` extra, so this is not one of the tests. The problems are those
 of tests/lowering/test_random_grad.py: every layout, packed sequences included, grouped heads, biases, masks and sparse
@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +26,6 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fa_compiler import ops
 from fa_compiler.op_registry import full_attrs, get

@@ -1,6 +1,6 @@
 """Compares the reference gradients of the sparse operators with torch's autograd in float64.
 
-    python bench/torch_sparse.py --problems 40
+    python -m tools.compat.torch_sparse --problems 40
 
 The tests compare these gradients with finite differences only.
 """
