@@ -34,8 +34,8 @@ from typing import Any
 
 import onnx
 
-from tools.line_server import ROOT, module
 from tools.makers.repeat_layers import place_weights, repeat
+from tools.processes import ROOT, module
 
 GRAPHS = {"dynamo": "llama__dynamon_sdpa_op20", "TorchScript": "llama__tsn_sdpa_op17"}
 OURS = "fa_compiler"

@@ -43,7 +43,7 @@ from bench.speed.peer import SPIN
 from bench.speed.tables import number
 from bench.speed.workers import TIMEOUT, Workers, interpreters, processor_seconds
 from bench.table import print_table, table_parser
-from tools.line_server import LineServer, module
+from tools.processes import Server, module
 
 OPERATORS = ("bert", "gpt2", "decode-gqa-b1", "long-causal")
 LAYERS = {"layers-16": 16, "layers-128": 128}
@@ -89,7 +89,7 @@ class Visited:
 
     name: str
     waiting: str
-    server: LineServer
+    server: Server
     guess: float
     cold: bool = False
     alone: State = field(default_factory=State)
@@ -158,7 +158,7 @@ def layers(tokens: int, threads: int, peers: str) -> Iterator[list[Visited]]:
                 if peer == "ours" or re.search(peers, peer):
                     words = ("ort", str(threads), model)
                     command = module(sys.executable, "bench.model_worker", *words, **settings)
-                    server = stack.enter_context(LineServer(command, TIMEOUT))
+                    server = stack.enter_context(Server(command, TIMEOUT))
                     for _ in range(2):  # the second run is as long as later ones
                         answer = server.ask({"feeds": str(feeds), "save": f"{model}.npy"})
                     results.append(np.load(f"{model}.npy"))

@@ -42,7 +42,7 @@ import onnx
 from bench.model_tables import document, fused_parts, original_parts
 from bench.speed.tables import number
 from bench.speed.workers import TIMEOUT, interpreters
-from tools.line_server import ROOT, HelperError, LineServer, module
+from tools.processes import ROOT, HelperError, Server, module
 
 OUT = Path("build/bench")
 ROUNDS = 5
@@ -196,7 +196,7 @@ def feeds(model: onnx.ModelProto, length: int) -> dict[str, np.ndarray]:
 @contextlib.contextmanager
 def servers(
     variants: Mapping[str, tuple[str, str]], pythons: Mapping[str, str], threads: int, absent: dict[str, str]
-) -> Iterator[dict[str, LineServer]]:
+) -> Iterator[dict[str, Server]]:
     """A running worker for each variant. `absent` gets the reasons for the variants without a worker.
 
     The files are read once before, so that no session waits for the disk.
@@ -211,7 +211,7 @@ def servers(
                     while opened.read(_CHUNK):
                         pass
             command = module(pythons[runtime], "bench.model_worker", runtime, str(threads), file)
-            server = stack.enter_context(LineServer(command, TIMEOUT))
+            server = stack.enter_context(Server(command, TIMEOUT))
             try:
                 server.start()
                 running[name] = server
@@ -220,7 +220,7 @@ def servers(
         yield running
 
 
-def measure(given: Path, running: Mapping[str, LineServer], rounds: int) -> dict[str, Any]:
+def measure(given: Path, running: Mapping[str, Server], rounds: int) -> dict[str, Any]:
     """The variants of one row of the results, and why some are absent. `given` is the folder of the inputs."""
     row: dict[str, Any] = {"variants": {}, "absent": {}}
     times: dict[str, list[float]] = {}
@@ -252,7 +252,7 @@ def measure(given: Path, running: Mapping[str, LineServer], rounds: int) -> dict
     return row
 
 
-def profiles(variants: Mapping[str, tuple[str, str]], running: Mapping[str, LineServer]) -> dict[str, Any]:
+def profiles(variants: Mapping[str, tuple[str, str]], running: Mapping[str, Server]) -> dict[str, Any]:
     """The parts of the time of `ort` and `ours`, as model_tables.py divides it. Both have run."""
     graphs = {name: onnx.load(variants[name][1], load_external_data=False).graph for name in ("ort", "ours")}
     names = [{node.name for node in graph.node} for graph in graphs.values()]
@@ -264,7 +264,7 @@ def profiles(variants: Mapping[str, tuple[str, str]], running: Mapping[str, Line
     return found
 
 
-def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
+def _asked(server: Server, question: dict[str, Any]) -> dict[str, Any]:
     try:
         return server.ask(question)
     except HelperError as error:

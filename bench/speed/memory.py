@@ -16,7 +16,7 @@ from bench.speed import truth
 from bench.speed.cases import Case
 from bench.speed.rounds import too_large, write_unfused
 from bench.speed.workers import Workers
-from tools.line_server import HelperError
+from tools.processes import HelperError
 
 CASES = (
     Case("long", "forward", 1, 8, 8, 8192, 8192, 64),

@@ -28,7 +28,7 @@ import fa_compiler
 from fa_compiler.passes.answer.options import Target
 from tests.graphs import harness
 from tools.compat.results import difference
-from tools.line_server import ROOT, HelperError, LineServer
+from tools.processes import ROOT, HelperError, Server
 
 HERE = Path(__file__).parent
 
@@ -67,7 +67,7 @@ class OpenVino:
 class Web:
     """onnxruntime-web in Node. Its kernels on WebAssembly are those of ONNX Runtime's CPU provider."""
 
-    def __init__(self, server: LineServer) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self.name = f"ort-cpu={server.start()['version']}"
 
@@ -102,7 +102,7 @@ def runners(web: Path) -> Iterator[dict[str, Runner]]:
         print(f"Node or {web}/node_modules/onnxruntime-web is missing: onnxruntime-web is left out")
         yield found
         return
-    with LineServer([node, str(HERE / "web_worker.mjs"), str(web)], timeout=120) as server:
+    with Server([node, str(HERE / "web_worker.mjs"), str(web)], timeout=120) as server:
         found["onnxruntime-web"] = Web(server)
         yield found
 

@@ -19,7 +19,7 @@ from typing import Any
 from tests.graphs import harness
 from tests.graphs.examine import prepare
 from tools.corpus import compare_check
-from tools.line_server import ROOT, HelperError, LineServer, module
+from tools.processes import ROOT, HelperError, Server, module
 
 MASKED_FIRST = ("onnx_attention_4d_softcap_neginf_mask_poison__onnx123",)
 """Graphs that older releases compute otherwise: onnxruntime 1.23.2 adds the mask before the soft cap, as onnx 1.19 did,
@@ -49,7 +49,7 @@ def environment(folder: Path, version: str) -> Path:
 def check(python: Path, jobs: dict[str, dict[str, Any]]) -> int:
     """Run all jobs under one interpreter; print and count the failures."""
     ran = failures = 0
-    with LineServer(module(python, "tools.corpus.compare_run"), timeout=120) as server:
+    with Server(module(python, "tools.corpus.compare_run"), timeout=120) as server:
         version = server.start()["onnxruntime"]
         for name, job in jobs.items():
             try:

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from tools.corpus.compare_run import load_inputs
 from tools.corpus.coverage import add_corpus, chosen, group_of, inputs_of, kind_of
-from tools.line_server import HelperError, LineServer, module
+from tools.processes import HelperError, Server, module
 
 HERE = Path(__file__).parent
 
@@ -61,8 +61,8 @@ class Helpers:
     """The helper processes."""
 
     def __init__(self, stack: ExitStack, timeout: float, folder: Path, fixed: bool) -> None:
-        def server(name: str) -> LineServer:
-            return stack.enter_context(LineServer(module(sys.executable, f"tools.corpus.{name}"), timeout))
+        def server(name: str) -> Server:
+            return stack.enter_context(Server(module(sys.executable, f"tools.corpus.{name}"), timeout))
 
         self._folder = folder
         self._fixed = fixed

@@ -24,7 +24,7 @@ from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ort import library_path
 from fa_compiler.op_registry import schemas
 from tools.corpus.compare_check import check as check_models
-from tools.line_server import serve
+from tools.processes import serve
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import onnx
 
 from tools.corpus import compare_inputs
 from tools.corpus.compare_outputs import TOLERANCES
-from tools.line_server import serve
+from tools.processes import serve
 
 OURS = ("ascend", "fa_compiler")
 """The domains of the fused nodes."""

@@ -20,7 +20,7 @@ from fa_compiler.lowering.ort import library_path
 from fa_compiler.reference import evaluator
 from tools.corpus.compare_check import full_check
 from tools.corpus.compare_outputs import compare
-from tools.line_server import serve
+from tools.processes import serve
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fa_compiler.passes import Report
 from tools.corpus.compare_check import coarsest_type
 from tools.corpus.compare_outputs import compare
 from tools.corpus.compare_run import _value, first_line, load_inputs, session_run
-from tools.line_server import serve
+from tools.processes import serve
 
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:

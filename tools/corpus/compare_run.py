@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime as rt
 
 from tools.corpus.compare_outputs import TOLERANCES, Difference, compare, tolerance_of
-from tools.line_server import serve
+from tools.processes import serve
 
 LEVELS = {
     "off": rt.GraphOptimizationLevel.ORT_DISABLE_ALL,

@@ -47,7 +47,7 @@ from tools.corpus.coverage_tables import (
     print_totals,
 )
 from tools.corpus.outcome import Outcome
-from tools.line_server import HelperError, LineServer, module
+from tools.processes import HelperError, Server, module
 
 ISSUE2 = {
     "BERT": "bert|bert_tt|bert_nomask|bert_fp16|bert_decoder|big_bert48",
@@ -72,8 +72,8 @@ class Bench:
     def __init__(
         self, stack: ExitStack, pythons: Sequence[str], peers: str | None, timeout: float, folder: Path
     ) -> None:
-        def server(python: str, name: str) -> LineServer:
-            return stack.enter_context(LineServer(module(python, f"tools.corpus.{name}"), timeout))
+        def server(python: str, name: str) -> Server:
+            return stack.enter_context(Server(module(python, f"tools.corpus.{name}"), timeout))
 
         self.folder = folder
         self.optimiser = server(sys.executable, "compare_optimise")
@@ -103,7 +103,7 @@ class Bench:
         return outcome
 
     @staticmethod
-    def _ask_peers(outcome: Outcome, peers: LineServer, job: dict[str, Any]) -> None:
+    def _ask_peers(outcome: Outcome, peers: Server, job: dict[str, Any]) -> None:
         """Let other tools fuse the original. If one of them crashes, the answers of the others are lost, too."""
         tools = peers.greeting["tools"] if peers.greeting else peers.start()["tools"]
         try:

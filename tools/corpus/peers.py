@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx
 
-from tools.line_server import serve
+from tools.processes import serve
 
 ATTENTION = {
     "Attention",

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from tools.corpus.coverage import add_corpus, chosen, inputs_of
-from tools.line_server import HelperError, LineServer, module
+from tools.processes import HelperError, Server, module
 
 HERE = Path(__file__).parent
 MOST_LOST = 0.01
@@ -41,7 +41,7 @@ def main() -> int:
     verdicts: dict[str, dict[str, Any]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        LineServer(module(sys.executable, "tools.corpus.compare_provider"), arguments.timeout) as helper,
+        Server(module(sys.executable, "tools.corpus.compare_provider"), arguments.timeout) as helper,
     ):
         for entry in track(entries, "models", console=Console(stderr=True), transient=True):
             inputs = inputs_of(entry, arguments.corpus, Path(folder))

@@ -9,33 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import selectors
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
 
 from tests.built_library import slowed
 from tools.fuzz.kind import Finding, load
 from tools.fuzz.worker import from_json, to_json
+from tools.processes import ROOT, Child, HelperError, module
 
-ROOT = str(Path(__file__).parents[2])
 SEED_BITS = 32
 TURN_S = 5.0
 """A worker stays with one kind for this long."""
 START_S = 120.0
 """The first case of a worker may take this much longer: imports, and what a kind reads once."""
 REDUCE_S = 60.0
-LAST_WORDS = 16000
-"""Bytes of what a worker said before it ended: the report of a sanitizer and a traceback."""
 KEPT_SEEDS = 20
 """A finding keeps this many of the seeds that show it."""
 FUSED = ("fused", "accepted")
@@ -123,55 +117,19 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
+WORKER = module(sys.executable, "tools.fuzz.worker", OMP_NUM_THREADS=1, PYTHONHASHSEED=0)
+
+
 class Worker:
     """One worker process, and the task it has."""
 
-    def __init__(self, log: IO[bytes]) -> None:
-        self.log = log
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tools.fuzz.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-        )
+    def __init__(self) -> None:
+        self.child = Child(WORKER)
         self.kind = ""
         self.next = self.last = 0
         """The case it is at, and the end of those it was given."""
-        self.turn = self.since = 0.0
-        """When its turn began, and when it was last heard of."""
-        self.started = False
-        self.rest = b""
-
-    def send(self, task: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(task).encode() + b"\n")
-        self.process.stdin.flush()
-        self.since = time.monotonic()
-
-    def lines(self) -> list[dict[str, Any]] | None:
-        """What the worker said meanwhile; None where it has ended."""
-        assert self.process.stdout is not None
-        data = os.read(self.process.stdout.fileno(), 1 << 20)
-        if not data:
-            return None
-        *whole, self.rest = (self.rest + data).split(b"\n")
-        self.since = time.monotonic()
-        self.started = True
-        return [json.loads(line) for line in whole]
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def last_words(self) -> str:
-        self.log.seek(0, os.SEEK_END)
-        self.log.seek(max(0, self.log.tell() - LAST_WORDS))
-        return self.log.read().decode(errors="replace")
+        self.turn = 0.0
+        """When its turn began."""
 
 
 class Engine:
@@ -199,16 +157,14 @@ class Engine:
     def run(self) -> dict[str, Total]:
         """Work until the time is over; what was done is kept, also when the user interrupts."""
         self.start = time.monotonic()
-        with tempfile.TemporaryDirectory() as logs:
-            selector = selectors.DefaultSelector()
-            running: list[Worker] = []
+        running: list[Worker] = []
+        with selectors.DefaultSelector() as selector:
             try:
                 while True:
-                    running = [worker for worker in running if worker.process.poll() is None or worker.kind]
+                    running = [worker for worker in running if not worker.child.ended() or worker.kind]
                     while len(running) < self.count and self._work_left():
-                        log = (Path(logs) / f"{time.monotonic_ns()}").open("w+b")
-                        worker = Worker(log)
-                        selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+                        worker = Worker()
+                        selector.register(worker.child, selectors.EVENT_READ, worker)
                         running.append(worker)
                     for worker in running:
                         if not worker.kind:
@@ -224,8 +180,7 @@ class Engine:
                 print(file=sys.stderr)
             finally:
                 for worker in running:
-                    worker.end()
-                    worker.log.close()
+                    worker.child.end()
                 for kind in self.kinds:
                     self._save(kind)
         self._show(last=True)
@@ -261,13 +216,13 @@ class Engine:
         self.totals[kind].seconds += 1e-3
         seconds = min(TURN_S, max(self._left(), 0.1))
         seed = self.state.seed << SEED_BITS | first
-        worker.send({"do": "check", "kind": kind, "first": seed, "count": count, "seconds": seconds})
+        worker.child.send({"do": "check", "kind": kind, "first": seed, "count": count, "seconds": seconds})
         worker.turn = time.monotonic()
 
     # -- taking back --------------------------------------------------------------------------------
 
     def _hear(self, worker: Worker, selector: selectors.BaseSelector) -> None:
-        lines = worker.lines()
+        lines = worker.child.lines()
         if lines is None:
             self._lost(worker, selector, "ended")
             return
@@ -275,9 +230,8 @@ class Engine:
             if "done" in line:
                 self._over(worker)
                 if line["large"]:
-                    selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
-                    worker.end()
-                    worker.log.close()
+                    selector.unregister(worker.child)
+                    worker.child.end()
             else:
                 self._note(worker, line["word"], from_json(line["finding"]))
 
@@ -304,24 +258,20 @@ class Engine:
         self._save(kind)
 
     def _look_after(self, worker: Worker, selector: selectors.BaseSelector) -> None:
-        limit = self.limits.get(worker.kind, 0.0) + (0.0 if worker.started else START_S)
-        if worker.kind and time.monotonic() - worker.since > limit:
-            os.kill(worker.process.pid, signal.SIGABRT)  # faulthandler prints where it is
-            time.sleep(0.5)
+        limit = self.limits.get(worker.kind, 0.0) + (0.0 if worker.child.started else START_S)
+        if worker.kind and time.monotonic() - worker.child.since > limit:
+            worker.child.abort()
             self._lost(worker, selector, "hang")
 
     def _lost(self, worker: Worker, selector: selectors.BaseSelector, how: str) -> None:
         """A worker ended or hangs: the case it was at is the finding."""
-        selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
-        worker.end()
-        if not worker.kind:
-            worker.log.close()
-        else:
-            words = worker.last_words()
-            worker.log.close()
+        selector.unregister(worker.child)
+        worker.child.end()
+        if worker.kind:
+            words = worker.child.words
             place = _place(words)
             where = f" in {place[2]} ({place[1]})" if place else ""
-            title = f"hang{where}" if how == "hang" else f"{_ending(words, worker.process.returncode)}{where}"
+            title = f"hang{where}" if how == "hang" else f"{_ending(words, worker.child.code)}{where}"
             finding = Finding(title, words, suffix=".txt")
             innocent = place is not None and place[2] in self.innocent[worker.kind]
             self._note(worker, "hang" if how == "hang" else "crash", None if innocent else finding)
@@ -363,7 +313,7 @@ def _place(words: str) -> tuple[str, str, str] | None:
     """The innermost frame of ours, with which faulthandler begins: folder, file and function. Packages may be installed
     in the checkout or anywhere else."""
     frames = re.findall(r'File "(.*?)([^/"]+)", line \d+ in (\w+)', words)
-    return next((frame for frame in frames if frame[0].startswith(ROOT) and "site-packages" not in frame[0]), None)
+    return next((frame for frame in frames if frame[0].startswith(str(ROOT)) and "site-packages" not in frame[0]), None)
 
 
 def _ending(words: str, code: int) -> str:
@@ -385,17 +335,12 @@ def reduce_all(engine: Engine) -> None:
 
 def _reduced(kind: str, seed: int, title: str) -> Finding | None:
     task = {"do": "reduce", "kind": kind, "seed": seed, "finding": to_json(Finding(title))}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.fuzz.worker"],
-            input=json.dumps(task).encode(),
-            capture_output=True,
-            timeout=REDUCE_S,
-            check=True,
-        )
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-        return None
-    return from_json(json.loads(done.stdout.splitlines()[-1])["finding"])
+    with Child(WORKER) as child:
+        child.send(task)
+        try:
+            return from_json(child.line(REDUCE_S)["finding"])
+        except HelperError:
+            return None
 
 
 def table(totals: dict[str, Total]) -> str:

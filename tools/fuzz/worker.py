@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import base64
 import faulthandler
-import json
 import os
 import resource
-import sys
 import time
 import traceback
-from typing import IO, Any
+from collections.abc import Callable
 
 from tests.built_library import choose_library
 from tools.fuzz.kind import Finding, Kind, Outcome, load
+from tools.processes import Line, replies, tasks
 
 MEMORY = 12 << 30
 """Address space of a worker, in bytes: what asks for more gets a MemoryError instead of the machine's memory."""
@@ -63,30 +62,28 @@ def main() -> None:
     if not choose_library():  # sanitizers map terabytes, of which they use little
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most < 0 else min(MEMORY, most), most))
-    with os.fdopen(os.dup(1), "w", buffering=1) as out:
-        os.dup2(2, 1)
-        loaded: dict[str, Kind] = {}
-        for line in sys.stdin:
-            task = json.loads(line)
-            if task["kind"] not in loaded:
-                loaded[task["kind"]] = load(task["kind"])
-            _serve(loaded[task["kind"]], task, out)
+    reply = replies()
+    loaded: dict[str, Kind] = {}
+    for task in tasks():
+        if task["kind"] not in loaded:
+            loaded[task["kind"]] = load(task["kind"])
+        _serve(loaded[task["kind"]], task, reply)
 
 
-def _serve(kind: Kind, task: dict[str, Any], out: IO[str]) -> None:
+def _serve(kind: Kind, task: Line, reply: Callable[[Line], None]) -> None:
     if task["do"] == "reduce":
         finding = from_json(task["finding"])
         assert finding is not None
-        print(json.dumps({"finding": to_json(kind.reduce(task["seed"], finding))}), file=out)
+        reply({"finding": to_json(kind.reduce(task["seed"], finding))})
         return
     end = time.monotonic() + task["seconds"]
     for seed in range(task["first"], task["first"] + task["count"]):
         if time.monotonic() > end:
             break
         outcome = checked(kind, seed)
-        print(json.dumps({"word": outcome.word, "finding": to_json(outcome.finding)}), file=out)
+        reply({"word": outcome.word, "finding": to_json(outcome.finding)})
     large = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGE_KIB
-    print(json.dumps({"done": True, "large": large}), file=out)
+    reply({"done": True, "large": large})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fa_compiler.lowering.ort import library_path
 from fa_compiler.passes.answer.report import INEXPRESSIBLE
 from tools.corpus import compare_inputs, compare_run
 from tools.corpus.compare_check import coarsest_type
-from tools.line_server import serve
+from tools.processes import serve
 from tools.sweep import mask_structure
 
 CONSTANT = 4096

@@ -30,7 +30,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tools.line_server import HelperError, LineServer, module
+from tools.processes import HelperError, Server, module
 
 FLOOR = 0.98
 """The share of attentions that has to be fused, and of structures that has to be kept."""
@@ -92,7 +92,7 @@ def answers(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield path.stem, entry
 
 
-def verdicts(folder: Path, only: str, again: str, server: LineServer) -> Iterator[tuple[str, dict[str, Any], Verdict]]:
+def verdicts(folder: Path, only: str, again: str, server: Server) -> Iterator[tuple[str, dict[str, Any], Verdict]]:
     """The verdict on each file of a folder. What has none is judged now."""
     for name, entry in answers(folder):
         if not re.search(only, name):
@@ -103,7 +103,7 @@ def verdicts(folder: Path, only: str, again: str, server: LineServer) -> Iterato
         yield name, entry, json.loads(place.read_text())
 
 
-def judged(folder: Path, name: str, entry: dict[str, Any], server: LineServer) -> Verdict:
+def judged(folder: Path, name: str, entry: dict[str, Any], server: Server) -> Verdict:
     """The verdict of judge.py; a crash is one, too."""
     fused = folder / "fused" / f"{name}.onnx"
     fused.parent.mkdir(exist_ok=True)
@@ -166,7 +166,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one file (300)")
     arguments = parser.parse_args()
     broken = False
-    with LineServer(module(sys.executable, "tools.sweep.judge"), arguments.timeout) as server:
+    with Server(module(sys.executable, "tools.sweep.judge"), arguments.timeout) as server:
         for folder, column, title in (
             ("exports", "collection", "collection"),
             ("converted", "converter", "converter"),
