@@ -77,7 +77,7 @@ wheels: $(VENV)-wheels/.wheels
 	$(VENV)-wheels/bin/python .ci/wheels/build.py
 	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
 
-bench: $(VENV)/.package
+bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(BENCH)
 
 fuzz: $(VENV)/.test
@@ -142,6 +142,10 @@ $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
 
 $(VENV)/.test: $(VENV)/.package
 	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[test]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.package
+	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[bench]'
 	@touch $@
 
 # An environment with other ONNX tools and OpenVINO; it uses the library that .venv built.
