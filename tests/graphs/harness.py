@@ -1,4 +1,4 @@
-"""The kept graphs: how one is stored, read, and judged. Shared by test_graphs.py, update.py and add.py.
+"""The kept graphs: how one is stored, read, and judged. Shared by test_graphs.py and tools/graphs.
 
 `NAME.onnx.xz` is an exported model without its weights (see examples/weights.py). `index.json` says for
 each what it is of (`source`), its inputs, what is assumed (`assume`, if anything), and what the compiler makes of it.

@@ -7,7 +7,7 @@
     chunk_window__dynamo    concatenated to the past; every token sees a window of five keys, its own the last one
 
 Needs torch and onnxscript (the `export` extra). Writes NAME.onnx with its weights and NAME.npz with inputs; nothing is
-downloaded. `python -m tests.graphs.add` keeps them as regression tests.
+downloaded. `python -m tools.graphs.add` keeps them as regression tests.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
     train_dsa_whole       both: attention's gradients from the gradient of its result, the indexer's from its loss
 
 The selection itself has no gradient. This needs torch and onnxscript (the `export` extra), and downloads nothing. It
-writes NAME.onnx, and NAME.npz with the inputs. `python -m tests.graphs.add` keeps them as regression tests.
+writes NAME.onnx, and NAME.npz with the inputs. `python -m tools.graphs.add` keeps them as regression tests.
 """
 
 from __future__ import annotations

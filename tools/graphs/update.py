@@ -1,6 +1,6 @@
 """Record in index.json what the compiler makes of the kept graphs.
 
-    python -m tests.graphs.update [NAME...]
+    python -m tools.graphs.update [NAME...]
 
 Look at the diff: each changed line is a changed promise. A graph whose outputs differ is not recorded.
 """

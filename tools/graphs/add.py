@@ -1,7 +1,7 @@
 """Keep a new graph as a regression test: its spelling, without its weights.
 
-    python -m tests.graphs.add NAME MODEL.onnx INPUTS.npz --source "exporter and version, what it is"
-    python -m tests.graphs.update NAME
+    python -m tools.graphs.add NAME MODEL.onnx INPUTS.npz --source "exporter and version, what it is"
+    python -m tools.graphs.update NAME
 
 The second command records what the compiler makes of it; look at the diff of index.json.
 """
