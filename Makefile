@@ -61,7 +61,7 @@ sanitize: sanitized
 	$(MAKE) sanitize-fuzz
 
 sanitize-fuzz: sanitized
-	$(WITH_SANITIZERS) $(BIN)/python -m tests.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz
+	$(WITH_SANITIZERS) $(BIN)/python -m tools.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz
 
 sanitized: $(VENV)/.test
 	$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -S lowering/ort/csrc -B $(SANITIZED) -DFA_SANITIZE=ON
@@ -77,11 +77,11 @@ wheels: $(VENV)-wheels/.wheels
 	$(VENV)-wheels/bin/python .ci/wheels/build.py
 	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
 
-bench: $(VENV)/.package
+bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(BENCH)
 
 fuzz: $(VENV)/.test
-	$(BIN)/python -m tests.fuzz $(FUZZ)
+	$(BIN)/python -m tools.fuzz $(FUZZ)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -103,11 +103,11 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py tests/face/test_plan.py \
 			tests/passes/ir/test_signatures.py; \
 	done
-	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
-	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_tools.py
-	PYTHONPATH=. $(VENV)-tools/bin/python tests/compat/check_runtimes.py
-	if [ -d build/hosts/node_modules ]; then PYTHONPATH=. $(BIN)/python tests/compat/check_hosts.py build/hosts/node_modules; fi
-	PYTHONPATH=. $(VENV)-packages/bin/python tests/compat/check_packages.py
+	$(BIN)/python -m tools.compat.check_versions --versions $(OLD_RUNTIMES)
+	PYTHONPATH=. $(VENV)-tools/bin/python -m tools.compat.check_tools
+	PYTHONPATH=. $(VENV)-tools/bin/python -m tools.compat.check_runtimes
+	if [ -d build/hosts/node_modules ]; then PYTHONPATH=. $(BIN)/python -m tools.compat.check_hosts build/hosts/node_modules; fi
+	PYTHONPATH=. $(VENV)-packages/bin/python -m tools.compat.check_packages
 	PYTHONPATH=. $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
 	$(MAKE) sweep
 
@@ -115,10 +115,10 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 # judged anew.
 SWEEP :=
 sweep: $(VENV)/.package $(VENV)-sweep/.sweep $(VENV)-optimum/.sweep $(VENV)-convert/.sweep
-	$(VENV)-sweep/bin/python tests/compat/sweep/export.py --state build/sweep
-	$(VENV)-optimum/bin/python tests/compat/sweep/export.py --state build/sweep --collections optimum
-	$(VENV)-convert/bin/python tests/compat/sweep/convert.py --state build/sweep
-	PYTHONPATH=. $(BIN)/python tests/compat/sweep/report.py --state build/sweep --details $(SWEEP)
+	$(VENV)-sweep/bin/python -m tools.sweep.export --state build/sweep
+	$(VENV)-optimum/bin/python -m tools.sweep.export --state build/sweep --collections optimum
+	$(VENV)-convert/bin/python -m tools.sweep.convert --state build/sweep
+	PYTHONPATH=. $(BIN)/python -m tools.sweep.report --state build/sweep --details $(SWEEP)
 
 clean:
 	rm -rf $(VENV) $(RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-packages $(VENV)-mpi $(VENV)-docs $(VENV)-wheels \
@@ -144,6 +144,10 @@ $(VENV)/.test: $(VENV)/.package
 	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[test]'
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.package
+	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[bench]'
+	@touch $@
+
 # An environment with other ONNX tools and OpenVINO; it uses the library that .venv built.
 $(VENV)-tools/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-tools
@@ -159,9 +163,9 @@ $(VENV)-wheels/.wheels: pyproject.toml
 	@touch $@
 
 # Environments of the sweep, with pinned versions. torchvision comes along, has to fit torch exactly, and is not needed.
-$(VENV)-sweep/.sweep: tests/compat/sweep/requirements.txt
-$(VENV)-optimum/.sweep: tests/compat/sweep/requirements-optimum.txt
-$(VENV)-convert/.sweep: tests/compat/sweep/requirements-convert.txt
+$(VENV)-sweep/.sweep: tools/sweep/requirements.txt
+$(VENV)-optimum/.sweep: tools/sweep/requirements-optimum.txt
+$(VENV)-convert/.sweep: tools/sweep/requirements-convert.txt
 $(SWEEP_VENVS:%=%/.sweep):
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import models
-from bench.speed import curves, memory, plot, rounds, tables
+from bench.speed import bars, chart, curves, memory, rounds, tables
 from bench.speed.cases import CASES, LONG, QUICK, Case
 from bench.speed.limits import Machine, NoCompiler
 from bench.speed.workers import Workers, interpreters
@@ -181,7 +181,7 @@ def save(results: dict[str, Any], folder: Path) -> str:
     for threads in sorted({result["threads"] for result in results["cases"]}):
         mine = [result for result in results["cases"] if result["threads"] == threads]
         title = f"Share of the machine's limit, {threads} thread{'s' * (threads > 1)}, {results['about']['date']}"
-        (folder / f"bars{threads}.svg").write_text(plot.svg(mine, title))
+        (folder / f"bars{threads}.svg").write_text(bars.picture(mine, title))
     draw(results["cases"], results["memory"], folder)
     return text
 
@@ -213,6 +213,7 @@ def command(words: list[str]) -> int:
         return models.main(words[1:])
     arguments = parser().parse_args(words)
     try:
+        chart.required()
         if arguments.command == "show":
             files = [json.loads(file.read_text()) for file in arguments.file]
             if arguments.plots:
@@ -221,7 +222,7 @@ def command(words: list[str]) -> int:
                 print(save(joined(files), arguments.file[0].parent))
             return 0
         results = run(arguments)
-    except (NoCompiler, OSError, ValueError, subprocess.CalledProcessError) as error:
+    except (NoCompiler, chart.NoMatplotlib, OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(save(results, arguments.out))

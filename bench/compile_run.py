@@ -1,6 +1,6 @@
 """One compilation in this process, with this interpreter: a helper of compile_time.py.
 
-    python compile_run.py TOOL MODEL OUTPUT
+    python -m bench.compile_run TOOL MODEL OUTPUT
 
 Prints one line of JSON: the tool's version; the seconds to import it; the seconds to read, fuse and write the model
 (elapsed and processor time); the rise of the peak resident memory after the imports; and the number of fused attention

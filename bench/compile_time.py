@@ -1,9 +1,9 @@
 """Measures time and memory of a compilation, by the depth of the model and by the size of its weights.
 
-    python bench/compile_time.py [--layers 2,8,32,128] [--weights 1,32,256,2048] [--json OUT]
+    python -m bench.compile_time [--layers 2,8,32,128] [--weights 1,32,256,2048] [--json OUT]
                                  [--peer onnxruntime] [--peer onnxscript=OTHER/bin/python]...
                                  [--peer-layers 32] [--timeout 600]
-    PYTHONPATH=. python bench/compile_time.py --growth plain_chain,attentions_of_one --sizes 1000,10000 [--json OUT]
+    python -m bench.compile_time --growth plain_chain,attentions_of_one --sizes 1000,10000 [--json OUT]
 
 The models are two graphs of tests/graphs: a Llama of two layers from each of torch's two exporters (grouped queries,
 rotary positions, a mask made of comparisons, SDPA's guard against NaN). The second layer is repeated. The weights are
@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from repeat_layers import place_weights, repeat
 
-ROOT = Path(__file__).parents[1]
+from tools.makers.repeat_layers import place_weights, repeat
+from tools.processes import ROOT, module
+
 GRAPHS = {"dynamo": "llama__dynamon_sdpa_op20", "TorchScript": "llama__tsn_sdpa_op17"}
 OURS = "fa_compiler"
 INLINE_LIMIT = 2000 << 20
@@ -147,7 +148,7 @@ class Bench:
 
     def measure(self, tool: str, python: str, model: Path) -> Row:
         """One compilation in its own process. `error` is the message of a failure."""
-        command = [python, str(Path(__file__).with_name("compile_run.py")), tool, str(model)]
+        command = module(python, "bench.compile_run", tool, model)
         with tempfile.TemporaryDirectory(dir=self.folder) as inner:
             # Our output goes beside the weights. A peer decides itself where it writes them.
             output = model.with_name("fused.onnx") if tool == OURS else Path(inner, "fused.onnx")

@@ -34,7 +34,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.line_server import LineServer
 from bench.model_tables import TOLERANCE
 from bench.real_models import FILLED_ROWS, MODELS, build
 from bench.real_sizes import compiled
@@ -42,8 +41,9 @@ from bench.speed import rounds, truth
 from bench.speed.cases import CASES, Case
 from bench.speed.peer import SPIN
 from bench.speed.tables import number
-from bench.speed.workers import ROOT, TIMEOUT, Workers, interpreters, processor_seconds
+from bench.speed.workers import TIMEOUT, Workers, interpreters, processor_seconds
 from bench.table import print_table, table_parser
+from tools.processes import Server, module
 
 OPERATORS = ("bert", "gpt2", "decode-gqa-b1", "long-causal")
 LAYERS = {"layers-16": 16, "layers-128": 128}
@@ -89,7 +89,7 @@ class Visited:
 
     name: str
     waiting: str
-    server: LineServer
+    server: Server
     guess: float
     cold: bool = False
     alone: State = field(default_factory=State)
@@ -153,11 +153,12 @@ def layers(tokens: int, threads: int, peers: str) -> Iterator[list[Visited]]:
         variants = {"ours": path.with_name("fused.onnx"), "ort-unfused": path}
         found, results = [], []
         for waiting, spin in WAITING.items():
-            settings = [] if spin is None else [f"{SPIN}={spin}"]
+            settings = {} if spin is None else {SPIN: spin}
             for peer, model in variants.items():
                 if peer == "ours" or re.search(peers, peer):
-                    command = ["env", f"PYTHONPATH={ROOT}", *settings, sys.executable, "-m", "bench.model_worker"]
-                    server = stack.enter_context(LineServer([*command, "ort", str(threads), str(model)], TIMEOUT))
+                    words = ("ort", str(threads), model)
+                    command = module(sys.executable, "bench.model_worker", *words, **settings)
+                    server = stack.enter_context(Server(command, TIMEOUT))
                     for _ in range(2):  # the second run is as long as later ones
                         answer = server.ask({"feeds": str(feeds), "save": f"{model}.npy"})
                     results.append(np.load(f"{model}.npy"))

@@ -3,8 +3,8 @@
     python -m bench.model_worker RUNTIME THREADS MODEL       RUNTIME is ort or openvino
     python -m bench.model_worker optimise TYPE HEADS HIDDEN MODEL OUT     as onnxruntime.transformers optimises it
 
-It uses line_server's protocol. The greeting is the `version`, the process `pid`, and the seconds `made` in which the
-runtime made a session of the file. The questions are
+It is a server of tools/processes.py. The greeting is the `version`, the process `pid`, and the seconds `made` in which
+the runtime made a session of the file. The questions are
 
     {"feeds": folder, "save": file}   loads the inputs NAME.npy, runs once, saves the first result -> {"seconds": s}
     {"calls": n, "warm": m}           -> {"seconds": [...], "peak_mib": m}, the peak memory of the process meanwhile
@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.line_server import serve
 from bench.speed.peer import set_spinning
 from bench.speed.truth import Array
 from bench.speed.worker import memory
+from tools.processes import serve
 
 Run = Callable[[Mapping[str, Array]], Array]
 

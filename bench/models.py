@@ -4,9 +4,9 @@
     python -m bench models --models DIR --layers 2 --names "llama|step"    only so many layers, of full width
 
 The models are exported once into DIR, with random weights, by an interpreter that has torch and transformers
-(export_models.py): BERT-base, GPT-2 small, ViT-B, Whisper small and Llama 3.2 1B. They process one sentence, image or
-sound at a time. `tokens` of a model whose name ends in -step are the cached ones, to which it adds one. Each model runs
-in these variants, each in its own process, round by round:
+(tools/makers/export_models.py): BERT-base, GPT-2 small, ViT-B, Whisper small and Llama 3.2 1B. They process one
+sentence, image or sound at a time. `tokens` of a model whose name ends in -step are the cached ones, to which it adds
+one. Each model runs in these variants, each in its own process, round by round:
 
     ort             the original, with all optimisations of ONNX Runtime
     ort-optimizer   optimised by onnxruntime.transformers, from an export by TorchScript where there is one, because
@@ -39,10 +39,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bench.line_server import HelperError, LineServer
 from bench.model_tables import document, fused_parts, original_parts
 from bench.speed.tables import number
-from bench.speed.workers import ROOT, TIMEOUT, interpreters
+from bench.speed.workers import TIMEOUT, interpreters
+from tools.processes import ROOT, HelperError, Server, module
 
 OUT = Path("build/bench")
 ROUNDS = 5
@@ -135,7 +135,7 @@ def prepare(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
 
 def _exported(name: str, folder: Path, arguments: argparse.Namespace, *options: str) -> None:
     """Exports a model into a folder. Raises NotPrepared."""
-    words = [str(ROOT / "bench" / "export_models.py"), str(folder), name, *options]
+    words = ["-m", "tools.makers.export_models", str(folder), name, *options]
     layers = ["--layers", str(arguments.layers)] if arguments.layers else []
     _made([arguments.export_python, *words, *layers])
 
@@ -196,7 +196,7 @@ def feeds(model: onnx.ModelProto, length: int) -> dict[str, np.ndarray]:
 @contextlib.contextmanager
 def servers(
     variants: Mapping[str, tuple[str, str]], pythons: Mapping[str, str], threads: int, absent: dict[str, str]
-) -> Iterator[dict[str, LineServer]]:
+) -> Iterator[dict[str, Server]]:
     """A running worker for each variant. `absent` gets the reasons for the variants without a worker.
 
     The files are read once before, so that no session waits for the disk.
@@ -210,8 +210,8 @@ def servers(
                 with part.open("rb") as opened:
                     while opened.read(_CHUNK):
                         pass
-            command = ["env", f"PYTHONPATH={ROOT}", pythons[runtime], "-m", "bench.model_worker", runtime]
-            server = stack.enter_context(LineServer([*command, str(threads), file], TIMEOUT))
+            command = module(pythons[runtime], "bench.model_worker", runtime, str(threads), file)
+            server = stack.enter_context(Server(command, TIMEOUT))
             try:
                 server.start()
                 running[name] = server
@@ -220,7 +220,7 @@ def servers(
         yield running
 
 
-def measure(given: Path, running: Mapping[str, LineServer], rounds: int) -> dict[str, Any]:
+def measure(given: Path, running: Mapping[str, Server], rounds: int) -> dict[str, Any]:
     """The variants of one row of the results, and why some are absent. `given` is the folder of the inputs."""
     row: dict[str, Any] = {"variants": {}, "absent": {}}
     times: dict[str, list[float]] = {}
@@ -252,7 +252,7 @@ def measure(given: Path, running: Mapping[str, LineServer], rounds: int) -> dict
     return row
 
 
-def profiles(variants: Mapping[str, tuple[str, str]], running: Mapping[str, LineServer]) -> dict[str, Any]:
+def profiles(variants: Mapping[str, tuple[str, str]], running: Mapping[str, Server]) -> dict[str, Any]:
     """The parts of the time of `ort` and `ours`, as model_tables.py divides it. Both have run."""
     graphs = {name: onnx.load(variants[name][1], load_external_data=False).graph for name in ("ort", "ours")}
     names = [{node.name for node in graph.node} for graph in graphs.values()]
@@ -264,7 +264,7 @@ def profiles(variants: Mapping[str, tuple[str, str]], running: Mapping[str, Line
     return found
 
 
-def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
+def _asked(server: Server, question: dict[str, Any]) -> dict[str, Any]:
     try:
         return server.ask(question)
     except HelperError as error:

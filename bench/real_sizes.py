@@ -41,11 +41,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from bench.line_server import HelperError
 from bench.model_tables import TOLERANCE
 from bench.models import servers
 from bench.real_models import FILLED_ROWS, MODELS, Mask, RealModel, build
 from bench.speed.tables import number, table
+from tools.processes import HelperError
 
 QUICK = ("bert-large", "llama-3.1-8b", "mistral-7b")
 RUNS = (

@@ -30,12 +30,12 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import fa_compiler
-from bench.line_server import LineServer
 from bench.speed.limits import Machine
 from bench.speed.worker import grown
-from bench.speed.workers import ROOT, TIMEOUT
+from bench.speed.workers import TIMEOUT
 from fa_compiler import ops
 from fa_compiler.op_registry import DOMAIN, VERSION, full_attrs, get, place_inputs
+from tools.processes import Server, module
 
 LATENT, ROPE = 512, 64
 INDEX_HEADS, INDEX_WIDTH = 64, 128
@@ -168,7 +168,7 @@ def multiply_adds(machine: Machine, threads: int) -> float:
 
 
 def measure(
-    case: Case, server: LineServer | None, options: argparse.Namespace, threads: int
+    case: Case, server: Server | None, options: argparse.Namespace, threads: int
 ) -> dict[str, tuple[float, float]]:
     """The least time of each method in seconds, and its memory in MB. Its result is compared with ours first."""
     first, mb = grown(case.ours)
@@ -233,8 +233,7 @@ def main() -> None:
         machine = Machine.compile(Path(folder))
         for threads in options.threads:
             limit = max(multiply_adds(machine, threads) for _ in range(10))
-            command = ["env", f"PYTHONPATH={ROOT}", options.peer_python or "", "-m", "bench.sparse_peers"]
-            with LineServer(command, TIMEOUT) as server:
+            with Server(module(options.peer_python or "", "bench.sparse_peers"), TIMEOUT) as server:
                 for keys in options.keys:
                     for case in cases(keys, options, threads):
                         measured = measure(case, server if options.peer_python else None, options, threads)

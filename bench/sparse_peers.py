@@ -1,7 +1,7 @@
 """torch's dense masked and gathered formulations of the sparse operators: a helper process of sparse.py, in the
 interpreter that has torch.
 
-It uses line_server's protocol. The questions are
+It is a server of tools/processes.py. The questions are
 
     {"case": name, "inputs": path, "selected": n, "scale": s, "threads": n, "bfloat16": flag} -> {"peers": names}
     {"result": name, "to": path}    runs a peer once, saves its first result as float32 -> {"mb": peak memory}
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.line_server import serve
 from bench.speed.worker import grown
+from tools.processes import serve
 
 Run = Callable[[], Tensor]
 Tensors = dict[str, Tensor]

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.speed import curves
+from bench.speed import chart, curves
 from bench.speed.cases import CASES, Case
 
 SOURCES = Path(__file__).resolve().parents[1] / "lowering/ort/csrc/check"
@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", default=",".join(map(str, THREADS)), metavar="N,N", help="default: %(default)s")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draws the forward part, as SVG")
     given = parser.parse_args(arguments)
+    if given.plot:
+        try:
+            chart.required()
+        except chart.NoMatplotlib as error:
+            parser.error(f"--plot: {error}")
     threads = [int(part) for part in given.threads.split(",")]
     idle: dict[str, dict[str, list[float]]] = {}
     for kind in PROGRAMS:

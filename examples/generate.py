@@ -1,6 +1,6 @@
 """Generates tokens one at a time with a small Llama-like model of random weights: exported, fused, fused in place.
 
-    python examples/generate.py [--tokens 200] [--prompt 16] [--room 2048] [--folder build/generate]
+    python examples/generate.py [--tokens 200] [--prompt 16] [--room 2048] [--folder build/generate] [--plot SVG]
 
 The model is a decoding step of an exporter. In each layer it concatenates the keys and values of earlier tokens with
 those of the new token, and returns both, so every step copies every cache. It runs in three variants:
@@ -13,8 +13,8 @@ those of the new token, and returns both, so every step copies every cache. It r
 In the last variant each buffer is bound as past and as present (IOBinding). The output of ONNX Runtime's ScatterND then
 has the memory of its input, and only one row is written. The attention reads the used rows directly from the buffer.
 
-All variants must choose the same tokens. The tokens per second are printed, and FOLDER/generate.svg shows the time of
-each step by position.
+All variants must choose the same tokens. The tokens per second are printed, and the plot shows the time of each step by
+position.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -190,26 +191,16 @@ def generate(step: Callable[[int], int], prompt: list[int], tokens: int) -> tupl
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
     """Plot the milliseconds of each step by its position, as the median of 8 steps."""
-    wide, high, margin = 640, 320, 48
-    smooth = {
-        name: [1e3 * float(np.median(seconds[max(0, i - 7) : i + 1])) for i in range(len(seconds))]
-        for name, seconds in curves.items()
-    }
-    top = 1.1 * max(max(curve) for curve in smooth.values())
-    steps = max(len(curve) for curve in smooth.values())
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif">']
-    parts.append(f'<path d="M{margin} 16V{high - margin}H{wide - 16}" fill="none" stroke="#888"/>')
-    for (name, curve), colour in zip(smooth.items(), ("#c44", "#a80", "#269"), strict=False):
-        points = " ".join(
-            f"{margin + i * (wide - margin - 16) / steps:.1f},{high - margin - y * (high - margin - 16) / top:.1f}"
-            for i, y in enumerate(curve)
-        )
-        end = high - margin - curve[-1] * (high - margin - 16) / top
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
-        parts.append(f'<text x="{wide - 90}" y="{end - 6:.0f}" fill="{colour}" font-size="13">{name}</text>')
-    parts.append(f'<text x="{wide // 2}" y="{high - 14}" font-size="13">tokens in the cache</text>')
-    parts.append(f'<text x="6" y="12" font-size="13">ms a token (up to {top:.2f})</text></svg>')
-    path.write_text("\n".join(parts))
+    from matplotlib.figure import Figure
+
+    axes = Figure((8, 4)).subplots()
+    for name, seconds in curves.items():
+        smooth = [1e3 * float(np.median(seconds[max(0, i - 7) : i + 1])) for i in range(len(seconds))]
+        axes.plot(smooth, label=name, gid=name)
+    axes.set(xlabel="tokens in the cache", ylabel="ms a token")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    axes.figure.savefig(path)
 
 
 def main() -> int:
@@ -220,9 +211,12 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=16, help="length of the prompt, random tokens")
     parser.add_argument("--room", type=int, default=2048, help="the most tokens of a cache")
     parser.add_argument("--folder", type=Path, default=Path("build/generate"))
+    parser.add_argument("--plot", type=Path, metavar="SVG", help="draw the time of each step here")
     args = parser.parse_args()
     if min(args.tokens, args.prompt) < 1 or args.prompt + args.tokens > args.room + 1:
         parser.error("--tokens and --prompt have to be at least 1, and --room at least their sum minus 1")
+    if args.plot is not None and find_spec("matplotlib") is None:
+        parser.error(f"--plot {args.plot}: this needs matplotlib; install it, or fa_compiler with its extra [bench]")
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.prompt + args.tokens - 1 > args.room:
         parser.error("the room is too small for prompt and tokens")
@@ -237,8 +231,9 @@ def main() -> int:
     found = {name: generate(run.step, prompt, args.tokens) for name, run in runs.items()}
     for name, (_, seconds) in found.items():
         print(f"{name:9} {len(seconds) / sum(seconds):8.1f} tokens/s")
-    draw({name: seconds for name, (_, seconds) in found.items()}, args.folder / "generate.svg")
-    print(f"wrote {args.folder / 'generate.svg'}")
+    if args.plot is not None:
+        draw({name: seconds for name, (_, seconds) in found.items()}, args.plot)
+        print(f"wrote {args.plot}")
     same = all(tokens == found["original"][0] for tokens, _ in found.values())
     print(f"{args.tokens} tokens: {'the same' if same else 'DIFFERENT'}")
     return 0 if same else 1

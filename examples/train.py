@@ -2,11 +2,11 @@
 
     python examples/train.py [--steps 50] [--plot curves.svg]
 
-The graph computes the loss and the gradient of every parameter. make_training.py wrote it; torch is not needed here.
-The updates of Adam are in NumPy. Both runs start with the same parameters and read the same batches, which are bytes of
-this project's licence. The program prints the loss curves, their largest difference, and the time of a step in ONNX
-Runtime with its default optimisations. The steps of both runs alternate. The exit code is 1 if the curves differ by
-more than TOLERANCE.
+The graph computes the loss and the gradient of every parameter. tools/makers/example_training.py wrote it; torch is not
+needed here. The updates of Adam are in NumPy. Both runs start with the same parameters and read the same batches, which
+are bytes of this project's licence. The program prints the loss curves, their largest difference, and the time of a
+step in ONNX Runtime with its default optimisations. The steps of both runs alternate. The exit code is 1 if the curves
+differ by more than TOLERANCE.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -139,31 +140,16 @@ def difference(one: Sequence[float], other: Sequence[float]) -> float:
     return max(abs(a - b) / max(abs(a), abs(b)) for a, b in zip(one, other, strict=True))
 
 
-def plot(curves: Mapping[str, Sequence[float]]) -> str:
-    """The loss curves as an SVG. The first one is wide and pale, so that the other one on top of it is visible."""
-    width, height, margin = 640, 360, 48
-    longest = max(map(len, curves.values()))
-    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
+def plot(curves: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Draw the loss curves. The first one is wide and pale, so that the other one on top of it is visible."""
+    from matplotlib.figure import Figure
 
-    def place(step: int, loss: float) -> str:
-        x = margin + (width - 2 * margin) * step / max(longest - 1, 1)
-        y = height - margin - (height - 2 * margin) * (loss - low) / ((high - low) or 1.0)
-        return f"{x:.1f},{y:.1f}"
-
-    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
-    for index, loss in enumerate((low, high)):
-        y = float(place(0, loss).split(",")[1])
-        parts.append(f'<line x1="{margin}" x2="{width - margin}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="4" y="{y + 4}">{loss:.3f}</text>')
-        parts.append(f'<text x="{(margin, width - margin)[index]}" y="{height - 28}">{(0, longest)[index]}</text>')
-    parts.append(f'<text x="{width / 2 - 16}" y="{height - 28}">step</text>')
-    for index, (name, losses) in enumerate(curves.items()):
-        colour, stroke = (("#9bd", 6), ("#c30", 1.5))[min(index, 1)]
-        points = " ".join(place(step, loss) for step, loss in enumerate(losses))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{stroke}"/>')
-        parts.append(f'<text x="{width - 200}" y="{24 + 18 * index}" fill="{colour}">{name}</text>')
-    style = 'font-family="sans-serif" font-size="12"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {style}>{"".join(parts)}</svg>\n'
+    axes = Figure((8, 4.5)).subplots()
+    for (name, losses), (colour, width) in zip(curves.items(), (("#99bbdd", 6), ("#cc3300", 1.5)), strict=True):
+        axes.plot(range(1, len(losses) + 1), losses, color=colour, linewidth=width, label=name, gid=name)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend()
+    axes.figure.savefig(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -176,6 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--steps has to be at least 1")
     if args.plot is not None and not args.plot.parent.is_dir():
         parser.error(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+    if args.plot is not None and find_spec("matplotlib") is None:
+        parser.error(f"--plot {args.plot}: this needs matplotlib; install it, or fa_compiler with its extra [bench]")
     original, fused = train(args.steps)
     out = Console(highlight=False)
     table = Table("step", "loss, original", "loss, fused")
@@ -187,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     times = [1e3 * statistics.median(each.seconds) for each in (original, fused)]
     out.print(f"loss and gradients of a step: {times[0]:.1f} ms original, {times[1]:.1f} ms fused")
     if args.plot is not None:
-        args.plot.write_text(plot({"original": original.losses, "fused": fused.losses}))
+        plot({"original": original.losses, "fused": fused.losses}, args.plot)
         out.print(f"curves: {args.plot}")
     return int(not apart <= TOLERANCE)
 

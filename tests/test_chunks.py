@@ -1,23 +1,18 @@
-"""Chunked prefill: several tokens on cached keys and values (bench/export_chunks.py), of any number and on any past.
+"""Chunked prefill: several tokens on cached keys and values, of any number and on any past.
 
+tools/makers/export_chunks.py exported the models.
 The causal masks of concatenated caches are offset by the past: bands that end in the bottom right corner, in every run.
 A preallocated cache has rows at positions that are an input: its mask stays one.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 
+from tests.graphs import harness
 from tests.passes.running import Array, assert_same, fused, run
-
-sys.path.insert(0, str(Path(__file__).parent / "graphs"))
-
-import harness
 
 TOLERANCE = 1e-5
 """Two layers in float32, relative to the largest result."""

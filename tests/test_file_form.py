@@ -3,7 +3,6 @@ of its name share."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import fa_compiler
 from fa_compiler.op_registry import FILE_DOMAIN, FILE_OPS
-
-sys.path.insert(0, str(Path(__file__).parent / "graphs"))
-
-import harness
+from tests.graphs import harness
 
 Array = np.ndarray
 Feeds = dict[str, Array]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "graphs"))
-
-import harness
-import weights
-from examine import examine
+from examples import weights
+from tests.graphs import harness
+from tests.graphs.examine import examine
 
 INDEX = harness.read_index()
 
@@ -38,8 +35,9 @@ def test_weights_are_the_same_each_time() -> None:
 
 
 def test_comparison_sees_a_difference() -> None:
-    import compare_outputs
     import numpy as np
+
+    from tools.corpus import compare_outputs
 
     right = np.array([1.0, -2.0, np.inf], np.float32)
     for wrong in ([1.0, -2.0001, np.inf], [1.0, -2.0, -np.inf], [1.0, np.nan, np.inf]):

@@ -128,6 +128,7 @@ def test_a_source_distribution_has_every_file_once(tmp_path: Path) -> None:
         names = [Path(*Path(member.name).parts[1:]) for member in archive.getmembers() if member.isfile()]
         archive.extractall(tmp_path, filter="data")
     assert not [name for name in names if name.parts[:2] == ("fa_compiler", "passes")]
+    assert not {name.parts[0] for name in names} & {"bench", "docs", "examples", "tests", "tools", ".ci"}
     (package,) = tmp_path.glob("*/fa_compiler")
     assert all((package / name / "__init__.py").is_file() for name in ("passes", "lowering", "op_registry"))
 

@@ -13,6 +13,7 @@ import pytest
 import fa_compiler
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "train.py"), run_name="example")
+PATH = "{http://www.w3.org/2000/svg}path"
 
 
 def _first_steps(count: int) -> tuple[Any, Any]:
@@ -56,13 +57,28 @@ def test_the_gradients_of_a_step_agree() -> None:
         assert np.abs(one - other).max() <= 1e-5 * scale, output.name
 
 
-def test_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It prints both curves and times and draws them."""
+@pytest.mark.parametrize("drawn", [False, True])
+def test_the_script(drawn: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints both curves and times, and draws them if it is asked to."""
     picture = tmp_path / "curves.svg"
-    assert EXAMPLE["main"](["--steps", "2", "--plot", str(picture)]) == 0
+    if drawn:
+        pytest.importorskip("matplotlib")
+    assert EXAMPLE["main"](["--steps", "2", *(["--plot", str(picture)] if drawn else [])]) == 0
     assert "ms original" in capsys.readouterr().out
-    lines = [each for each in ElementTree.parse(picture).iter() if each.tag.endswith("polyline")]
-    assert len(lines) == 2 and all(len(line.attrib["points"].split()) == 2 for line in lines)
+    assert picture.exists() == drawn
+    if drawn:
+        lines = [each for each in ElementTree.parse(picture).iter() if each.attrib.get("id") in ("original", "fused")]
+        assert [next(line.iter(PATH)).attrib["d"].count("L") for line in lines] == [1, 1]
+
+
+def test_a_plot_without_matplotlib_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXAMPLE["main"].__globals__, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as stop:
+        EXAMPLE["main"](["--plot", str(tmp_path / "curves.svg")])
+    assert stop.value.code == 2
+    assert "curves.svg: this needs matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--plot", "/nowhere/curves.svg"]])

@@ -8,5 +8,5 @@ worker.py      a process that holds the peers of one library
 rounds.py      the measurement
 memory.py      the memory by which one call makes a process grow
 limits.py      multiply-adds, dot products, products of tiles, exponentials and reads per second (limits.cc)
-tables.py      Markdown of results; plot.py an SVG
+tables.py      Markdown of results; bars.py and curves.py the plots, chart.py draws them
 """

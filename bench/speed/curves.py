@@ -45,12 +45,12 @@ def roofline(results: Sequence[Result], threads: int) -> str:
     for key, best in roofs.items():
         if best:
             start = max(chart.x.low, best / read if read else 0.0)
-            chart.line([(start, best), (chart.x.high, best)], "#555", dashes="5 3")
-            chart.word(chart.x.high, best, f"limit, {ROOFS[key]}", "end")
+            chart.line([(start, best), (chart.x.high, best)], "#555", dashes=(2.5, 1.5))
+            chart.word(chart.x.high, best, f"limit, {ROOFS[key]}", "right")
     if read:
         end = highest / read
         start = max(chart.x.low, chart.y.low / read)
-        chart.line([(start, read * start), (end, read * end)], "#555", dashes="5 3")
+        chart.line([(start, read * start), (end, read * end)], "#555", dashes=(2.5, 1.5))
         chart.word(start, chart.y.high / 2, f"slope: memory, {read:.0f} GB/s")
     for result in mine:
         case = Case(**result["case"])
@@ -83,9 +83,9 @@ def lengths(results: Sequence[Result], memory: Sequence[Result], threads: int) -
         cases = [Case(**result["case"]) for result in mine]
         time.line([(c.keys, r["peers"]["ours"]["median_ms"]) for c, r in zip(cases, mine, strict=True)], colour,
                   GROUPS[group])  # fmt: skip
-        time.line([(c.keys, r["limit_ms"]) for c, r in zip(cases, mine, strict=True)], colour, dashes="2 3")
+        time.line([(c.keys, r["limit_ms"]) for c, r in zip(cases, mine, strict=True)], colour, dashes=(1, 1.5))
         space.line([(case.keys, grown[case.name]) for case in cases if case.name in grown], colour, GROUPS[group])
-        space.line([(case.keys, case.score_bytes / 2**20) for case in cases], colour, dashes="2 3")
+        space.line([(case.keys, case.score_bytes / 2**20) for case in cases], colour, dashes=(1, 1.5))
     return picture([time, space])
 
 

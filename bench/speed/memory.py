@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.line_server import HelperError
 from bench.speed import truth
 from bench.speed.cases import Case
 from bench.speed.rounds import too_large, write_unfused
 from bench.speed.workers import Workers
+from tools.processes import HelperError
 
 CASES = (
     Case("long", "forward", 1, 8, 8, 8192, 8192, 64),

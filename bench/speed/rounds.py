@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bench.line_server import HelperError, LineServer
 from bench.speed import graphs, truth
 from bench.speed.cases import Case
 from bench.speed.limits import Machine, Rates, needed, parts
 from bench.speed.peer import lower_precision
 from bench.speed.worker import FLUSHED
 from bench.speed.workers import Workers, processor_seconds
+from tools.processes import HelperError, Server
 
 PROBES = 3
 PAUSE = 0.03
@@ -55,7 +55,7 @@ LONGEST = 4.0
 class Contestant:
     """A peer that returned a result, right or wrong."""
 
-    server: LineServer
+    server: Server
     error: float
     seconds: float
     times: list[float] = field(default_factory=list)
@@ -124,7 +124,7 @@ def measure(
     }
 
 
-def prepared(case: Case, servers: Mapping[str, LineServer], absent: dict[str, str]) -> dict[str, Contestant]:
+def prepared(case: Case, servers: Mapping[str, Server], absent: dict[str, str]) -> dict[str, Contestant]:
     """The peers that return a result. `absent` gets the reasons for the others."""
     contestants = {}
     for name, server in servers.items():
@@ -176,7 +176,7 @@ class Course:
         return {"read": statistics.median(self.reads)} if self.reads else parts(self.case, self.rates.best)
 
 
-def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
+def _asked(server: Server, question: dict[str, Any]) -> dict[str, Any]:
     try:
         return server.ask(question)
     except HelperError as error:

@@ -2,7 +2,7 @@
 
     python -m bench.speed.worker LIBRARY THREADS
 
-It uses line_server's protocol, with its `version` and the names of its `peers` as greeting. The questions are
+It is a server of tools/processes.py, with its `version` and the names of its `peers` as greeting. The questions are
 
     {"case": fields, "folder": path}             loads a case
     {"forget": true}                             frees the case
@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bench.line_server import serve
 from bench.speed import truth
 from bench.speed.cases import Case
 from bench.speed.peer import NotOffered, Peer, Problem
+from tools.processes import serve
 
 Result = TypeVar("Result")
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.line_server import HelperError, LineServer
 from bench.speed.cases import Case
 from bench.speed.peer import FREE, SPIN
 from bench.speed.worker import LIBRARIES
+from tools.processes import HelperError, Server, module
 
-ROOT = Path(__file__).parents[2]
 HELD = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2"},
 }
@@ -59,7 +58,7 @@ class Workers:
         self.pinned = pinned
         self.spin = spin
         self.versions: dict[str, str] = {}
-        self._servers: dict[tuple[str, int], LineServer] = {}
+        self._servers: dict[tuple[str, int], Server] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +69,7 @@ class Workers:
         for server in self._servers.values():
             server.__exit__(kind, value, trace)
 
-    def get(self, library: str, threads: int) -> LineServer:
+    def get(self, library: str, threads: int) -> Server:
         """The worker. Raises HelperError if it cannot start."""
         key = (library, threads)
         if key not in self._servers:
@@ -78,9 +77,9 @@ class Workers:
             self.versions[library] = self._servers[key].start()["version"]
         return self._servers[key]
 
-    def new(self, library: str, threads: int) -> LineServer:
+    def new(self, library: str, threads: int) -> Server:
         """A worker that is not kept. Use it in a `with` block."""
-        settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": ROOT}
+        settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         if self.pinned:
             settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # for the reason see prepare of ort_peers.py
         else:
@@ -89,13 +88,12 @@ class Workers:
             settings[SPIN] = self.spin
         if self.isa:
             settings |= {"FA_COMPILER_ISA": self.isa, **HELD.get(self.isa, {})}
-        variables = [f"{name}={value}" for name, value in settings.items()]
-        command = ["env", *variables, self.pythons[library], "-m", "bench.speed.worker", library, str(threads)]
-        return LineServer(command, TIMEOUT)
+        command = module(self.pythons[library], "bench.speed.worker", library, str(threads), **settings)
+        return Server(command, TIMEOUT)
 
-    def take(self, case: Case, folder: Path, threads: int) -> tuple[dict[str, LineServer], dict[str, str]]:
+    def take(self, case: Case, folder: Path, threads: int) -> tuple[dict[str, Server], dict[str, str]]:
         """Sends the case to every worker; returns the worker of each peer, and the reasons for absent libraries."""
-        peers: dict[str, LineServer] = {}
+        peers: dict[str, Server] = {}
         absent: dict[str, str] = {}
         for library in self.pythons:
             try:

@@ -1,7 +1,7 @@
 """The local forms of operators that move elements, and the whole forms of those that take tokens out of the sequence.
 
 Reshape, Flatten                            the sequence keeps its place in row-major order: the sizes before it and
-                                            behind it tell how it is merged with others (layout/axes.py)
+                                            behind it tell how it is merged with others (algebra/axes.py)
 Expand, Tile, Concat, Split, Slice, Pad     along other dimensions
 Gather, Slice along the sequence            SelectTokens: the tokens that every rank then has
 ReduceSum, ReduceMean along the sequence,   AllReduce: sums that the ranks add. Those of 16 bits are float32 until all

@@ -9,7 +9,7 @@ What is trusted, so that the equality of two `Dim`s may be relied upon:
   whose name has no letter: "-1" and "?" say that a size is open, not that two sizes are the same.
 - Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
   later can be replaced by the caller, so only its declaration counts.
-- The operators, as the rules in `shape_rules` state them, for runs that succeed: sizes that must agree
+- The operators, as the rules in `ops/` state them, for runs that succeed: sizes that must agree
   for the operator to work are taken to agree in its result. No such agreement is carried to other
   values, so a branch that is not taken proves nothing. The convolutions of the main graph are the exception,
   see `conv_lengths`.

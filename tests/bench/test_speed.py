@@ -6,10 +6,12 @@ No time is asserted: a test that fails on a busy machine says nothing.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ import numpy as np
 import pytest
 
 from bench.__main__ import main, parser
-from bench.speed import chart, curves, limits, plot, rounds, tables, truth
+from bench.speed import bars, chart, curves, limits, rounds, tables, truth
 from bench.speed.cases import CASES, LONG, QUICK, Case
 from bench.speed.limits import Machine, NoCompiler, needed, parts
 from fa_compiler import reference
 
 ROOT = Path(__file__).parents[2]
 SMALL = Case("small", "both", 2, 4, 2, 9, 9, 8)
+DRAWN = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib draws the plots")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,7 @@ def test_a_hopeless_peer_is_not_measured_again() -> None:
     assert rounds.hopeless(result("bert", 1, ours=1, ort_unfused=200)) == {}
 
 
+@DRAWN
 def test_the_document_holds_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"case": "long", "peer": "ours", "threads": 2, "mib": 12.3}, {"case": "long", "peer": "x", "not": "no"}]
     about = {"processor": "2 x Made Up", "date": "2026-01-01", "versions": ["onnxruntime 9"], "isa": "avx2"}
@@ -201,6 +205,7 @@ def test_the_document_holds_every_part(tmp_path: Path, capsys: pytest.CaptureFix
         ElementTree.parse(tmp_path / f"bars{threads}.svg")
 
 
+@DRAWN
 def test_several_runs_are_shown_as_one(tmp_path: Path) -> None:
     """Of a case in two runs the last one counts. Long cases have a plot of their own."""
     about = {"processor": "2 x Made Up", "date": "2026-01-01", "versions": []}
@@ -220,58 +225,87 @@ def test_several_runs_are_shown_as_one(tmp_path: Path) -> None:
     assert medians == {"bert": 10.0, "gpt2": 10.0, "chunk-32k": 10.0, "chunk-1m": 10.0}
 
 
-def places(picture: str, tag: str) -> dict[str, ElementTree.Element]:
-    """The elements of an SVG by their text, or by the note that a browser shows."""
-    return {"".join(each.itertext()): each for each in ElementTree.fromstring(picture).iter() if each.tag.endswith(tag)}
+SVG = "{http://www.w3.org/2000/svg}"
 
 
+def words_of(picture: str) -> dict[str, ElementTree.Element]:
+    """The words of an SVG."""
+    return {"".join(each.itertext()): each for each in ElementTree.fromstring(picture).iter(f"{SVG}text")}
+
+
+def noted(picture: str, tag: str) -> dict[str, ElementTree.Element]:
+    """The elements of an SVG by the note that a browser shows."""
+    groups = [each for each in ElementTree.fromstring(picture).iter(f"{SVG}g") if each.find(f"{SVG}title") is not None]
+    return {each.findtext(f"{SVG}title", ""): next(each.iter(SVG + tag)) for each in groups}
+
+
+def numbers(path: ElementTree.Element) -> list[float]:
+    """The coordinates of a path."""
+    return [float(word) for word in re.findall(r"-?[\d.]+", path.attrib["d"])]
+
+
+def test_without_matplotlib_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(chart, "find_spec", lambda name: None)
+    assert main(["all", "--out", str(tmp_path / "out")]) == 1
+    message = "error: the plots need matplotlib; install it, or fa_compiler with its extra: fa_compiler[bench]\n"
+    assert capsys.readouterr().err == message
+    assert not (tmp_path / "out").exists()
+
+
+@DRAWN
 def test_the_roofline_shows_ours_and_the_best_peer() -> None:
     decode = result("decode-mha-16k", 20.0, ours=25.0)
     decode["limit_parts_ms"] = {"read": 20.0}
     picture = curves.roofline([*RESULTS[:2], decode], 1)
-    points, words = places(picture, "circle"), places(picture, "text")
-    assert points["bert: ours 81 GFLOP/s"].attrib["fill"] != "#fff"
-    assert points["bert: ort-unfused 47 GFLOP/s"].attrib["fill"] == "#fff"
+    points, words = noted(picture, "use"), words_of(picture)
+    assert "fill: #ffffff" not in points["bert: ours 81 GFLOP/s"].attrib["style"]
+    assert "fill: #ffffff" in points["bert: ort-unfused 47 GFLOP/s"].attrib["style"]
     assert not any("ov-sdpa*" in note or "ort-mha" in note for note in points)  # fewer bits, and wrong
     assert {"limit, float32", "slope: memory, 27 GB/s", "GFLOP/s", "forward, float32", "decode, float32"} <= set(words)
     assert not {"limit, bfloat16", "limit, bfloat16 in tiles"} & set(words)
     case = Case(**RESULTS[0]["case"])
     assert case.flops / case.moved_bytes == pytest.approx(128)  # 4 operands and results, 512 keys
-    left, right = float(points["bert: ours 81 GFLOP/s"].attrib["cx"]), chart.WIDTH - chart.RIGHT
+    left, right = float(points["bert: ours 81 GFLOP/s"].attrib["x"]), chart.WIDTH - chart.RIGHT
     assert left == pytest.approx(chart.LEFT + (np.log10(128) + 1) / 5 * (right - chart.LEFT), abs=0.1)
 
 
+@DRAWN
 def test_the_roofline_has_room_for_tiles() -> None:
     tiles = result("bert-bf16", 1.0, ours=2.0)
     tiles["rates"] |= {"bf16_flops": 2e11, "tile_flops": 3.2e12}
-    words = places(curves.roofline([tiles], 1), "text")
+    words = words_of(curves.roofline([tiles], 1))
     assert {"limit, float32", "limit, bfloat16", "limit, bfloat16 in tiles"} <= set(words)
     heights = [float(words[f"limit, {name}"].attrib["y"]) for name in curves.ROOFS.values()]
     assert heights == sorted(heights, reverse=True) and heights[-1] > chart.TOP
     assert cells(tables.rate_table([tiles]), "bf16 tile product, GFLOP/s")[1] == "3200"
 
 
+@DRAWN
 def test_time_and_memory_by_length() -> None:
     """The limit and a tensor of the scores are dashed; memory that was not measured has no line."""
     results = [result("rows-32k", 300.0, ours=330.0), result("rows-1m", 9600.0, ours=10000.0)]
     picture = curves.lengths(results, [{"case": "rows-32k", "peer": "ours", "mib": 0.0}], 1)
-    lines = [each for each in ElementTree.fromstring(picture).iter() if each.attrib.get("class") == "line"]
-    assert [("stroke-dasharray" in line.attrib, line.attrib["d"].count("L")) for line in lines] == [
+    groups = [each for each in ElementTree.fromstring(picture).iter() if each.attrib.get("id", "").startswith("curve")]
+    lines = [next(group.iter(f"{SVG}path")) for group in groups]
+    assert [("stroke-dasharray" in line.attrib["style"], line.attrib["d"].count("L")) for line in lines] == [
         (False, 1), (True, 1), (False, 0), (True, 1)]  # fmt: skip
-    assert {"keys", "ms", "MiB", "32K", "1M", "8,192 rows, 1 head"} <= set(places(picture, "text"))
+    assert {"keys", "ms", "MiB", "32K", "1M", "8,192 rows, 1 head"} <= set(words_of(picture))
 
 
+@DRAWN
 def test_bars_are_as_long_as_the_share_of_the_limit() -> None:
-    picture = ElementTree.fromstring(plot.svg(RESULTS[:2], "a < b"))
-    bars = {
-        bar[0].text: float(bar.attrib["width"]) / plot.SCALE for bar in picture.iter() if len(bar) and bar[0].text
-        and bar.tag.endswith("rect")
-    }  # fmt: skip
-    assert bars["bert: ours 10 ms, 85 %"] == pytest.approx(85, abs=0.1)
-    assert bars["gpt2: ort-unfused 5 ms, 158 %"] == plot.LAST
-    assert "bert: ort-mha 9 ms, 94 %, wrong" in bars
+    picture = bars.picture(RESULTS[:2], "a < b")
+    assert "a < b" in words_of(picture)
+    shown = {note: numbers(bar)[::2] for note, bar in noted(picture, "path").items()}
+    shares = {note: (max(places) - min(places)) / bars.SCALE for note, places in shown.items()}
+    assert shares["bert: ours 10 ms, 85 %"] == pytest.approx(85, abs=0.1)
+    assert shares["gpt2: ort-unfused 5 ms, 158 %"] == pytest.approx(bars.LAST)
+    assert "bert: ort-mha 9 ms, 94 %, wrong" in shares
 
 
+@DRAWN
 def test_a_tiny_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "all", "--cases", "^small$", "--peers", "ort", "--rounds", "1",
                "--threads", "1", "--out", str(tmp_path)]  # fmt: skip

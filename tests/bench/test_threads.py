@@ -38,6 +38,7 @@ def test_the_tables_and_the_plot(
     monkeypatch.setattr(
         threads, "simulate", lambda problems, kind: [float(count) * (case.name != "vit") for case, count in problems]
     )
+    pytest.importorskip("matplotlib")
     assert threads.main(["--threads", "4,96", "--plot", str(tmp_path / "plot.svg")]) == 0
     for kind, table in zip(("forward", "backward"), capsys.readouterr().out.split("\n\n"), strict=False):
         head, _, *rows = table.splitlines()

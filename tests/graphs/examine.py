@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import compare_check
-import compare_optimise
-import compare_run
-import harness
 import numpy as np
 import onnx
 
 import fa_compiler
 from fa_compiler.lowering.ort import library_path
+from tests.graphs import harness
+from tools.corpus import compare_check, compare_optimise, compare_run
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Examination:
 def prepare(name: str, folder: Path) -> dict[str, Any]:
     """Write the filled graph, its inputs and its optimised form to `folder`; return the job that judges them.
 
-    The job is one of bench/compare_run.py, with the JSON report added as `report`.
+    The job is one of tools/corpus/compare_run.py, with the JSON report added as `report`.
     """
     entry = harness.read_index()[name]
     paths = {key: str(folder / f"{name}.{key}.onnx") for key in ("original", "optimised")}

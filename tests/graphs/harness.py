@@ -1,4 +1,4 @@
-"""The kept graphs: how one is stored, read, and judged. Shared by test_graphs.py, update.py and add.py.
+"""The kept graphs: how one is stored, read, and judged. Shared by test_graphs.py and tools/graphs.
 
 `NAME.onnx.xz` is an exported model without its weights (see examples/weights.py). `index.json` says for
 each what it is of (`source`), its inputs, what is assumed (`assume`, if anything), and what the compiler makes of it.
@@ -13,7 +13,6 @@ import functools
 import json
 import lzma
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "examples")]
+from examples import weights
 
-import weights  # noqa: E402 - found by the line above
+HERE = Path(__file__).parent
 
 INDEX = HERE / "index.json"
 

@@ -2,7 +2,6 @@
 
 import cProfile
 import lzma
-import sys
 from pathlib import Path
 
 import onnx
@@ -10,11 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes import fuse
+from tools.makers.repeat_layers import place_weights, repeat
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "bench"))
-
-from repeat_layers import place_weights, repeat  # noqa: E402 - found by the line above
 
 
 def calls(model: ir.Model) -> int:

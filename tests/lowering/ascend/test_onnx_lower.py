@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,8 @@ from onnx import defs, helper
 from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, parser
 from fa_compiler.lowering.ascend.onnx_route.changes import CHANGES, NEWEST_SOURCE
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
+from tests.graphs import harness
 from tests.lowering.ascend.onnx_models import drawn, lowered, opset, parsed, run
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "graphs"))
-
-import harness
 
 X = "float[2,6,4] x"
 

@@ -1,20 +1,17 @@
 """Exported models as GE graphs, through the file and back to ONNX: the outputs are the original's.
 
-One kept graph for each kind of model and exporter; bench/ascend.py does the same over a whole corpus.
+One kept graph for each kind of model and exporter; tools/corpus/ascend.py does the same over a whole corpus.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "graphs"))
-
-import harness
 import numpy as np
 import onnx
+import pytest
+
+from tests.graphs import harness
 
 KEPT = (
     "bert__tsn_eager_op14",
@@ -39,8 +36,7 @@ KEPT = (
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_model_goes_to_ge_and_back(name: str, tmp_path: Path) -> None:
-    import compare_ascend
-    import compare_run
+    from tools.corpus import compare_ascend, compare_run
 
     paths = {key: str(tmp_path / f"{key}.onnx") for key in ("original", "optimised")}
     onnx.save(harness.load(name), paths["original"])

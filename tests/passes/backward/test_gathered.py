@@ -4,9 +4,7 @@ gathered them; and what is near it and is not."""
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,11 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.passes import Report
+from tests.graphs import harness
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import Feeds, run
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "graphs"))
-import harness
 
 SPARSE = ["SparseFlashAttention", "SparseFlashAttentionGrad"]
 DENSE = ["FlashAttentionScore", "FlashAttentionScoreGrad"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,11 +12,8 @@ from fa_compiler import reference
 from fa_compiler.comparison.buffers import SPARE, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.passes import Report
+from tests.graphs import harness
 from tests.passes.running import SIZES, Array, assert_same, bound_run, fused, random_feeds, run
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "graphs"))
-
-import harness
 
 PAST = 7
 """Tokens in the caches of a run."""

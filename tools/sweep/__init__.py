@@ -1,0 +1,1 @@
+"""The sweep over models of other collections, which `make sweep` runs."""
