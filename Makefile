@@ -16,7 +16,8 @@
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; the execution provider
 #                 on all releases that can load it, and in packages that make their own sessions; other tools on fused
 #                 graphs; rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node;
-#                 sharded models in processes of MPI; at the end make sweep
+#                 what we declare of ONNX Runtime's C interface beside its headers; sharded models in processes of MPI; at
+#                 the end make sweep
 #   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first)
 #   make clean    remove what the above made
 #
@@ -34,6 +35,8 @@ SANITIZED_FUZZ := operators plan_bytes --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 SWEEP_VENVS := $(VENV)-sweep $(VENV)-optimum $(VENV)-convert
 PROVIDER_RUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.31.1
+# Folders with ONNX Runtime's headers, besides those of the packages that make compat loads.
+HEADERS := $(wildcard /usr/include/onnxruntime)
 RUNTIMES := $(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES))
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
@@ -93,7 +96,8 @@ docs: $(VENV)-docs/.docs
 	@echo "build/docs/index.html"
 
 compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-packages/.packages $(VENV)-mpi/.mpi \
-		build/web/.web build/hosts/.hosts
+		build/web/.web build/hosts/.hosts build/headers/.headers
+	$(BIN)/python -m tools.compat.check_abi build/hosts build/headers $(HEADERS)
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
 		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
@@ -199,11 +203,20 @@ build/web/.web:
 		else echo "npm is missing: onnxruntime-web is left out"; fi
 	@touch $@
 
-# What the programs in other languages need: ONNX Runtime for Node, and its headers for C++.
+# What the programs in other languages need: ONNX Runtime for Node, and its headers for C++, of the newest release that
+# npm has them of.
 build/hosts/.hosts:
 	@mkdir -p $(@D)
 	@if command -v npm >/dev/null; then npm install --prefix $(@D) --no-save --silent --ignore-scripts onnxruntime-node \
 		com.github.asus4.onnxruntime; else echo "npm is missing: the programs in C++ and Node are left out"; fi
+	@touch $@
+
+# ONNX Runtime's headers of older releases than build/hosts has: 1.17 is in amd-quark, 1.26 in this version of the other.
+build/headers/.headers: $(VENV)/.tools
+	@mkdir -p $(@D)
+	$(PIP) --no-deps --upgrade --target $(@D)/amd-quark amd-quark
+	@if command -v npm >/dev/null; then npm install --prefix $(@D) --no-save --silent --ignore-scripts \
+		com.github.asus4.onnxruntime@0.4.8; else echo "npm is missing: only the headers of amd-quark are compared"; fi
 	@touch $@
 
 # An environment with an older runtime; it uses the library that .venv built.

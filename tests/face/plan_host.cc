@@ -31,10 +31,12 @@ constexpr const char* kName = "FaCompilerExecutionProvider";
 constexpr auto kVerbose = static_cast<ort::Severity>(0);  // the log tells where the nodes are placed
 constexpr size_t kCount = 2 * 4 * 8 * 16;
 
+enum class GraphOptimizationLevel : int {};
+
 // clang-format off
 constexpr Slot<ort::Status*(const ort::Env*, const char*, const ort::SessionOptions*, ort::Session**)> CreateSession{7};
 constexpr Slot<ort::Status*(ort::SessionOptions**)> CreateSessionOptions{10};
-constexpr Slot<ort::Status*(ort::SessionOptions*, int)> SetSessionGraphOptimizationLevel{23};
+constexpr Slot<ort::Status*(ort::SessionOptions*, GraphOptimizationLevel)> SetSessionGraphOptimizationLevel{23};
 constexpr Slot<ort::Status*(ort::Env*, const char*, const char*)> RegisterExecutionProviderLibrary{301};
 // clang-format on
 
@@ -59,7 +61,7 @@ const ort::EpDevice* device_of(ort::Env* env) {
 
 void run(ort::Session* session, std::vector<float>& floats) {
   ort::MemoryInfo* memory = nullptr;
-  check(ort::CreateCpuMemoryInfo(api, 1, 0, &memory));
+  check(ort::CreateCpuMemoryInfo(api, ort::AllocatorKind::device, ort::MemoryType::standard, &memory));
   const int64_t shape[] = {2, 4, 8, 16};
   const char* names[] = {"query", "key", "value"};
   const char* out = "out";
@@ -103,7 +105,7 @@ int main(int count, char** words) {
     const char* value = plan.c_str();
     ort::SessionOptions* options = nullptr;
     check(CreateSessionOptions(api, &options));
-    check(SetSessionGraphOptimizationLevel(api, options, std::atoi(words[4])));
+    check(SetSessionGraphOptimizationLevel(api, options, GraphOptimizationLevel{std::atoi(words[4])}));
     const char* key = "plan";
     if (plan != "without") {
       check(ort::SessionOptionsAppendExecutionProvider_V2(api, options, env, &device, 1, &key, &value, plan == "-" ? 0 : 1));

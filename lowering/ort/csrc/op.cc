@@ -272,9 +272,8 @@ std::string NodeInfo::get(const Attribute<const char*>& attribute) const {
 }
 
 static AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info) {
-  constexpr int kDefaultMemory = 0;
   ort::Allocator* allocator = nullptr;
-  check(api, ort::KernelInfoGetAllocator(api, info, kDefaultMemory, &allocator));
+  check(api, ort::KernelInfoGetAllocator(api, info, ort::MemoryType::standard, &allocator));
   return AllocatorPtr(allocator, AllocatorDeleter{api});
 }
 

@@ -2,7 +2,8 @@
 //
 // The onnxruntime wheels contain no headers. The interface is one table of function pointers. Releases only append to
 // it, so a slot keeps its number, and a call needs only this number and the signature. Every slot below exists since
-// 1.18 or earlier unless its comment says otherwise. The library supports ONNX Runtime 1.20 and newer.
+// 1.18 or earlier unless its comment says otherwise. The library supports ONNX Runtime 1.20 and newer. A test compares
+// all that is declared here with what ONNX Runtime's headers declare (tests/lowering/test_abi.py).
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@ struct Value;
 struct TensorInfo;
 struct KernelInfo;
 struct KernelContext;
+struct ShapeInferContext;
 struct Allocator;
 struct SessionOptions;
 struct CustomOpDomain;
@@ -38,6 +40,7 @@ enum class Element : int {
 };
 
 enum class Characteristic : int { required = 0, optional = 1 };
+enum class MemoryType : int { standard = 0 };
 
 // One entry of the table. A call of the object calls the function in this slot.
 template <class Signature>
@@ -84,7 +87,7 @@ inline constexpr Slot<Status*(const KernelInfo*, size_t, char*, size_t*)> Kernel
 inline constexpr Slot<Status*(const KernelInfo*, char*, size_t*)> KernelInfo_GetNodeName{244};
 inline constexpr Slot<Status*(const KernelInfo*, size_t, int*, const Value**)> KernelInfoGetConstantInput_tensor{249};
 inline constexpr Slot<Status*(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)> KernelContext_ParallelFor{274};
-inline constexpr Slot<Status*(const KernelInfo*, int memory_type, Allocator**)> KernelInfoGetAllocator{278};
+inline constexpr Slot<Status*(const KernelInfo*, MemoryType, Allocator**)> KernelInfoGetAllocator{278};
 // Since 1.24. Returns a pointer to the shape, without a TensorInfo.
 inline constexpr Slot<Status*(const Value*, Element*, const int64_t**, size_t*)> GetTensorElementTypeAndShapeDataReference{414};
 // clang-format on
@@ -104,7 +107,7 @@ struct CustomOp {
   void (*destroy)(void*) = nullptr;
   Characteristic (*input_characteristic)(const CustomOp*, size_t) = nullptr;
   Characteristic (*output_characteristic)(const CustomOp*, size_t) = nullptr;
-  int (*input_memory_type)(const CustomOp*, size_t) = nullptr;
+  MemoryType (*input_memory_type)(const CustomOp*, size_t) = nullptr;
   int (*variadic_input_min_arity)(const CustomOp*) = nullptr;
   int (*variadic_input_homogeneity)(const CustomOp*) = nullptr;
   int (*variadic_output_min_arity)(const CustomOp*) = nullptr;
@@ -113,7 +116,7 @@ struct CustomOp {
   Status* (*compute_v2)(void*, KernelContext*) = nullptr;
   // This function stays null. With it, ONNX Runtime before 1.24 crashes if an optional input is absent. A fused model
   // has its shapes in value_info, so it is not needed.
-  Status* (*infer_shapes)(const CustomOp*, void*) = nullptr;
+  Status* (*infer_shapes)(const CustomOp*, ShapeInferContext*) = nullptr;
   int (*first_version)(const CustomOp*) = nullptr;
   int (*last_version)(const CustomOp*) = nullptr;
   size_t (*may_inplace)(int**, int**) = nullptr;

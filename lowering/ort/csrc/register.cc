@@ -67,7 +67,7 @@ Descriptor descriptor_of(const Operator& op, const Types& types) {
   d.output_characteristic = [](const ort::CustomOp* self, size_t i) {
     return i == of(self).op->required_output ? ort::Characteristic::required : ort::Characteristic::optional;
   };
-  d.input_memory_type = [](const ort::CustomOp*, size_t) { return 0; };
+  d.input_memory_type = [](const ort::CustomOp*, size_t) { return ort::MemoryType::standard; };
   d.variadic_input_min_arity = [](const ort::CustomOp*) { return 0; };
   d.variadic_input_homogeneity = [](const ort::CustomOp*) { return 0; };
   d.variadic_output_min_arity = [](const ort::CustomOp*) { return 0; };

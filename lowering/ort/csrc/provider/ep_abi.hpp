@@ -9,6 +9,7 @@
 
 namespace ort {
 
+struct DataTransfer;
 struct Env;
 struct EpDevice;
 struct Graph;
@@ -37,6 +38,7 @@ enum class AttributeKind : int {
   integer = 1, integers = 2, number = 3, numbers = 4, string = 5, strings = 6, graph = 7, tensor = 8
 };
 enum class DeviceKind : int { cpu = 0 };
+enum class AllocatorKind : int { device = 0 };
 
 // clang-format off
 inline constexpr Slot<Status*(Severity, const char*, Env**)> CreateEnv{3};
@@ -48,7 +50,7 @@ inline constexpr Slot<Status*(const SessionOptions*, SessionOptions**)> CloneSes
 inline constexpr Slot<void(SessionOptions*)> ReleaseSessionOptions{100};
 inline constexpr Slot<Status*(SessionOptions*, const char*)> SetOptimizedModelFilePath{11};
 inline constexpr Slot<Status*(SessionOptions*)> DisableProfiling{15};
-inline constexpr Slot<Status*(SessionOptions*, Severity)> SetSessionLogSeverityLevel{22};
+inline constexpr Slot<Status*(SessionOptions*, int severity)> SetSessionLogSeverityLevel{22};
 inline constexpr Slot<Status*(SessionOptions*, const char*, const char*)> AddSessionConfigEntry{130};
 inline constexpr Slot<Status*(SessionOptions*, const char*, const Value*)> AddInitializer{150};
 inline constexpr Slot<Status*(SessionOptions*, const char* const*, char* const*, const size_t*, size_t)> AddExternalInitializersFromFilesInMemory{279};
@@ -60,7 +62,7 @@ inline constexpr Slot<Status*(const Value*, void*, size_t, size_t*, size_t)> Get
 inline constexpr Slot<Status*(const TypeInfo*, const TensorInfo**)> CastTypeInfoToTensorInfo{55};
 inline constexpr Slot<Status*(const TypeInfo*, Kind*)> GetOnnxTypeFromTypeInfo{56};
 inline constexpr Slot<Status*(const TensorInfo*, const char**, size_t)> GetSymbolicDimensions{63};
-inline constexpr Slot<Status*(int allocator, int memory_type, MemoryInfo**)> CreateCpuMemoryInfo{69};
+inline constexpr Slot<Status*(AllocatorKind, MemoryType, MemoryInfo**)> CreateCpuMemoryInfo{69};
 inline constexpr Slot<void(MemoryInfo*)> ReleaseMemoryInfo{94};
 inline constexpr Slot<void(TypeInfo*)> ReleaseTypeInfo{98};
 inline constexpr Slot<Status*(const TypeInfo*, const SequenceTypeInfo**)> CastTypeInfoToSequenceTypeInfo{104};
@@ -124,7 +126,7 @@ namespace ep {
 struct Factory;
 struct FusionOptions;
 inline constexpr Slot<Status*(Factory*, const HardwareDevice*, const KeyValuePairs*, const KeyValuePairs*, EpDevice**)> CreateEpDevice{0};
-inline constexpr Slot<Status*(GraphSupportInfo*, const Node* const*, size_t, const FusionOptions*)> AddNodesToFuse{2};
+inline constexpr Slot<Status*(GraphSupportInfo*, const Node* const*, size_t, const FusionOptions*)> EpGraphSupportInfo_AddNodesToFuse{2};
 }  // namespace ep
 // clang-format on
 
@@ -175,7 +177,7 @@ struct Factory {
   void* validate_compatibility = nullptr;
   void* create_allocator = nullptr;
   void* release_allocator = nullptr;
-  Status* (*create_data_transfer)(Factory*, void**) = nullptr;
+  Status* (*create_data_transfer)(Factory*, DataTransfer**) = nullptr;
   bool (*is_stream_aware)(const Factory*) = nullptr;
   void* create_sync_stream = nullptr;
   // Since 1.24.

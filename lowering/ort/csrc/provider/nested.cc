@@ -10,6 +10,8 @@
 namespace fa::provider {
 namespace {
 
+constexpr int kFatal = static_cast<int>(ort::Severity::fatal);
+
 // The observer of the session that this thread makes, and what it has thrown: nothing may be thrown through the runtime.
 struct Watch {
   ort::Api api;
@@ -60,7 +62,8 @@ class Claimer : public Observer {
     if (has_claimed) return;  // the claimed node is shown again
     const auto nodes = all_of<ort::Node>(api, ort::Graph_GetNumNodes, ort::Graph_GetNodes, graph);
     const ort::ep::FusionOptions fusion{.drop_constant_initializers = true};
-    check(api, ort::ep::AddNodesToFuse(ort::GetEpApi(api), support, nodes.data(), nodes.size(), &fusion));
+    const ort::Api ep_api = ort::GetEpApi(api);
+    check(api, ort::ep::EpGraphSupportInfo_AddNodesToFuse(ep_api, support, nodes.data(), nodes.size(), &fusion));
     has_claimed = true;
   }
 
@@ -114,7 +117,7 @@ OptionsPtr nested_options(ort::Api api, const ort::SessionOptions* options, cons
   check(api, ort::SetOptimizedModelFilePath(api, copy.get(), ""));
   ort::Severity told{};
   check(api, ort::Logger_GetLoggingSeverityLevel(api, logger, &told));
-  if (told >= ort::Severity::warning) check(api, ort::SetSessionLogSeverityLevel(api, copy.get(), ort::Severity::fatal));
+  if (told >= ort::Severity::warning) check(api, ort::SetSessionLogSeverityLevel(api, copy.get(), kFatal));
   return copy;
 }
 
@@ -143,7 +146,7 @@ std::string fault_of_claims(ort::Api api, const ort::SessionOptions* options, co
     set_nested(api, copy.get());
     // The file in this format would not be written: the runtime sees the claim before.
     check(api, ort::AddSessionConfigEntry(api, copy.get(), "session.save_model_format", "ONNX"));
-    check(api, ort::SetSessionLogSeverityLevel(api, copy.get(), ort::Severity::fatal));
+    check(api, ort::SetSessionLogSeverityLevel(api, copy.get(), kFatal));
     if (is_named) add_device(api, environment(api).get(), copy.get());
     Claimer claimer;
     try {
@@ -167,7 +170,7 @@ bool makes_a_session(ort::Api api, ort::SessionOptions* options) {
 
 SharedNames::SharedNames(ort::Api api, const ort::SessionOptions* options) : api_(api), options_(copy_of(api, options)) {
   ort::MemoryInfo* raw = nullptr;
-  check(api, ort::CreateCpuMemoryInfo(api, 0, 0, &raw));
+  check(api, ort::CreateCpuMemoryInfo(api, ort::AllocatorKind::device, ort::MemoryType::standard, &raw));
   const std::unique_ptr<ort::MemoryInfo, Deleter<ort::ReleaseMemoryInfo>> memory(raw, {api});
   const int64_t one = 1;
   ort::Value* value = nullptr;

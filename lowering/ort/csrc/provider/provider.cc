@@ -332,7 +332,8 @@ void Provider::claim(const ort::Graph* graph, ort::GraphSupportInfo* support) {
   if (found == nullptr) return;
   claimed_ = std::make_unique<ComputeInfo>(api_, std::move(found));
   const ort::ep::FusionOptions fusion{.drop_constant_initializers = true};
-  check(api_, ort::ep::AddNodesToFuse(ort::GetEpApi(api_), support, part.nodes.data(), part.nodes.size(), &fusion));
+  const ort::Api ep_api = ort::GetEpApi(api_);
+  check(api_, ort::ep::EpGraphSupportInfo_AddNodesToFuse(ep_api, support, part.nodes.data(), part.nodes.size(), &fusion));
 }
 
 // The answer of a plan or, if no plan has one, of the matcher. Empty if there is none.
@@ -448,7 +449,7 @@ Factory::Factory(ort::Api api, const std::string& runtime, int minor) : api_(api
   vendor = [](const ort::ep::Factory*) { return kVendor; };
   vendor_id = [](const ort::ep::Factory*) { return uint32_t{0}; };
   provider_version = [](const ort::ep::Factory*) { return kVersion; };
-  create_data_transfer = [](ort::ep::Factory*, void** transfer) {
+  create_data_transfer = [](ort::ep::Factory*, ort::DataTransfer** transfer) {
     *transfer = nullptr;  // all memory is the processor's
     return static_cast<ort::Status*>(nullptr);
   };
