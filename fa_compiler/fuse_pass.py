@@ -9,7 +9,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.onnx_file import add_functions, restore_graph_operators, to_file_operators
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.options import Target
-from fa_compiler.pipeline import fuse_checked, make_options
+from fa_compiler.pipeline.fusing import fuse_checked, make_options
 
 
 class FuseAttention(ir.passes.FunctionalPass):

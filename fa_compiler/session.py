@@ -21,10 +21,10 @@ from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.model_files.inline_weights import serialised
 from fa_compiler.model_files.reading import LoadedModel, load, load_bytes
-from fa_compiler.model_files.tensors import all_tensors, is_external, location
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Report
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.pipeline.fusing import make_options, run
+from fa_compiler.protos.tensors import all_tensors, is_external, location
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 """The session option for the folder of external data of a model given as bytes. ONNX Runtime 1.20 does not have it."""

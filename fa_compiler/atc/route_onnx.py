@@ -31,7 +31,7 @@ from fa_compiler.passes.answer.options import EMPTY_BIAS
 from fa_compiler.passes.ir.nodes import all_nodes, remember_versions
 from fa_compiler.passes.values.declared import correct_shapes
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.pipeline import invalid_result, make_options
+from fa_compiler.pipeline.fusing import invalid_result, make_options
 
 FILE, PLUGIN = "model.onnx", "plugin"
 SHOWN = 3

@@ -31,7 +31,7 @@ from fa_compiler.passes.parallel.rank_graph import length_of, rank_graph
 from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport, shard
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.pipeline import without_collections
+from fa_compiler.pipeline.fusing import without_collections
 
 FOLDER = "ranks"
 OUTPUT = "model.air"

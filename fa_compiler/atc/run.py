@@ -10,7 +10,6 @@ from pathlib import Path
 
 import onnx
 
-from fa_compiler import __version__
 from fa_compiler.atc import route_air, route_onnx, route_ranks
 from fa_compiler.atc.job import Job, Parallel, Request, Route, RouteResult
 from fa_compiler.atc.script import PRECISIONS, command, script
@@ -33,8 +32,9 @@ from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion, soc_version
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.report import Progress
-from fa_compiler.pipeline import copy_of, make_options
-from fa_compiler.pipeline import run as optimise
+from fa_compiler.pipeline.fusing import copy_of, make_options
+from fa_compiler.pipeline.fusing import run as optimise
+from fa_compiler.version import __version__
 
 SCRIPT = "atc.sh"
 NPU = "npu"

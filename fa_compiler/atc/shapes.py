@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from fa_compiler.errors import InputError
-from fa_compiler.model_files.subgraphs import graphs_below
+from fa_compiler.protos.subgraphs import graphs_below
 
 Size = int | tuple[int, int]
 """A fixed size, or the inclusive bounds of a dynamic one; an upper bound of -1 means no bound."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from fa_compiler.benchmark import Benchmark, Timing, bench
 from fa_compiler.command_line.exit_codes import OK
 from fa_compiler.command_line.models import assumed, progress_bar, wrote
 from fa_compiler.command_line.render import print_table
+from fa_compiler.comparison.benchmark import Benchmark, Timing, bench
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
-from fa_compiler import __version__, interrupts
+from fa_compiler.command_line import interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.errors import InputError, one_line
@@ -26,6 +26,7 @@ from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.answer.options import ASSUMPTIONS, Target
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Machine
+from fa_compiler.version import __version__
 
 DEBUG = "FA_COMPILER_DEBUG"
 

@@ -17,15 +17,16 @@ import onnx
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.errors import InputError
-from fa_compiler.gain import gain_line
 from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
 from fa_compiler.model_files.writing import Staging, check_place, staging, write, write_model
+from fa_compiler.page.gain import gain_line
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.answer.report import Code, Progress, printable
-from fa_compiler.pipeline import copy_of, file_form, is_kept, make_options, run
-from fa_compiler.runtime_choices import ALL, runtime_choices
+from fa_compiler.pipeline.fusing import copy_of, file_form, make_options, run
+from fa_compiler.pipeline.optimize import is_kept
+from fa_compiler.pipeline.runtime_choices import ALL, runtime_choices
 
 
 def optimize(args: argparse.Namespace) -> int:
@@ -168,7 +169,7 @@ class _Pictures:
 
     def draw(self, report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> None:
         """Write them into the reserved files."""
-        from fa_compiler.page import drawings, page
+        from fa_compiler.page.page import drawings, page
 
         for kind, file in self._files.items():
             text = (page if kind == "html" else drawings)(report, loaded, result)

@@ -25,7 +25,7 @@ from fa_compiler.passes.parallel.methods import Choice, Machine
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport
 from fa_compiler.passes.parallel.shard import shard as shard_graph
-from fa_compiler.pipeline import fuse_loaded, make_options, proto_of, without_collections
+from fa_compiler.pipeline.fusing import fuse_loaded, make_options, proto_of, without_collections
 
 MODEL = "model.onnx"
 """The name of the model in the folder."""

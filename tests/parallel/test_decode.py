@@ -26,7 +26,7 @@ from fa_compiler.parallel.threads import run_threads
 from fa_compiler.passes.ir.nodes import reached
 from fa_compiler.passes.parallel.entry_lengths import gathered_rows
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.pipeline import fuse_loaded, make_options
+from fa_compiler.pipeline.fusing import fuse_loaded, make_options
 from tests.face import genai
 from tests.face.test_merged_decoder import merged
 from tests.passes.rewrite.test_decode import VOUCHED, quantised

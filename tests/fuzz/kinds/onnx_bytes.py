@@ -15,7 +15,7 @@ from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import load_bytes
 from fa_compiler.model_files.writing import relocate
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.pipeline.fusing import make_options, run
 from tests.fuzz.damage import Damaged, Fault, Rng, any_bytes, command, message
 from tests.fuzz.difference import Feed, session
 from tests.fuzz.oracle import Judge

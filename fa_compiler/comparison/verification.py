@@ -13,7 +13,7 @@ from fa_compiler.comparison.compare import Comparison, compare_models
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.passes import Report
-from fa_compiler.pipeline import copy_of, make_options
+from fa_compiler.pipeline.fusing import copy_of, make_options
 
 
 def verify(

@@ -24,12 +24,12 @@ import onnxruntime as ort
 
 from fa_compiler.comparison.compare import Runner
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
+from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.reading import ModelLike, read_proto
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.report import Progress
-from fa_compiler.pipeline import optimize
-from fa_compiler.verification import as_file
+from fa_compiler.pipeline.optimize import optimize
 
 LENGTHS = (128, 512, 2048)
 LEAST_RUNS, MOST_RUNS = 5, 1000
@@ -197,7 +197,7 @@ class _Pair:
     def _memory(self, path: Path) -> int:
         """The peak memory of a process that runs a model twice."""
         words = [str(path), str(self._folder / "inputs.npz"), str(self._threads)]
-        command = [sys.executable, "-m", "fa_compiler.benchmark", *words]
+        command = [sys.executable, "-m", "fa_compiler.comparison.benchmark", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise InputError(

@@ -10,7 +10,7 @@ from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.page.regions import Regions, shape_texts
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.answer.report import Block
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.pipeline.fusing import make_options, run
 
 
 def graph(

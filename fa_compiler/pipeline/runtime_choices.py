@@ -10,7 +10,7 @@ from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS, RUNTIMES, Runtime
 from fa_compiler.passes import Block
 from fa_compiler.passes.answer.report import Code, ranges
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.pipeline.fusing import make_options, run
 
 ALL = "all"
 """The word for --runtime that asks about each of them."""
