@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fa_compiler.atc.job import Request, RouteResult
+from fa_compiler.atc.job import RouteResult
+from fa_compiler.atc.request import Request
 from fa_compiler.atc.script import script
 from fa_compiler.atc.shapes import parse_sizes
 from fa_compiler.errors import InputError, InternalError

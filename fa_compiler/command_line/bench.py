@@ -6,12 +6,14 @@ import argparse
 import json
 
 from fa_compiler.command_line.exit_codes import OK
-from fa_compiler.command_line.models import assumed, progress_bar, wrote
+from fa_compiler.command_line.models import progress_bar, wrote
+from fa_compiler.command_line.options import given
 from fa_compiler.command_line.render import print_table
 from fa_compiler.comparison.benchmark import Benchmark, Timing, bench
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
+from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 
 MIB = 1 << 20
@@ -30,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
                 lengths,
                 batch=args.batch,
                 threads=args.threads,
-                assume=assumed(args),
                 seconds=args.seconds,
                 progress=progress,
+                **given(args, Options),
             )
         if page_file is not None:
             from fa_compiler.page.gain_page import gain_page

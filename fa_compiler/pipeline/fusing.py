@@ -9,14 +9,13 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import onnx
 import onnx_ir as ir
 
-from fa_compiler import op_registry
 from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import remarks
@@ -26,48 +25,12 @@ from fa_compiler.model_files.flex_attention import expand_flex, may_hold_flex, w
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.model_files.writing import relocate
-from fa_compiler.op_registry.products import product
-from fa_compiler.op_registry.runtimes import Runtime
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.answer.report import Progress
 from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.pipeline.options import FileOptions
 
 _LOGGER = logging.getLogger("fa_compiler")
-
-
-def make_options(
-    target: str,
-    soc_version: str | None,
-    cann: str | None,
-    assume: Iterable[str],
-    in_place_caches: bool = False,
-    runtime: str | Runtime | None = None,
-    opset: int = 0,
-) -> Options:
-    """The options from the user's values.
-
-    Raises:
-        InputError: an option has an unknown value, or cannot be used with the target.
-    """
-    words = frozenset((assume,) if isinstance(assume, str) else assume)
-    if target != "ascend" and (soc_version is not None or cann is not None):
-        raise InputError("a SoC version and a CANN version go with the target 'ascend' only")
-    try:
-        if soc_version is not None:
-            product(soc_version)
-        if cann is not None:
-            op_registry.get("FlashAttentionScore", cann)
-        return Options(
-            target,  # type: ignore[arg-type]  # Options checks it
-            soc_version,
-            cann,
-            words,
-            in_place_caches=in_place_caches,
-            runtime=Runtime.of(runtime) if isinstance(runtime, str) else runtime,
-            opset=opset,
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from None
 
 
 Form = Literal["graph", "file", "file with bodies"]
@@ -75,11 +38,11 @@ Form = Literal["graph", "file", "file with bodies"]
 same with functions."""
 
 
-def file_form(options: Options, bodies: bool) -> Form:
+def file_form(options: FileOptions) -> Form:
     """The form of the fused nodes in a file for the target."""
     if options.target != "ort":
         return "graph"
-    return "file with bodies" if bodies else "file"
+    return "file with bodies" if options.bodies else "file"
 
 
 def run(

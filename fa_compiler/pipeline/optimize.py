@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Unpack
 
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.errors import InputError
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.writing import check_place, relocate, staging, write_model
-from fa_compiler.passes import Report
-from fa_compiler.passes.answer.options import Target
-from fa_compiler.pipeline.fusing import copy_of, file_form, make_options, run
-
-Weights = Literal["copy", "keep"]
-"""What happens to external weights if the result is written to another folder."""
+from fa_compiler.passes import Options, Report
+from fa_compiler.passes.answer.options import FusionKeywords, Target
+from fa_compiler.pipeline.fusing import copy_of, file_form, run
+from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.options import FileKeywords, FileOptions, make_options
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,12 @@ def _finished(report: Report, model: onnx.ModelProto | ir.Model) -> Result:
     return Result(report, lambda: model)
 
 
+@takes(FileKeywords, FileOptions)
 def optimize(
     model: ModelLike,
     output: str | os.PathLike[str] | None = None,
-    target: Target = "ort",
-    *,
-    soc_version: str | None = None,
-    cann: str | None = None,
-    assume: Iterable[str] = (),
-    in_place_caches: bool = False,
-    weights: Weights = "copy",
-    bodies: bool = True,
-    runtime: str | None = None,
-    opset: int = 0,
+    target: Target = Options.target,
+    **options: Unpack[FileKeywords],
 ) -> Result:
     """Fuse the attention of a model, and write it to `output` if given.
 
@@ -73,44 +64,25 @@ def optimize(
         output: the file to write; it may not be the input.
         target: "ort" for ONNX Runtime with our kernels, "ascend", "onnx" for ONNX's Attention, or "contrib" for
             MultiHeadAttention and GroupQueryAttention of ONNX Runtime.
-        soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
-        cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
-        assume: assumptions that you vouch for: "no-empty-rows", "masks-dominate", "binary-masks", "bounded-scores",
-            "same-sizes", "unbroken-sequences", "close-ranks", "loss-floor", "decode", "shared-caches",
-            "separate-caches", "half-attention", "empty-bias", "finite-scores", "non-finite-scores",
-            "drop-activation-quantisation".
-            `fa-compiler optimize --help` says what each means.
-        in_place_caches: replace caches that grow by a Concat by preallocated buffers (target "ort"). Their inputs and
-            outputs then have a capacity, and a new input `cache_length`, int64 [1], is the number of tokens that they
-            hold. The report's `caches` name them.
-        weights: what happens to external weights if `output` is not in the model's folder: "copy" copies them into one
-            file beside it. "keep" leaves them where they are, which must be below the output's folder.
-        bodies: give the fused nodes their computation in standard operators, too, as functions of the model (target
-            "ort"). ONNX Runtime without the custom-op library and other tools run these. Without bodies the file
-            needs the library everywhere.
-        runtime: the runtime that the targets "onnx" and "contrib" are narrowed to, such as "ort-cpu" or "ort-cpu=1.27".
-            None for what the operators' schemas say.
-        opset: the least opset of the result (target "onnx"), to which an older model is raised. 0 for 23, the first
-            with Attention. From 25 on windows become attributes, but no runtime is known to have a kernel.
+        **options: the fields of `FileOptions`.
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.
         InternalError: the result failed our own checks; nothing was written.
     """
-    options = make_options(target, soc_version, cann, assume, in_place_caches, runtime, opset)
-    keep = is_kept(weights)
+    chosen = make_options(target, **options)
     loaded = load(model)
     place = None if output is None else Path(output)
     if place is not None:
         check_place(place, loaded)
-    fused, report = run(loaded, options, form=file_form(options, bodies))
+    fused, report = run(loaded, chosen, form=file_form(chosen))
     proto = copy_of(loaded) if fused is None else fused
     if place is None:
         relocate(proto, loaded.relative)
         make_inline(proto, loaded.weights)
     else:
         with staging() as stage:
-            write_model(proto, loaded, place, stage, report, keep)
+            write_model(proto, loaded, place, stage, report, chosen.keeps_weights)
             stage.commit()
     if not isinstance(model, ir.Model):
         return Result(report, lambda: make_inline(proto, loaded.weights))
@@ -120,33 +92,13 @@ def optimize(
     return Result(report, lambda: result)
 
 
-def inspect(
-    model: ModelLike,
-    target: Target = "ort",
-    *,
-    soc_version: str | None = None,
-    cann: str | None = None,
-    assume: Iterable[str] = (),
-    in_place_caches: bool = False,
-    runtime: str | None = None,
-    opset: int = 0,
-) -> Report:
+@takes(FusionKeywords, Options)
+def inspect(model: ModelLike, target: Target = Options.target, **options: Unpack[FusionKeywords]) -> Report:
     """Tell what `optimize` would fuse with the same arguments, and why not the rest. Nothing is written.
 
     Raises:
         InputError: the model or an option is at fault.
         InternalError: the result failed our own checks.
     """
-    _, report = run(load(model), make_options(target, soc_version, cann, assume, in_place_caches, runtime, opset))
+    _, report = run(load(model), make_options(target, **options))
     return report
-
-
-def is_kept(weights: str) -> bool:
-    """Whether weights stay where they are, by the user's word.
-
-    Raises:
-        InputError: the word is unknown.
-    """
-    if weights not in get_args(Weights):
-        raise InputError(f"unknown value {weights!r} for the weights: use {' or '.join(map(repr, get_args(Weights)))}")
-    return weights == "keep"

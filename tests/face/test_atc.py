@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.atc import route_air, run, shapes, single
-from fa_compiler.atc.job import Request, RouteResult
+from fa_compiler.atc.job import RouteResult
+from fa_compiler.atc.request import Request
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
