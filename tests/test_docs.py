@@ -18,7 +18,7 @@ import onnx
 import pytest
 
 from fa_compiler.atc.run import ROUTES
-from fa_compiler.atc.shapes import parse_gears, parse_shapes
+from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.atc.request import Request
-from fa_compiler.atc.shapes import Size
+from fa_compiler.atc.sizes import Size
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.graph import Op, Weight
 from fa_compiler.model_files.reading import LoadedModel

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
-from fa_compiler.atc.shapes import Size, Sizes, parse_gears, parse_shapes
+from fa_compiler.atc.sizes import Size, Sizes, parse_gears, parse_shapes
 from fa_compiler.errors import InputError
 from fa_compiler.op_registry.collectives import METHODS
 from fa_compiler.op_registry.errors import UnknownProduct

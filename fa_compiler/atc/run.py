@@ -15,7 +15,6 @@ from fa_compiler.atc.job import Job, Route, RouteResult
 from fa_compiler.atc.request import AtcKeywords, Parallel, Request, request_of
 from fa_compiler.atc.script import PRECISIONS, command, script
 from fa_compiler.atc.shapes import (
-    atc_text,
     check_gears,
     complete,
     fix,
@@ -23,6 +22,7 @@ from fa_compiler.atc.shapes import (
     with_gears,
 )
 from fa_compiler.atc.single import write_all
+from fa_compiler.atc.sizes import atc_text
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import ModelLike, load

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fa_compiler.atc.job import RouteResult
 from fa_compiler.atc.request import Request
-from fa_compiler.atc.shapes import atc_text
+from fa_compiler.atc.sizes import atc_text
 from fa_compiler.version import __version__
 
 PRECISIONS = (
