@@ -11,17 +11,19 @@ import pytest
 import fa_compiler
 from fa_compiler.atc.request import AtcKeywords, Parallel, Request
 from fa_compiler.command_line.main import parser
+from fa_compiler.comparison.options import BenchKeywords, BenchOptions
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.option import as_given, options_of
 from fa_compiler.passes.answer.options import FusionKeywords
 from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions, ShardKeywords
-from fa_compiler.pipeline.options import SESSION, FileKeywords, FileOptions, PassKeywords, make_options
+from fa_compiler.pipeline.options import FileKeywords, FileOptions, PassKeywords, make_options
 
 KEYWORDS = [
     (FusionKeywords, (Options,), {"target"}),
     (FileKeywords, (FileOptions,), {"target"}),
     (ShardKeywords, (ParallelOptions,), {"sequence_parallel"}),
+    (BenchKeywords, (BenchOptions,), {"lengths"}),
     (AtcKeywords, (Request, Parallel), {"soc_version"}),
 ]
 """The keywords for type checkers, the records that hold the options, and the options that are parameters."""
@@ -44,6 +46,7 @@ FUNCTIONS: list[tuple[Any, type, type]] = [
     (fa_compiler.graph, FusionKeywords, FileOptions),
     (fa_compiler.FuseAttention, PassKeywords, FileOptions),
     (fa_compiler.shard, ShardKeywords, ParallelOptions),
+    (fa_compiler.bench, BenchKeywords, BenchOptions),
 ]
 
 
@@ -64,7 +67,8 @@ def test_signatures_and_docstrings(function: Any, keywords: type, record: type) 
 def test_a_session_has_the_options_of_its_target() -> None:
     parameters = inspect.signature(fa_compiler.InferenceSession).parameters
     ours = {name: each.default for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert ours == {name: options_of(Options)[name].default for name in SESSION}
+    assert ours
+    assert ours == {name: options_of(Options)[name].default for name in ours}
 
 
 def test_the_command_line_has_the_options_and_their_defaults() -> None:
@@ -73,6 +77,7 @@ def test_the_command_line_has_the_options_and_their_defaults() -> None:
         ("optimize", (FileOptions,)),
         ("inspect", (Options,)),
         ("shard", (ParallelOptions, Machine)),
+        ("bench", (BenchOptions,)),
         ("atc", (Request, Parallel)),
     ):
         actions = {each.dest: each for each in commands.choices[command]._actions}

@@ -19,7 +19,8 @@ from fa_compiler.atc.request import Parallel, Request
 from fa_compiler.command_line import interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
-from fa_compiler.command_line.options import add_options, add_shared, completed
+from fa_compiler.command_line.options import add_options, add_shared, completed, reading
+from fa_compiler.comparison.options import BenchOptions, non_negative
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.destination import is_stream
 from fa_compiler.op_registry.errors import RegistryError
@@ -172,7 +173,7 @@ def _add_verify(commands: _Commands) -> None:
     command.add_argument("--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)")
     command.add_argument(
         "--rtol",
-        type=_non_negative,
+        type=reading(non_negative),
         help="allowed difference relative to an output's largest finite value "
         "(default by the coarsest type: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
     )
@@ -193,17 +194,7 @@ def _add_bench(commands: _Commands) -> None:
     text = "measure a model and its fused form beside each other in ONNX Runtime"
     command = _command(commands, "bench", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
-    command.add_argument(
-        "--lengths",
-        metavar="128,512,2048",
-        default="128,512,2048",
-        help="sizes of the dynamic dimensions but the batch (default 128,512,2048)",
-    )
-    command.add_argument("--batch", metavar="N", type=int, default=1, help="size of a dynamic batch (default 1)")
-    command.add_argument("--threads", metavar="N", type=int, help="threads of ONNX Runtime (default: its own)")
-    command.add_argument(
-        "--seconds", metavar="S", type=_non_negative, default=4.0, help="how long both run at one length (default 4)"
-    )
+    add_options(command, BenchOptions)
     add_options(command, Options, "assume")
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
     command.add_argument("--html", metavar="PAGE.html", type=Path, help="write a page with the figures as bars")
@@ -246,7 +237,7 @@ def _add_run(commands: _Commands) -> None:
     command.add_argument(
         "--timeout",
         metavar="S",
-        type=_non_negative,
+        type=reading(non_negative),
         default=600.0,
         help="of a sharded model: how many seconds a rank waits for another one (default 600)",
     )
@@ -372,16 +363,6 @@ def _add_completion(commands: _Commands) -> None:
     command = _command(commands, "completion", text, examples)
     completed(command.add_argument("shell", metavar="bash|zsh|fish"), SHELLS)
     command.set_defaults(run="completion.script")
-
-
-def _non_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a tolerance; give a number from 0 upwards")
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

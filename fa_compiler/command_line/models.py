@@ -135,10 +135,11 @@ def _inspect_runtimes(args: argparse.Namespace) -> int:
     """Print what each attention becomes for each runtime."""
     from fa_compiler.command_line.render import print_choices
 
-    others = (option for name, option in options_of(Options).items() if name not in ("target", "runtime", "assume"))
-    for name, flag in (("html", "--html"), ("graph", "--graph"), *((other.name, other.flag) for other in others)):
-        if getattr(args, name):
-            raise InputError(f"{flag} does not go with --runtime {ALL}")
+    others = [option for name, option in options_of(Options).items() if name not in ("target", "runtime", "assume")]
+    flags = [f"--{name}" for name in ("html", "graph") if getattr(args, name) is not None]
+    flags += [option.flag for option in others if getattr(args, option.name) != option.default]
+    if flags:
+        raise InputError(f"{flags[0]} does not go with --runtime {ALL}")
     choices = runtime_choices(load(args.model), given(args, Options)["assume"])
     if args.json:
         print(json.dumps(choices.to_json(), indent=2, ensure_ascii=False))

@@ -54,9 +54,26 @@ def _add(command: argparse.ArgumentParser, option: Option) -> None:
 
 def _kind(option: Option) -> Callable[[str], Any] | None:
     """What reads the text of the command line; None for texts."""
-    if option.told.kind is not None or not isinstance(option.default, int | float):
-        return option.told.kind
-    return type(option.default)
+    if option.told.kind is not None:
+        return reading(option.told.kind)
+    return type(option.default) if isinstance(option.default, int | float) else None
+
+
+def reading(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A function that reads a text, as argparse wants it: the user sees the text of its ValueError.
+
+    The text of a type would not help him. argparse has one of its own for types.
+    """
+    if isinstance(kind, type):
+        return kind
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def given(args: argparse.Namespace, *records: type) -> dict[str, Any]:

@@ -67,10 +67,6 @@ class FileKeywords(PassKeywords, total=False):
     weights: Weights
 
 
-SESSION = ("assume", "in_place_caches")
-"""The options that a session of ONNX Runtime can have: it has the target "ort", and writes no file."""
-
-
 def make_options(target: str = Options.target, **given: Unpack[FileKeywords]) -> FileOptions:
     """The options from the values that users give.
 
