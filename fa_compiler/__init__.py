@@ -26,32 +26,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fa_compiler import interrupts as _interrupts
+from fa_compiler.command_line import interrupts as _interrupts
 
 if _interrupts.is_command():  # before the other imports, which take most of a second
     _interrupts.end_at_once()
 
 from fa_compiler.op_registry import schemas as _schemas
+from fa_compiler.version import __version__
 
 if TYPE_CHECKING:
     from fa_compiler import ops, reference
     from fa_compiler.atc.run import compile_for_atc
-    from fa_compiler.benchmark import bench
+    from fa_compiler.comparison.benchmark import bench
     from fa_compiler.comparison.compare import Comparison
+    from fa_compiler.comparison.verification import verify
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
     from fa_compiler.fuse_pass import FuseAttention
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
-    from fa_compiler.model_graph import graph
+    from fa_compiler.page.model_graph import graph
     from fa_compiler.parallel.session import ShardedSession
     from fa_compiler.parallel.sharding import shard
     from fa_compiler.passes import Report
-    from fa_compiler.pipeline import Result, inspect, optimize
+    from fa_compiler.pipeline.optimize import Result, inspect, optimize
     from fa_compiler.provider import register_provider
     from fa_compiler.provider.plan import plan
     from fa_compiler.session import InferenceSession
-    from fa_compiler.verification import verify
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Comparison",
@@ -87,19 +86,19 @@ _LAZY = {
     "InputError": "fa_compiler.errors",
     "InternalError": "fa_compiler.errors",
     "Report": "fa_compiler.passes",
-    "Result": "fa_compiler.pipeline",
+    "Result": "fa_compiler.pipeline.optimize",
     "ShardedSession": "fa_compiler.parallel.session",
-    "bench": "fa_compiler.benchmark",
+    "bench": "fa_compiler.comparison.benchmark",
     "compile_for_atc": "fa_compiler.atc.run",
     "custom_ops_library": "fa_compiler.lowering.ort",
-    "graph": "fa_compiler.model_graph",
-    "inspect": "fa_compiler.pipeline",
-    "optimize": "fa_compiler.pipeline",
+    "graph": "fa_compiler.page.model_graph",
+    "inspect": "fa_compiler.pipeline.optimize",
+    "optimize": "fa_compiler.pipeline.optimize",
     "plan": "fa_compiler.provider.plan",
     "register_custom_ops": "fa_compiler.lowering.ort",
     "register_provider": "fa_compiler.provider",
     "shard": "fa_compiler.parallel.sharding",
-    "verify": "fa_compiler.verification",
+    "verify": "fa_compiler.comparison.verification",
 }
 _MODULES = ("ops", "reference")
 

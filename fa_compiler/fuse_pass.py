@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Unpack
 
 import onnx_ir as ir
 
 from fa_compiler.lowering.onnx_file import add_functions, restore_graph_operators, to_file_operators
-from fa_compiler.passes import Report
+from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.options import Target
-from fa_compiler.pipeline import fuse_checked, make_options
+from fa_compiler.pipeline.fusing import fuse_checked
+from fa_compiler.pipeline.keywords import takes, tells_of
+from fa_compiler.pipeline.options import FileOptions, PassKeywords, make_options
 
 
+@tells_of(PassKeywords, FileOptions)
 class FuseAttention(ir.passes.FunctionalPass):
     """Fuses the attention of a model: `FuseAttention()(model).model` is the fused model.
 
@@ -20,7 +23,8 @@ class FuseAttention(ir.passes.FunctionalPass):
     is then False.
 
     Args:
-        target, soc_version, cann, assume, in_place_caches, bodies, runtime, opset: as in `fa_compiler.optimize`.
+        target: as in `fa_compiler.optimize`.
+        **options: the fields of `FileOptions` without the weights.
 
     Raises:
         InputError: an option is unknown, or the target cannot take an operator that the model has already.
@@ -30,22 +34,11 @@ class FuseAttention(ir.passes.FunctionalPass):
     report: Report | None
     """What became of each attention of the last model; None before the first one."""
 
-    def __init__(
-        self,
-        target: Target = "ort",
-        *,
-        soc_version: str | None = None,
-        cann: str | None = None,
-        assume: Iterable[str] = (),
-        in_place_caches: bool = False,
-        bodies: bool = True,
-        runtime: str | None = None,
-        opset: int = 0,
-    ) -> None:
+    @takes(PassKeywords, FileOptions)
+    def __init__(self, target: Target = Options.target, **options: Unpack[PassKeywords]) -> None:
         super().__init__()
         self.report = None
-        self._options = make_options(target, soc_version, cann, assume, in_place_caches, runtime, opset)
-        self._bodies = bodies
+        self._options = make_options(target, **options)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse a copy of the model."""
@@ -56,5 +49,5 @@ class FuseAttention(ir.passes.FunctionalPass):
         if not self.report.count("fused"):
             return ir.passes.PassResult(model.clone(), modified=False)
         if self._options.target == "ort":
-            add_functions(result, to_file_operators(result, info if self._bodies else None))
+            add_functions(result, to_file_operators(result, info if self._options.bodies else None))
         return ir.passes.PassResult(result, modified=True)

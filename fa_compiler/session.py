@@ -21,10 +21,11 @@ from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.model_files.inline_weights import serialised
 from fa_compiler.model_files.reading import LoadedModel, load, load_bytes
-from fa_compiler.model_files.tensors import all_tensors, is_external, location
 from fa_compiler.model_files.writing import relocate
-from fa_compiler.passes import Report
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.passes import Options, Report
+from fa_compiler.pipeline.fusing import run
+from fa_compiler.pipeline.options import make_options
+from fa_compiler.protos.tensors import all_tensors, is_external, location
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 """The session option for the folder of external data of a model given as bytes. ONNX Runtime 1.20 does not have it."""
@@ -66,13 +67,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         provider_options: Sequence[dict[Any, Any]] | None = None,
         *,
         assume: Iterable[str] = (),
-        in_place_caches: bool = False,
+        in_place_caches: bool = Options.in_place_caches,
         **kwargs: Any,
     ) -> None:
         for name in kwargs:
             if name not in _ARGUMENTS:
                 raise TypeError(f"InferenceSession() got an unexpected keyword argument {name!r}")
-        self._fa_fusion = make_options("ort", None, None, assume, in_place_caches)
+        self._fa_fusion = make_options(assume=assume, in_place_caches=in_place_caches)
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None
         self._fa_options = options

@@ -18,12 +18,16 @@ import onnx
 import pytest
 
 from fa_compiler.atc.run import ROUTES
-from fa_compiler.atc.shapes import parse_gears, parse_shapes
+from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix
 from fa_compiler.op_registry.soc import soc_version
+from fa_compiler.passes.answer.option import Option, options_of
 from fa_compiler.passes.answer.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION, Target
+from fa_compiler.passes.parallel.methods import Machine
+from fa_compiler.passes.parallel.options import ParallelOptions
+from fa_compiler.pipeline.options import FileOptions
 
 ROOT = Path(__file__).parent.parent
 ASCEND = (ROOT / "docs" / "ascend.md").read_text()
@@ -59,6 +63,26 @@ def _options(of: argparse.ArgumentParser) -> Iterator[str]:
 def test_every_option_is_documented() -> None:
     for option in sorted(set(_options(parser()))):
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", COMMAND_LINE + ASCEND), option
+
+
+def _cell(option: Option) -> str:
+    """The first cell of the row of an option."""
+    if isinstance(option.default, bool):
+        return f"`{option.flag}`"
+    if option.told.choices:
+        first, *others = (option.default, *(choice for choice in option.told.choices if choice != option.default))
+        return ", ".join((f"`{option.flag} {first}` (default)", *(f"`{choice}`" for choice in others)))
+    return f"`{option.flag} {option.metavar}`"
+
+
+def test_options_of_the_records_have_their_rows() -> None:
+    """A new option needs a row in the table of the command line, and one in that of Python."""
+    cells = "\n".join(re.findall(r"^\| ([^|]+) \|", COMMAND_LINE, re.MULTILINE))
+    for option in options_of(FileOptions, ParallelOptions, Machine).values():
+        assert not option.told.on_command_line or _cell(option) in cells, f"docs/commands.md: a row | {_cell(option)} |"
+    for option in options_of(FileOptions).values():
+        row = f"| `{option.name}` | `{option.default!r}` | {option.sentences} |"
+        assert row in PAGES["api.md"], f"docs/api.md: the row {row}"
 
 
 def test_assumptions_and_exit_codes() -> None:

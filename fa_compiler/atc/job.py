@@ -10,38 +10,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.atc.shapes import Size
+from fa_compiler.atc.request import Request
+from fa_compiler.atc.sizes import Size
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.graph import Op, Weight
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Report
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """One sequence on several ranks: their number, the method of each attention or "auto", and the dimension of inputs
-    that is the sequence (empty: as in the attentions)."""
-
-    ranks: int
-    method: str = "auto"
-    axes: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for. `sizes` are the sizes of inputs by name, `gears` the groups of --dynamic_dims. With
-    `parallel`, each of several ranks gets a model."""
-
-    soc: SocVersion
-    route: str = "air"
-    cann: str | None = None
-    precision: str = "origin"
-    sizes: Mapping[str, Sequence[Size]] = field(default_factory=dict)
-    gears: Sequence[Sequence[int]] = ()
-    single_op: bool = False
-    assume: Sequence[str] = ()
-    parallel: Parallel | None = None
 
 
 @dataclass(frozen=True)

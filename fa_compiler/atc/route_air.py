@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from fa_compiler.atc.job import Input, Job, RouteResult
-from fa_compiler.atc.shapes import Size
+from fa_compiler.atc.sizes import Size
 from fa_compiler.errors import InputError, InternalError, one_line
 from fa_compiler.lowering.ascend.air import AirError, write
 from fa_compiler.lowering.ascend.air.check import check

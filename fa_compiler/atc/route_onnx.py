@@ -31,7 +31,8 @@ from fa_compiler.passes.answer.options import EMPTY_BIAS
 from fa_compiler.passes.ir.nodes import all_nodes, remember_versions
 from fa_compiler.passes.values.declared import correct_shapes
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.pipeline import invalid_result, make_options
+from fa_compiler.pipeline.fusing import invalid_result
+from fa_compiler.pipeline.options import make_options
 
 FILE, PLUGIN = "model.onnx", "plugin"
 SHOWN = 3
@@ -71,7 +72,7 @@ def build_npu(job: Job) -> RouteResult:
     """
     _check_sizes(job)
     (model, notes), request = _model(job), job.request
-    options = make_options("ascend", request.soc.name, request.cann, request.assume)
+    options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume)
     try:
         to_prompts(model, options)
         fused = _fused(model)

@@ -15,7 +15,8 @@ from typing import Any
 import onnx_ir as ir
 
 from fa_compiler import op_registry
-from fa_compiler.atc.job import Job, Parallel, Request, RouteResult
+from fa_compiler.atc.job import Job, RouteResult
+from fa_compiler.atc.request import Parallel, Request
 from fa_compiler.atc.route_air import convert, inputs_of, operators_of
 from fa_compiler.checks.operators import registry_nodes
 from fa_compiler.errors import InputError
@@ -24,14 +25,15 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.op_registry.products import product
 from fa_compiler.parallel.sharding import check_request, report_json, told
 from fa_compiler.passes.answer.options import NON_FINITE_SCORES
+from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_attention import JOIN
 from fa_compiler.passes.parallel.rank_emitter import Rank
 from fa_compiler.passes.parallel.rank_graph import length_of, rank_graph
-from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport, shard
+from fa_compiler.passes.parallel.shard import ShardReport, shard
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.pipeline import without_collections
+from fa_compiler.pipeline.fusing import without_collections
 
 FOLDER = "ranks"
 OUTPUT = "model.air"

@@ -5,36 +5,37 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
 import onnx
 
-from fa_compiler import __version__
 from fa_compiler.atc import route_air, route_onnx, route_ranks
-from fa_compiler.atc.job import Job, Parallel, Request, Route, RouteResult
+from fa_compiler.atc.job import Job, Route, RouteResult
+from fa_compiler.atc.request import AtcKeywords, Parallel, Request, request_of
 from fa_compiler.atc.script import PRECISIONS, command, script
 from fa_compiler.atc.shapes import (
-    atc_text,
     check_gears,
     complete,
     fix,
     gears_of_model,
-    parse_gears,
-    parse_shapes,
     with_gears,
 )
 from fa_compiler.atc.single import write_all
+from fa_compiler.atc.sizes import atc_text
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
-from fa_compiler.op_registry.soc import SocVersion, soc_version
-from fa_compiler.passes import Report
+from fa_compiler.op_registry.soc import SocVersion
+from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.report import Progress
-from fa_compiler.pipeline import copy_of, make_options
-from fa_compiler.pipeline import run as optimise
+from fa_compiler.pipeline.fusing import copy_of
+from fa_compiler.pipeline.fusing import run as optimise
+from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.options import make_options
+from fa_compiler.version import __version__
 
 SCRIPT = "atc.sh"
 NPU = "npu"
@@ -50,21 +51,9 @@ ROUTES: dict[str, Route] = {
 function, one row."""
 
 
+@takes(AtcKeywords, Options, Request, Parallel)
 def compile_for_atc(
-    model: ModelLike,
-    output: str | os.PathLike[str],
-    soc_version: str,
-    *,
-    cann: str | None = None,
-    route: str = "air",
-    input_shape: str | Mapping[str, Sequence[int]] = "",
-    dynamic_dims: str | Sequence[Sequence[int]] | None = None,
-    precision: str = "origin",
-    single_op: bool = False,
-    assume: Iterable[str] = (),
-    sequence_parallel: int | None = None,
-    method: str = "auto",
-    axes: Mapping[str, int] | None = None,
+    model: ModelLike, output: str | os.PathLike[str], soc_version: str, **options: Unpack[AtcKeywords]
 ) -> Report:
     """Fuse the attention of a model for an Ascend product, and write a folder that ATC compiles.
 
@@ -72,69 +61,14 @@ def compile_for_atc(
         model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
         output: a new or empty folder.
         soc_version: the product as ATC names it, such as "Ascend910B2".
-        cann: the CANN version to write for; None is the newest.
-        route: "air", "onnx" or "npu" (docs/ascend.md).
-        input_shape: the sizes of inputs, {"ids": (1, 128)} or "ids:1,128". -1 is dynamic; ranges such as 1~512 can be
-            given as text only.
-        dynamic_dims: the only values that -1 has in a run, [(1, 128), (4, 256)] or "1,128;4,256".
-        precision: ATC's precision_mode_v2.
-        single_op: also write one JSON file for each distinct fused operator.
-        assume: assumptions that you vouch for.
-        sequence_parallel: the number of ranks that divide the sequence. The folder then has a model for each of them.
-        method: how the ranks compute attention, as `shard` takes it.
-        axes: the dimension of inputs that is the sequence, as `shard` takes it.
+        **options: the fields of `Request`.
 
     Raises:
         InputError: the request is impossible, or the model or the folder is at fault; nothing was written.
         InternalError: the result failed our own checks; nothing was written.
     """
-    if not isinstance(input_shape, str):
-        input_shape = ";".join(f"{name}:{','.join(map(str, sizes))}" for name, sizes in input_shape.items())
-    if dynamic_dims is not None and not isinstance(dynamic_dims, str):
-        dynamic_dims = ";".join(",".join(map(str, group)) for group in dynamic_dims)
-    words = [assume] if isinstance(assume, str) else [*assume]
-    parallel = parallel_of(sequence_parallel, method, axes or {})
-    try:
-        request = request_of(soc_version, route, cann, precision, input_shape, dynamic_dims, single_op, words, parallel)
-    except UnknownProduct as error:
-        raise InputError(str(error)) from None
-    report, _ = run(model, Path(output), request)
+    report, _ = run(model, Path(output), request_of(soc_version, **options))
     return report
-
-
-def request_of(
-    soc: str,
-    route: str,
-    cann: str | None,
-    precision: str,
-    input_shape: str,
-    dynamic_dims: str | None,
-    single_op: bool,
-    assume: Sequence[str],
-    parallel: Parallel | None = None,
-) -> Request:
-    """The request from the user's texts.
-
-    Raises:
-        UnknownProduct: the SoC version is unknown.
-        InputError: a text does not have the form of its option.
-    """
-    gears = parse_gears(dynamic_dims) if dynamic_dims is not None else ()
-    shapes = parse_shapes(input_shape)
-    return Request(soc_version(soc), route, cann, precision, shapes, gears, single_op, assume, parallel)
-
-
-def parallel_of(ranks: int | None, method: str, axes: Mapping[str, int]) -> Parallel | None:
-    """What is asked for several ranks; None without a number of ranks.
-
-    Raises:
-        InputError: an option for several ranks is given without their number.
-    """
-    if ranks is not None:
-        return Parallel(ranks, method, axes)
-    if method != "auto" or axes:
-        raise InputError("--method and --sequence-axis go with --sequence-parallel")
-    return None
 
 
 def run(
@@ -148,7 +82,7 @@ def run(
     """
     check_request(request)
     check_target(output)
-    options = make_options("ascend", request.soc.name, request.cann, request.assume)
+    options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume)
     parallel = request.parallel
     options = dataclasses.replace(options, decoding=request.route != NPU, divided=parallel is not None)
     loaded = load(model)

@@ -6,9 +6,10 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from fa_compiler import __version__
-from fa_compiler.atc.job import Request, RouteResult
-from fa_compiler.atc.shapes import atc_text
+from fa_compiler.atc.job import RouteResult
+from fa_compiler.atc.request import Request
+from fa_compiler.atc.sizes import atc_text
+from fa_compiler.version import __version__
 
 PRECISIONS = (
     "origin",

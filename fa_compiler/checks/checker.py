@@ -24,7 +24,7 @@ from onnx import checker, defs
 
 from fa_compiler.checks.unchecked import STANDARD, unchecked_fault
 from fa_compiler.errors import one_line
-from fa_compiler.model_files.tensors import is_external, is_plain, message_size
+from fa_compiler.protos.tensors import is_external, is_plain, message_size
 
 LIGHT = 1 << 16
 """Tensors of up to this many bytes stay in the light copy, because shape inference may need their values."""

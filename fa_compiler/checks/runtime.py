@@ -13,7 +13,7 @@ import onnx
 from onnx import defs
 
 from fa_compiler.checks.checker import is_left_over
-from fa_compiler.model_files.subgraphs import all_nodes
+from fa_compiler.protos.subgraphs import all_nodes
 
 TRAINING_DOMAIN = "com.microsoft"
 TRAINING_ONLY = frozenset(

@@ -19,8 +19,8 @@ from collections import Counter
 
 import onnx
 
-from fa_compiler.model_files.subgraphs import all_nodes
-from fa_compiler.model_files.tensors import all_tensors, content_fault
+from fa_compiler.protos.subgraphs import all_nodes
+from fa_compiler.protos.tensors import all_tensors, content_fault
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """The domains whose operators the checker knows."""

@@ -7,33 +7,25 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from fa_compiler.atc.request import Parallel, Request, request_of
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
-from fa_compiler.command_line.models import assumed, progress_bar
+from fa_compiler.command_line.models import progress_bar
+from fa_compiler.command_line.options import given
 from fa_compiler.command_line.render import print_report, print_table
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Severity
 from fa_compiler.model_files.writing import staging, write
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
+from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 
 
 def atc(args: argparse.Namespace) -> int:
     """Write a folder that ATC can compile."""
     from fa_compiler.atc import run
-    from fa_compiler.command_line.shard import axes_of
 
-    request = run.request_of(
-        args.soc_version,
-        args.route,
-        args.cann,
-        args.precision,
-        args.input_shape,
-        args.dynamic_dims,
-        args.single_op,
-        assumed(args),
-        run.parallel_of(args.sequence_parallel, args.method, axes_of(args.sequence_axis)),
-    )
+    request = request_of(**given(args, Options, Request, Parallel))
     with progress_bar(args.quiet) as progress:
         report, built = run.run(args.model, args.output, request, progress)
     if not args.quiet:

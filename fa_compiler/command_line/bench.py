@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 
-from fa_compiler.benchmark import Benchmark, Timing, bench
 from fa_compiler.command_line.exit_codes import OK
-from fa_compiler.command_line.models import assumed, progress_bar, wrote
+from fa_compiler.command_line.models import progress_bar, wrote
+from fa_compiler.command_line.options import given
 from fa_compiler.command_line.render import print_table
-from fa_compiler.errors import InputError
+from fa_compiler.comparison.benchmark import Benchmark, Timing, bench
+from fa_compiler.comparison.options import BenchOptions
 from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
+from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 
 MIB = 1 << 20
@@ -19,21 +21,13 @@ MIB = 1 << 20
 
 def run(args: argparse.Namespace) -> int:
     """Measure a model and its fused form, and print the table."""
-    lengths = _lengths(args.lengths)
+    options = given(args, BenchOptions, Options)
     if args.html is not None:
         check_place(args.html, load(args.model))
     with staging() as stage:
         page_file = None if args.html is None else stage.reserve(args.html)
         with progress_bar(args.quiet or args.json) as progress:
-            measured = bench(
-                args.model,
-                lengths,
-                batch=args.batch,
-                threads=args.threads,
-                assume=assumed(args),
-                seconds=args.seconds,
-                progress=progress,
-            )
+            measured = bench(args.model, progress=progress, **options)
         if page_file is not None:
             from fa_compiler.page.gain_page import gain_page
 
@@ -46,13 +40,6 @@ def run(args: argparse.Namespace) -> int:
         if args.html is not None:
             print(wrote(args.html))
     return OK
-
-
-def _lengths(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--lengths {text!r} is not of the form 128,512,2048") from None
 
 
 def _print(measured: Benchmark) -> None:

@@ -11,21 +11,25 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn
 
-from fa_compiler import __version__, interrupts
+from fa_compiler.atc.request import Parallel, Request
+from fa_compiler.command_line import interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
+from fa_compiler.command_line.options import add_options, add_shared, completed, reading
+from fa_compiler.comparison.options import BenchOptions, non_negative
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.destination import is_stream
-from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import RegistryError
-from fa_compiler.op_registry.runtimes import RUNTIMES
-from fa_compiler.passes.answer.options import ASSUMPTIONS, Target
+from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Machine
+from fa_compiler.passes.parallel.options import ParallelOptions
+from fa_compiler.pipeline.options import FileOptions
+from fa_compiler.version import __version__
 
 DEBUG = "FA_COMPILER_DEBUG"
 
@@ -120,28 +124,15 @@ def _add_optimize(commands: _Commands) -> None:
     command = _command(commands, "optimize", "fuse the attention of a model and write the result", examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
-    _add_options(command)
-    command.add_argument(
-        "--no-bodies",
-        action="store_true",
-        help="leave out the fused nodes' computation in standard operators: the file then needs the library everywhere",
-    )
+    add_options(command, Options)
+    _add_pictures(command)
+    add_options(command, FileOptions, "bodies")
     command.add_argument("--verify", action="store_true", help="run both models in ONNX Runtime before writing")
-    command.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit with 1, after writing, if an attention was declined or none was fused",
-    )
+    add_shared(command, "strict")
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
     command.add_argument("--force", action="store_true", help="allow OUT to be IN")
-    command.add_argument(
-        "--weights",
-        metavar="copy|keep",
-        default="copy",
-        help="what happens to external weights if OUT.onnx is in another folder: copy them beside it (default), or "
-        "keep them where they are, which must be below its folder",
-    )
-    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_options(command, FileOptions, "weights")
+    add_shared(command, "quiet")
     command.set_defaults(run="models.optimize")
 
 
@@ -154,64 +145,19 @@ def _add_inspect(commands: _Commands) -> None:
     text = "tell what would be fused, and why the rest would not; write nothing"
     command = _command(commands, "inspect", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
-    _add_options(command)
+    add_options(command, Options)
+    _add_pictures(command)
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.add_argument("--quiet", action="store_true", help="show no progress")
     command.set_defaults(run="models.inspect")
 
 
-def _add_options(command: argparse.ArgumentParser) -> None:
-    target = command.add_argument(
-        "--target",
-        metavar="ort|ascend|onnx|contrib",
-        default="ort",
-        help="what attention becomes: our kernels in ONNX Runtime (default), Ascend's operators, ONNX's Attention, or "
-        "ONNX Runtime's MultiHeadAttention and GroupQueryAttention",
-    )
-    _completed(target, get_args(Target))
-    runtime = command.add_argument(
-        "--runtime",
-        metavar="NAME[=VERSION]",
-        help="the runtime that the targets onnx and contrib are narrowed to, such as ort-cpu; see docs/runtimes.md; "
-        "`inspect --runtime all` tells which runtimes could take each attention",
-    )
-    _completed(runtime, RUNTIMES)
-    command.add_argument(
-        "--opset",
-        metavar="N",
-        type=int,
-        default=0,
-        help="the least opset of the result for the target onnx, to which an older model is raised (default 23)",
-    )
-    command.add_argument(
-        "--soc-version",
-        metavar="S",
-        help="Ascend product to verify for, such as Ascend910B2 or A3 (default A2)",
-    )
-    command.add_argument("--cann", metavar="V", help="CANN version to write for, such as 8.5.0")
-    _add_assume(command)
-    command.add_argument(
-        "--in-place-caches",
-        action="store_true",
-        help="replace caches that grow by a Concat by preallocated buffers: changes the model's inputs and outputs",
-    )
-    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
+def _add_pictures(command: argparse.ArgumentParser) -> None:
+    add_shared(command, "explain")
     command.add_argument(
         "--html", metavar="PAGE.html", type=Path, help="write a page with drawings of each kind of block"
     )
     command.add_argument("--graph", metavar="OUT.svg", type=Path, help="write the drawings alone, as one picture")
-
-
-def _add_assume(command: argparse.ArgumentParser) -> None:
-    assume = command.add_argument(
-        "--assume",
-        metavar="WHAT",
-        action="append",
-        default=[],
-        help="an assumption that you vouch for; may be repeated, or list several separated by commas: "
-        + "; ".join(f"{name} ({sentence})" for name, sentence in ASSUMPTIONS.items()),
-    )
-    _completed(assume, ASSUMPTIONS)
 
 
 def _add_verify(commands: _Commands) -> None:
@@ -227,15 +173,15 @@ def _add_verify(commands: _Commands) -> None:
     command.add_argument("--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)")
     command.add_argument(
         "--rtol",
-        type=_non_negative,
+        type=reading(non_negative),
         help="allowed difference relative to an output's largest finite value "
         "(default by the coarsest type: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
     )
     command.add_argument(
         "--shared-caches", action="store_true", help="bind each past of a GroupQueryAttention and its present together"
     )
-    _add_assume(command)
-    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_options(command, Options, "assume")
+    add_shared(command, "quiet")
     command.set_defaults(run="models.verify")
 
 
@@ -248,18 +194,8 @@ def _add_bench(commands: _Commands) -> None:
     text = "measure a model and its fused form beside each other in ONNX Runtime"
     command = _command(commands, "bench", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
-    command.add_argument(
-        "--lengths",
-        metavar="128,512,2048",
-        default="128,512,2048",
-        help="sizes of the dynamic dimensions but the batch (default 128,512,2048)",
-    )
-    command.add_argument("--batch", metavar="N", type=int, default=1, help="size of a dynamic batch (default 1)")
-    command.add_argument("--threads", metavar="N", type=int, help="threads of ONNX Runtime (default: its own)")
-    command.add_argument(
-        "--seconds", metavar="S", type=_non_negative, default=4.0, help="how long both run at one length (default 4)"
-    )
-    _add_assume(command)
+    add_options(command, BenchOptions)
+    add_options(command, Options, "assume")
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
     command.add_argument("--html", metavar="PAGE.html", type=Path, help="write a page with the figures as bars")
     command.add_argument("--quiet", action="store_true", help="show no progress")
@@ -284,7 +220,7 @@ def _add_run(commands: _Commands) -> None:
         default=0,
         help="threads of ONNX Runtime (default: one for each core, of which the ranks of a machine have equal parts)",
     )
-    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_shared(command, "quiet")
     command.add_argument(
         "--parts",
         action="store_true",
@@ -301,7 +237,7 @@ def _add_run(commands: _Commands) -> None:
     command.add_argument(
         "--timeout",
         metavar="S",
-        type=_non_negative,
+        type=reading(non_negative),
         default=600.0,
         help="of a sharded model: how many seconds a rank waits for another one (default 600)",
     )
@@ -320,62 +256,12 @@ def _add_shard(commands: _Commands) -> None:
     command = _command(commands, "shard", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
-    told = "(default: merge where the keys are those of caches, and elsewhere the cheapest for each attention)"
-    _add_ranks(command, required=True, text="the number of ranks", methods=(*METHODS, MERGE), told=told)
-    command.add_argument(
-        "--prompt",
-        action="store_true",
-        help="the caches of the model are empty, and no inputs: divide it along its tokens; the model that is made "
-        "without --prompt goes on with the keys",
-    )
-    command.add_argument(
-        "--length",
-        metavar="N",
-        type=int,
-        default=8192,
-        help="the tokens, or cached keys, for which auto chooses (default 8192)",
-    )
-    command.add_argument(
-        "--batch", metavar="N", type=int, default=1, help="the batch for which auto chooses (default 1)"
-    )
-    for name, unit, what in (
-        ("latency", "S", "seconds of a short message"),
-        ("bandwidth", "N", "bytes per second from rank to rank"),
-        ("arithmetic", "N", "multiplications and additions per second of a rank"),
-        ("memory", "N", "bytes per second that a rank reads and writes"),
-    ):
-        default = getattr(Machine(), name)
-        told = f"the machine for which auto chooses: {what} (default {default:g})"
-        command.add_argument(f"--{name}", metavar=unit, type=float, default=default, help=told)
-    _add_assume(command)
+    add_options(command, ParallelOptions)
+    add_options(command, Machine)
+    add_options(command, Options, "assume")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
-    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_shared(command, "quiet")
     command.set_defaults(run="shard.shard")
-
-
-def _add_ranks(
-    command: argparse.ArgumentParser,
-    required: bool,
-    text: str,
-    methods: Sequence[str] = METHODS,
-    told: str = "(default: the cheapest for each attention)",
-) -> None:
-    """Add the options for a sequence on several ranks."""
-    command.add_argument("--sequence-parallel", metavar="N", type=int, required=required, help=text)
-    method = command.add_argument(
-        "--method",
-        metavar="|".join(("auto", *methods)),
-        default="auto",
-        help=f"how the ranks compute attention {told}",
-    )
-    _completed(method, ("auto", *methods))
-    command.add_argument(
-        "--sequence-axis",
-        metavar="INPUT:DIM",
-        action="append",
-        default=[],
-        help="the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
-    )
 
 
 def _add_plan(commands: _Commands) -> None:
@@ -393,14 +279,8 @@ def _add_plan(commands: _Commands) -> None:
         default="all",
         help="the optimisation level of the program's sessions (default all, as in ONNX Runtime)",
     )
-    _completed(level, ("all", "extended", "basic", "disabled"))
-    command.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit with 1, after writing, if an attention was declined or none was fused",
-    )
-    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
-    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    completed(level, ("all", "extended", "basic", "disabled"))
+    add_shared(command, "strict", "explain", "quiet")
     command.set_defaults(run="models.plan")
 
 
@@ -434,17 +314,10 @@ def _add_atc(commands: _Commands) -> None:
     command = _command(commands, "atc", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
-    command.add_argument("--soc-version", metavar="S", required=True, help="as ATC names it, such as Ascend910B2")
-    command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
-    command.add_argument("--route", metavar="R", default="air", help="air (default), onnx or npu; see docs/ascend.md")
-    command.add_argument("--input-shape", metavar="NAME:1,128;...", default="", help="1~512 and -1 are dynamic")
-    command.add_argument("--dynamic-dims", metavar="1,128;...", help="the only values that -1 has in a run")
-    command.add_argument("--precision", metavar="P", default="origin", help="ATC's precision_mode_v2 (default origin)")
-    command.add_argument("--single-op", action="store_true", help="also one JSON file for each distinct fused operator")
-    _add_ranks(command, required=False, text="write a model for each of N ranks, which divide the sequence")
-    _add_assume(command)
-    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
-    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_options(command, Request)
+    add_options(command, Parallel)
+    add_options(command, Options, "assume")
+    add_shared(command, "explain", "quiet")
     command.set_defaults(run="atc.atc")
 
 
@@ -488,23 +361,8 @@ def _add_completion(commands: _Commands) -> None:
 """
     text = "print what bash, zsh or fish needs to complete the words of this command"
     command = _command(commands, "completion", text, examples)
-    _completed(command.add_argument("shell", metavar="bash|zsh|fish"), SHELLS)
+    completed(command.add_argument("shell", metavar="bash|zsh|fish"), SHELLS)
     command.set_defaults(run="completion.script")
-
-
-def _completed(action: argparse.Action, words: Iterable[str]) -> None:
-    """Tell argcomplete the words that an option takes."""
-    action.completer = lambda **_: words  # type: ignore[attr-defined]
-
-
-def _non_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a tolerance; give a number from 0 upwards")
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,25 +16,27 @@ from pathlib import Path
 import onnx
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
+from fa_compiler.command_line.options import given
 from fa_compiler.errors import InputError
-from fa_compiler.gain import gain_line
 from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
 from fa_compiler.model_files.writing import Staging, check_place, staging, write, write_model
+from fa_compiler.page.gain import gain_line
 from fa_compiler.passes import Options, Report
+from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.answer.report import Code, Progress, printable
-from fa_compiler.pipeline import copy_of, file_form, is_kept, make_options, run
-from fa_compiler.runtime_choices import ALL, runtime_choices
+from fa_compiler.pipeline.fusing import copy_of, file_form, run
+from fa_compiler.pipeline.options import FileOptions, make_options
+from fa_compiler.pipeline.runtime_choices import ALL, runtime_choices
 
 
 def optimize(args: argparse.Namespace) -> int:
     """Fuse, check, optionally verify, and write. The files appear only if everything succeeded."""
-    options = _options(args)
+    options = make_options(**given(args, FileOptions))
     for path in (args.model, args.output):
         if args.verify and is_special(path):
             raise InputError(f"{path} is not a regular file, and --verify has to read it again; leave out --verify")
-    keep = is_kept(args.weights)
     loaded = load(args.model)
     check_place(args.output, loaded, args.force)
     _check_places(args, loaded)
@@ -42,13 +44,13 @@ def optimize(args: argparse.Namespace) -> int:
         report_file = None if args.report is None else stage.reserve(args.report)
         pictures = _Pictures(args, stage)
         with progress_bar(args.quiet) as stage.progress:
-            proto, report = run(loaded, options, stage.progress, file_form(options, not args.no_bodies))
+            proto, report = run(loaded, options, stage.progress, file_form(options))
             pictures.draw(report, loaded, proto)
             proto = copy_of(loaded) if proto is None else proto
-            staged = write_model(proto, loaded, args.output, stage, report, keep)
+            staged = write_model(proto, loaded, args.output, stage, report, options.keeps_weights)
         if report_file is not None:
             write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
-        if args.verify and not _agrees(args, staged, report):
+        if args.verify and not _agrees(args, staged, report, options):
             return DIFFERENT
         stage.commit()
     if not args.quiet:
@@ -104,7 +106,7 @@ def inspect(args: argparse.Namespace) -> int:
     """Print what `optimize` would do."""
     if args.runtime == ALL:
         return _inspect_runtimes(args)
-    options = _options(args)
+    options = make_options(**given(args, Options))
     loaded = load(args.model)
     _check_places(args, loaded)
     with staging() as stage:
@@ -133,10 +135,12 @@ def _inspect_runtimes(args: argparse.Namespace) -> int:
     """Print what each attention becomes for each runtime."""
     from fa_compiler.command_line.render import print_choices
 
-    for option in ("html", "graph", "soc_version", "cann", "opset", "in_place_caches"):
-        if getattr(args, option):
-            raise InputError(f"--{option.replace('_', '-')} does not go with --runtime {ALL}")
-    choices = runtime_choices(load(args.model), assumed(args))
+    others = [option for name, option in options_of(Options).items() if name not in ("target", "runtime", "assume")]
+    flags = [f"--{name}" for name in ("html", "graph") if getattr(args, name) is not None]
+    flags += [option.flag for option in others if getattr(args, option.name) != option.default]
+    if flags:
+        raise InputError(f"{flags[0]} does not go with --runtime {ALL}")
+    choices = runtime_choices(load(args.model), given(args, Options)["assume"])
     if args.json:
         print(json.dumps(choices.to_json(), indent=2, ensure_ascii=False))
     else:
@@ -168,7 +172,7 @@ class _Pictures:
 
     def draw(self, report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> None:
         """Write them into the reserved files."""
-        from fa_compiler.page import drawings, page
+        from fa_compiler.page.page import drawings, page
 
         for kind, file in self._files.items():
             text = (page if kind == "html" else drawings)(report, loaded, result)
@@ -180,7 +184,7 @@ def verify(args: argparse.Namespace) -> int:
     from fa_compiler.command_line.render import print_comparison
     from fa_compiler.comparison.compare import CannotRunError, compare_models
 
-    assume = make_options("ort", None, None, assumed(args)).assume
+    assume = make_options(**given(args, Options)).assume
     try:
         comparison = compare_models(
             args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches, assume=assume
@@ -192,13 +196,15 @@ def verify(args: argparse.Namespace) -> int:
     return OK if comparison.same else DIFFERENT
 
 
-def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
+def _agrees(args: argparse.Namespace, staged: Path, report: Report, options: Options) -> bool:
     from fa_compiler.command_line.render import print_comparison
     from fa_compiler.comparison.compare import CannotRunError, compare_models
 
     shared = any(SHARED_CACHES in block.assumed for block in report.blocks)
     try:
-        comparison = compare_models(args.model, staged, name="the optimised model", shared=shared, assume=assumed(args))
+        comparison = compare_models(
+            args.model, staged, name="the optimised model", shared=shared, assume=options.assume
+        )
     except CannotRunError as error:
         _cannot_compare(error)
         return False
@@ -212,18 +218,6 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
 def _cannot_compare(error: Exception) -> int:
     print(f"fa-compiler: error: {printable(str(error))}", file=sys.stderr)
     return DIFFERENT
-
-
-def _options(args: argparse.Namespace) -> Options:
-    return make_options(
-        args.target, args.soc_version, args.cann, assumed(args), args.in_place_caches, args.runtime, args.opset
-    )
-
-
-def assumed(args: argparse.Namespace) -> list[str]:
-    """The assumptions that the user vouches for."""
-    words = [word.strip() for group in args.assume for word in group.split(",")]
-    return [word for word in words if word]
 
 
 def _json(report: Report) -> str:

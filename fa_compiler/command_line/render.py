@@ -18,7 +18,7 @@ from fa_compiler.passes.answer.report import printable
 
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
-    from fa_compiler.runtime_choices import Choices
+    from fa_compiler.pipeline.runtime_choices import Choices
 
 _STYLES = {
     "fused": "green",

@@ -7,52 +7,30 @@ import json
 from collections.abc import Sequence
 
 from fa_compiler.command_line.exit_codes import OK
-from fa_compiler.command_line.models import assumed, progress_bar
+from fa_compiler.command_line.models import progress_bar
+from fa_compiler.command_line.options import given
 from fa_compiler.command_line.render import print_table
-from fa_compiler.errors import InputError
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.parallel.sharding import Sharded
 from fa_compiler.parallel.sharding import shard as shard_model
+from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Choice, Machine
+from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.shard import ShardReport
 
 
 def shard(args: argparse.Namespace) -> int:
     """Write the model of the ranks, and tell how they compute each attention."""
+    machine = Machine(**given(args, Machine))
     with progress_bar(args.quiet or args.json) as progress:
-        result = shard_model(
-            args.model,
-            args.output,
-            args.sequence_parallel,
-            method=args.method,
-            axes=axes_of(args.sequence_axis),
-            length=args.length,
-            batch=args.batch,
-            prompt=args.prompt,
-            machine=Machine(args.latency, args.bandwidth, args.arithmetic, args.memory),
-            assume=assumed(args),
-            progress=progress,
-        )
+        options = given(args, ParallelOptions, Options)
+        result = shard_model(args.model, args.output, machine=machine, progress=progress, **options)
     if args.json:
         print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
     elif not args.quiet:
         _print(result)
     return OK
-
-
-def axes_of(words: list[str]) -> dict[str, int]:
-    """The dimension of each input from words such as "input_ids:1". Raises InputError."""
-    axes: dict[str, int] = {}
-    for word in words:
-        name, colon, number = word.rpartition(":")
-        try:
-            axes[name] = int(number)
-        except ValueError:
-            colon = ""
-        if not colon or not name:
-            raise InputError(f"--sequence-axis {word!r} is not of the form input_ids:1")
-    return axes
 
 
 def _print(result: Sharded) -> None:

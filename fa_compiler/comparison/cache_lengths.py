@@ -29,10 +29,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from fa_compiler.model_files.tensors import is_external
 from fa_compiler.passes import ShapeInfo
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import constant, input_of, is_op
+from fa_compiler.protos.tensors import is_external
 
 GROUP_QUERY = ("com.microsoft", "GroupQueryAttention")
 PASTS, SEQLENS, TOTAL = (3, 4), 5, 6

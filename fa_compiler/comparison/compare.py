@@ -42,10 +42,10 @@ from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
-from fa_compiler.model_files.subgraphs import all_nodes
-from fa_compiler.model_files.tensors import all_tensors
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.ir.nodes import RANDOM
+from fa_compiler.protos.subgraphs import all_nodes
+from fa_compiler.protos.tensors import all_tensors
 
 TOLERANCES = {
     onnx.TensorProto.BFLOAT16: 1.6e-2,

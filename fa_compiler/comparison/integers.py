@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
-from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.passes.ops.movers import MOVES
+from fa_compiler.protos.subgraphs import all_nodes
 
 CONTRIB = "com.microsoft"
 NUMBERS: Mapping[tuple[str, str], tuple[int, ...]] = {

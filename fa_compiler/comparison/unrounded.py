@@ -29,7 +29,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from fa_compiler.model_files.subgraphs import all_nodes
+from fa_compiler.protos.subgraphs import all_nodes
 
 CONTRIB = "com.microsoft"
 SHORT = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import onnx
 
-from fa_compiler.model_files.subgraphs import all_nodes, graphs_of
+from fa_compiler.protos.subgraphs import all_nodes, graphs_of
 
 NODES = 250_000
 """The most nodes that calls of functions may add to a model. A model without functions has no limit."""

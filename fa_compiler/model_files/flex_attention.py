@@ -6,7 +6,7 @@ import onnx
 from onnx import inliner
 
 from fa_compiler.checks.checker import fault
-from fa_compiler.model_files.subgraphs import all_nodes
+from fa_compiler.protos.subgraphs import all_nodes
 
 FLEX = ("ai.onnx.preview", "FlexAttention")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 
-from fa_compiler.model_files.subgraphs import Subgraphs, graphs_below
+from fa_compiler.protos.subgraphs import Subgraphs, graphs_below
 
 _NESTING = ("sequence_type", "optional_type")
 _HELD = ("tensor_type", "sparse_tensor_type")

@@ -21,7 +21,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.errors import InputError
-from fa_compiler.model_files import tensors, wire
+from fa_compiler.model_files import wire
+from fa_compiler.protos import tensors
 
 LARGE = 1 << 16
 """Tensors of more bytes than this are left in the file. It is at least `checker.LIGHT`: shape inference may need the

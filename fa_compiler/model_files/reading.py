@@ -20,8 +20,8 @@ from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, distinct_weights, repaired
-from fa_compiler.model_files.subgraphs import Subgraphs
-from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location, message_size
+from fa_compiler.protos.subgraphs import Subgraphs
+from fa_compiler.protos.tensors import Folder, all_tensors, check_external, is_external, location, message_size
 
 ModelLike = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 """A path, the bytes of a file, or a model in memory. An `ONNXProgram`, which torch.onnx.export returns, stands for its

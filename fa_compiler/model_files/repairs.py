@@ -26,7 +26,7 @@ import onnx
 from onnx import defs
 
 from fa_compiler.model_files.inline_weights import FileWeights
-from fa_compiler.model_files.subgraphs import Subgraphs, all_nodes, graphs_below, graphs_of
+from fa_compiler.protos.subgraphs import Subgraphs, all_nodes, graphs_below, graphs_of
 
 ONE_VERSION = frozenset(
     (

@@ -14,11 +14,11 @@ from pathlib import Path
 import onnx
 
 from fa_compiler.errors import InputError
-from fa_compiler.model_files import tensors
 from fa_compiler.model_files.destination import is_same, is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes.answer.report import Progress, Report
+from fa_compiler.protos import tensors
 
 ALIGNMENT = 1 << 16
 """The alignment of joined data files. It is a multiple of every page size, so that the files can be mapped."""

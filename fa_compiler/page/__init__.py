@@ -1,5 +1,1 @@
-"""A page that shows what became of the attention of a model: one HTML file that needs no network."""
-
-from fa_compiler.page.page import drawings, page
-
-__all__ = ["drawings", "page"]
+"""What people see of a model: a page that shows what became of its attention, drawings, a graph, figures."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from fa_compiler.benchmark import Benchmark, Measure, Timing
+from fa_compiler.comparison.benchmark import Benchmark, Measure, Timing
 from fa_compiler.page.page import style
 
 MIB = 1 << 20

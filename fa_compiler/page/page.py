@@ -16,15 +16,15 @@ from importlib import resources
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.gain import Scores, in_units, largest_scores, nodes_of
 from fa_compiler.lowering.drawing import Arrow, Box, sheet, shortened, svg
 from fa_compiler.lowering.onnx_file import to_graph_operators
 from fa_compiler.model_files.foreign_types import without_types
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.page.gain import Scores, in_units, largest_scores, nodes_of
 from fa_compiler.page.regions import Region, Regions, data_inputs, shape_texts
 from fa_compiler.passes import Block, Report
+from fa_compiler.protos.subgraphs import all_nodes
 
 LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""

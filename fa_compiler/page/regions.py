@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN, get
 from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.values.shapes import analyse
+from fa_compiler.protos.subgraphs import all_nodes
 
 MOST_NODES = 60
 """Of one drawing. More would be no help to anybody."""

@@ -15,7 +15,6 @@ from typing import Any
 import onnx
 
 from fa_compiler.errors import InputError
-from fa_compiler.model_files.subgraphs import all_nodes, graphs_of
 from fa_compiler.op_registry import get
 from fa_compiler.op_registry.collectives import (
     ALL_GATHER,
@@ -34,6 +33,7 @@ from fa_compiler.op_registry.collectives import (
     SEQUENCE_PART,
     TOKEN_EXTREMES,
 )
+from fa_compiler.protos.subgraphs import all_nodes, graphs_of
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import onnx
 
@@ -19,13 +19,17 @@ from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.passes import Report
+from fa_compiler.passes.answer.option import read_options
 from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.answer.report import Progress
-from fa_compiler.passes.parallel.methods import Choice, Machine
+from fa_compiler.passes.parallel.methods import Choice
+from fa_compiler.passes.parallel.options import ParallelOptions, ShardKeywords
 from fa_compiler.passes.parallel.places import Refusal
-from fa_compiler.passes.parallel.shard import ParallelOptions, ShardReport
+from fa_compiler.passes.parallel.shard import ShardReport
 from fa_compiler.passes.parallel.shard import shard as shard_graph
-from fa_compiler.pipeline import fuse_loaded, make_options, proto_of, without_collections
+from fa_compiler.pipeline.fusing import fuse_loaded, proto_of, without_collections
+from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.options import make_options
 
 MODEL = "model.onnx"
 """The name of the model in the folder."""
@@ -72,19 +76,15 @@ def _attention_json(choice: Choice) -> dict[str, Any]:
     return told if choice.held is None else {**told, "bytes_of_the_caches_of_a_rank": choice.held}
 
 
+@takes(ShardKeywords, ParallelOptions)
 def shard(
     model: ModelLike,
     output: str | os.PathLike[str],
     sequence_parallel: int,
     *,
-    method: str = "auto",
-    axes: Mapping[str, int] | None = None,
-    length: int = 8192,
-    batch: int = 1,
-    machine: Machine | None = None,
-    prompt: bool = False,
     assume: Iterable[str] = (),
     progress: Progress | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> Sharded:
     """Fuse a model, and write the model that several ranks run, each on its part of the sequence.
 
@@ -93,30 +93,23 @@ def shard(
         output: a new or empty folder, or one that an earlier call wrote. It gets model.onnx, its weights if they are
             external, and report.json.
         sequence_parallel: the number of ranks.
-        method: how the ranks compute attention: "gather", "all-to-all", "ring", or "auto" for the cheapest one of each
-            attention. Attention over caches has one method, "merge", which "auto" takes.
-        axes: the dimension of inputs that is the sequence, such as {"input_ids": 1}; None finds it from the attentions.
-        length, batch: the number of tokens, or of keys in caches, and the batch size for which "auto" chooses.
-        machine: the speed of the ranks and their network, for which "auto" chooses; None for processes of one machine.
-        prompt: the model has caches, which are empty: divide it along its tokens, and leave their keys in parts, with
-            which the model that is made without `prompt` goes on.
         assume: as `optimize` takes it. Without "shared-caches", "separate-caches" is added: the ranks run so.
         progress: is called while the model is fused.
+        **options: the fields of `ParallelOptions`.
 
     Raises:
         InputError: the model, an option or the folder is at fault, or the model mixes the sequence in a way that no
             rank can compute from its part; the text names the node. Nothing was written.
     """
     target = Path(output)
-    options = _checked(sequence_parallel, method, axes, length, batch, machine or Machine())
-    options = replace(options, prompt=prompt)
-    fusing = replace(make_options("ort", None, None, _assumed(assume)), divided=True)
+    chosen = _checked(ParallelOptions(sequence_parallel, **read_options(options, ParallelOptions)))
+    fusing = replace(make_options(assume=_assumed(assume)), divided=True)
     loaded = load(model)
     check_target(target)
     with without_collections():
         fused, fusion, _ = fuse_loaded(loaded, fusing, progress)
         try:
-            result, report = shard_graph(fused, options)
+            result, report = shard_graph(fused, chosen)
         except Refusal as refusal:
             raise InputError(told(loaded, refusal, fusion)) from None
         proto = proto_of(loaded, result)
@@ -134,16 +127,14 @@ def _assumed(assume: Iterable[str]) -> tuple[str, ...]:
     return given if SHARED_CACHES in given else (*given, SEPARATE_CACHES)
 
 
-def _checked(
-    ranks: int, method: str, axes: Mapping[str, int] | None, length: int, batch: int, machine: Machine
-) -> ParallelOptions:
-    check_request(ranks, method, (*METHODS, MERGE))
-    if length < 1 or batch < 1:
-        raise InputError(f"{length} tokens in a batch of {batch}: give numbers from 1 upwards")
-    for name, number in asdict(machine).items():
+def _checked(options: ParallelOptions) -> ParallelOptions:
+    check_request(options.ranks, options.method, (*METHODS, MERGE))
+    if options.length < 1 or options.batch < 1:
+        raise InputError(f"{options.length} tokens in a batch of {options.batch}: give numbers from 1 upwards")
+    for name, number in asdict(options.machine).items():
         if not (0 < number < math.inf or (name == "latency" and number == 0)):
             raise InputError(f"{name} is {number:g}: give a number above 0")
-    return ParallelOptions(ranks, method, dict(axes or {}), length, batch, machine)
+    return options
 
 
 def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS) -> None:

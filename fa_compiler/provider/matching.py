@@ -16,7 +16,7 @@ from fa_compiler.op_registry import DOMAINS, VERSION
 from fa_compiler.passes import Options, Report, ShapeInfo, analyse
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import all_nodes
-from fa_compiler.pipeline import fuse_checked
+from fa_compiler.pipeline.fusing import fuse_checked
 
 NESTED_DOMAIN = "fa_compiler.nested"
 """The domain of the library's operators in the sessions that the provider makes (lowering/ort/csrc/register.cc)."""

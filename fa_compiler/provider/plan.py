@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 import onnxruntime as ort
 
-import fa_compiler
 from fa_compiler import provider
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt
@@ -17,6 +16,7 @@ from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
 from fa_compiler.passes import Report
 from fa_compiler.provider.plan_file import plan_bytes
+from fa_compiler.version import __version__
 
 Level = Literal["disabled", "basic", "extended", "all"]
 """How far a session optimises its graph."""
@@ -61,7 +61,7 @@ def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: L
             raise KeyboardInterrupt
         if heard.failures:
             raise InputError(f"no plan for {loaded.name}: {heard.failures[-1]}")
-        content = plan_bytes(heard.entries, fa_compiler.__version__, ort.__version__, level, loaded.path.name)
+        content = plan_bytes(heard.entries, __version__, ort.__version__, level, loaded.path.name)
         write(staged, [content], place)
         stage.commit()
     return heard.reports[-1]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict, get_args
 
+from fa_compiler import op_registry
 from fa_compiler.op_registry.products import product
-from fa_compiler.op_registry.runtimes import Runtime
+from fa_compiler.op_registry.runtimes import RUNTIMES, Runtime
+from fa_compiler.passes.answer.option import told
 
 Target = Literal["ort", "ascend", "onnx", "contrib"]
 
@@ -61,28 +64,119 @@ PRODUCTS_WITHOUT_BANDS = ("310P",)
 """Products whose PromptFlashAttention has no bands."""
 
 
+def _split(groups: Iterable[str]) -> list[str]:
+    words = (word.strip() for group in groups for word in group.split(","))
+    return [word for word in words if word]
+
+
+def _words(assume: Iterable[str]) -> frozenset[str]:
+    return frozenset((assume,) if isinstance(assume, str) else assume)
+
+
+def _known_soc(name: str | None) -> str | None:
+    if name is not None:
+        product(name)
+    return name
+
+
+def _known_cann(version: str | None) -> str | None:
+    if version is not None:
+        op_registry.get("FlashAttentionScore", version)
+    return version
+
+
+def _runtime(name: str | Runtime | None) -> Runtime | None:
+    return Runtime.of(name) if isinstance(name, str) else name
+
+
 @dataclass(frozen=True)
 class Options:
-    """Options of one optimisation run.
+    """Options of one optimisation run. The texts at the fields tell users what an option does.
 
-    `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are used only when
-    `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does
-    not work. With `in_place_caches`, caches that grow by a Concat become buffers that are written in place; only the
-    target "ort" can have them. `runtime` narrows the targets "onnx" and "contrib" to what one runtime takes. `opset` is
-    the least opset of the result for the target "onnx"; 0 for the least that has Attention. A model that is to be
-    `divided` along the sequence keeps as masks what a rank cannot have: packed sequences, whose ends it does not know,
-    and bands that leave out the key of the row itself.
+    Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does not work. A model that
+    is to be `divided` along the sequence keeps as masks what a rank cannot have: packed sequences, whose ends it does
+    not know, and bands that leave out the key of the row itself.
+
+    **Add an option**: a field here, a key in `FusionKeywords` below, and the code that reads the field. The tests then
+    name the rows that the docs need. An option that only matters when a file is written stands in `FileOptions`
+    (fa_compiler/pipeline/options.py).
     """
 
-    target: Target = "ort"
-    product: str | None = None
-    cann: str | None = None
-    assume: frozenset[str] = frozenset()
+    target: Target = field(
+        default="ort",
+        metadata=told(
+            "what attention becomes: our kernels in ONNX Runtime (default), Ascend's operators, ONNX's Attention, or "
+            "ONNX Runtime's MultiHeadAttention and GroupQueryAttention",
+            choices=get_args(Target),
+        ),
+    )
+    runtime: Runtime | None = field(
+        default=None,
+        kw_only=True,
+        metadata=told(
+            "the runtime that the targets onnx and contrib are narrowed to, such as ort-cpu; see docs/runtimes.md; "
+            "`inspect --runtime all` tells which runtimes could take each attention",
+            details='A release is named as in "ort-cpu=1.27". None for what the operators\' schemas say.',
+            metavar="NAME[=VERSION]",
+            completed=tuple(RUNTIMES),
+            read=_runtime,
+        ),
+    )
+    opset: int = field(
+        default=0,
+        kw_only=True,
+        metadata=told(
+            "the least opset of the result for the target onnx, to which an older model is raised (default 23)",
+            details="0 for 23, the first with Attention. From 25 on windows become attributes, but no runtime is known "
+            "to have a kernel.",
+            metavar="N",
+        ),
+    )
+    soc_version: str | None = field(
+        default=None,
+        metadata=told(
+            "Ascend product to verify for, such as Ascend910B2 or A3 (default A2)",
+            details='It goes with the target "ascend".',
+            metavar="S",
+            read=_known_soc,
+        ),
+    )
+    cann: str | None = field(
+        default=None,
+        metadata=told(
+            "CANN version to write for, such as 8.5.0",
+            details='It goes with the target "ascend". None for the newest.',
+            metavar="V",
+            read=_known_cann,
+        ),
+    )
+    assume: frozenset[str] = field(
+        default=frozenset(),
+        metadata=told(
+            "an assumption that you vouch for",
+            usage="; may be repeated, or list several separated by commas: "
+            + "; ".join(f"{name} ({sentence})" for name, sentence in ASSUMPTIONS.items()),
+            in_python="assumptions that you vouch for",
+            details=f"Known are {', '.join(ASSUMPTIONS)}; `fa-compiler optimize --help` says what each means.",
+            metavar="WHAT",
+            completed=tuple(ASSUMPTIONS),
+            default=(),
+            repeated=True,
+            parse=_split,
+            read=_words,
+        ),
+    )
     decoding: bool = True
-    in_place_caches: bool = False
-    runtime: Runtime | None = None
-    opset: int = 0
-    divided: bool = False
+    in_place_caches: bool = field(
+        default=False,
+        kw_only=True,
+        metadata=told(
+            "replace caches that grow by a Concat by preallocated buffers: changes the model's inputs and outputs",
+            details="They then have a capacity, and a new input `cache_length`, int64 [1], is the number of tokens "
+            'that they hold. The report\'s `caches` name them. It goes with the target "ort".',
+        ),
+    )
+    divided: bool = field(default=False, kw_only=True)
 
     @property
     def is_standard(self) -> bool:
@@ -92,7 +186,7 @@ class Options:
     @property
     def ascend_product(self) -> str:
         """The Ascend product, as it was named or DEFAULT_PRODUCT."""
-        return self.product or DEFAULT_PRODUCT
+        return self.soc_version or DEFAULT_PRODUCT
 
     @property
     def platform(self) -> str:
@@ -104,8 +198,8 @@ class Options:
         """Does the product's operator take sparse_mode 0 only, with every excluded key in the mask?"""
         return (
             self.target == "ascend"
-            and self.product is not None
-            and product(self.product).name in PRODUCTS_WITHOUT_BANDS
+            and self.soc_version is not None
+            and product(self.soc_version).name in PRODUCTS_WITHOUT_BANDS
         )
 
     def __post_init__(self) -> None:
@@ -126,3 +220,14 @@ class Options:
         for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):
             if {one, other} <= self.assume:
                 raise ValueError(f"{one!r} and {other!r} cannot both hold")
+
+
+class FusionKeywords(TypedDict, total=False):
+    """The options of `Options` besides the target as keywords of a function, with the types that users give."""
+
+    runtime: str | None
+    opset: int
+    soc_version: str | None
+    cann: str | None
+    assume: Iterable[str]
+    in_place_caches: bool

@@ -748,7 +748,7 @@ class MaskPlanner:
         if found.packing is not None:
             return "packed sequences are not told apart where masked keys keep a score"
         if self.options.needs_dense_mask:
-            return f"{self.options.product} takes only masks that hold every excluded key"
+            return f"{self.options.soc_version} takes only masks that hold every excluded key"
         joined = found.mode is not None and found.padding and self.options.target != "ort"
         if joined and NO_EMPTY_ROWS not in self.options.assume:
             return "a band with padding as a bias does not keep what a row without a key gives"

@@ -26,12 +26,20 @@ It reads its keys and values once, at `memory` bytes per second.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, MERGE, METHODS, RING
+from fa_compiler.passes.answer.option import told
 
 MOST_GATHERED = 256 << 20
 """The most bytes of gathered keys and values of one attention."""
+
+
+def _figure(default: float, unit: str, what: str) -> float:
+    """The field of a figure that users may set."""
+    text = f"the machine for which auto chooses: {what} (default {default:g})"
+    made: float = field(default=default, metadata=told(text, metavar=unit))
+    return made
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,10 @@ class Machine:
     `memory` the bytes per second that it reads and writes.
     """
 
-    latency: float = 20e-6
-    bandwidth: float = 8e9
-    arithmetic: float = 2e11
-    memory: float = 1e10
+    latency: float = _figure(20e-6, "S", "seconds of a short message")
+    bandwidth: float = _figure(8e9, "N", "bytes per second from rank to rank")
+    arithmetic: float = _figure(2e11, "N", "multiplications and additions per second of a rank")
+    memory: float = _figure(1e10, "N", "bytes per second that a rank reads and writes")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
 from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches, operands
 from fa_compiler.passes.parallel.methods import Choice, Machine, choose
+from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
@@ -30,28 +31,6 @@ RULES = (attention_rule, local_rules, move_rules)
 
 _DEPTH = 1_000_000
 """The depth of calls while a graph is made: a chain of nodes is as many calls deep as it is long."""
-
-
-@dataclass(frozen=True)
-class ParallelOptions:
-    """What the user asks for.
-
-    `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
-    `batch` are the sizes that the cost model takes, `machine` its figures. `prompt` says that the caches of the
-    model are empty: it is divided along its tokens. `sizes` are the sizes of all inputs, if each rank gets a graph of
-    its own for them (rank_graph.py). Such a graph cannot choose another method while it runs. `no_ring` is the reason
-    why no attention may be computed in a ring, if there is one.
-    """
-
-    ranks: int
-    method: str = "auto"
-    axes: Mapping[str, int] = field(default_factory=dict)
-    length: int = 8192
-    batch: int = 1
-    machine: Machine = field(default_factory=Machine)
-    prompt: bool = False
-    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    no_ring: str = ""
 
 
 @dataclass(frozen=True)

@@ -427,7 +427,7 @@ class Rewriter:
     def _as_prompt_flash(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
         """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
         if companion is not None:
-            raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)
+            raise Decline(Code.ILLEGAL, f"{self.options.soc_version} has no operator for a gradient", match.node)
         try:
             call = prompt.as_prompt(node, self.builder.info)
             masking = None if match.derivation is None else match.derivation.masking

@@ -69,7 +69,7 @@ def test_renaming_a_value_does_not_reach_the_given_proto(monkeypatch: pytest.Mon
     """onnx-ir writes a new name of an initializer through to its tensor; ours are detached from the proto."""
     model = attention()
     model.graph.node.append(helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.ones(3), "c")))
-    honest = fa_compiler.pipeline.fuse
+    honest = fa_compiler.pipeline.fusing.fuse
 
     def renaming(graph: ir.Model, *args: object) -> object:
         graph.graph.initializers["scale"].name = "renamed"
@@ -78,7 +78,7 @@ def test_renaming_a_value_does_not_reach_the_given_proto(monkeypatch: pytest.Mon
                 node.attributes["value"].value.name = "renamed"
         return honest(graph, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("fa_compiler.pipeline.fuse", renaming)
+    monkeypatch.setattr("fa_compiler.pipeline.fusing.fuse", renaming)
     before = model.SerializeToString(deterministic=True)
     fa_compiler.optimize(model)
     assert model.SerializeToString(deterministic=True) == before
@@ -194,7 +194,7 @@ def test_weights_in_a_branch_stay_outside(tmp_path: Path) -> None:
 
 def test_a_broken_result_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a pass made an invalid graph, the final checks stop it."""
-    honest = fa_compiler.pipeline.fuse
+    honest = fa_compiler.pipeline.fusing.fuse
 
     def breaking(model: ir.Model, *args: object) -> object:
         report = honest(model, *args)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def test_a_broken_result_is_not_written(tmp_path: Path, monkeypatch: pytest.Monk
         )
         return report
 
-    monkeypatch.setattr("fa_compiler.pipeline.fuse", breaking)
+    monkeypatch.setattr("fa_compiler.pipeline.fusing.fuse", breaking)
     with pytest.raises(InternalError, match="attn/FlashAttentionScore"):
         fa_compiler.optimize(attention(), tmp_path / "out.onnx")
 
@@ -212,7 +212,7 @@ def test_a_broken_result_is_not_written(tmp_path: Path, monkeypatch: pytest.Monk
         model.graph.append(ir.node("Relu", [ir.Value(name="nowhere")], num_outputs=1))
         return report
 
-    monkeypatch.setattr("fa_compiler.pipeline.fuse", dangling)
+    monkeypatch.setattr("fa_compiler.pipeline.fusing.fuse", dangling)
     with pytest.raises(InternalError, match="nowhere"):
         fa_compiler.optimize(attention(), tmp_path / "out.onnx")
     assert list(tmp_path.iterdir()) == []

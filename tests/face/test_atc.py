@@ -17,8 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
-from fa_compiler.atc import route_air, run, shapes, single
-from fa_compiler.atc.job import Request, RouteResult
+from fa_compiler.atc import route_air, run, single, sizes
+from fa_compiler.atc.job import RouteResult
+from fa_compiler.atc.request import Request
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
@@ -291,7 +292,7 @@ def test_a_full_disk_names_the_folder(code: int, tmp_path: Path) -> None:
 def test_routes() -> None:
     assert next(iter(run.ROUTES)) == "air"
     assert run.SCRIPT == "atc.sh"
-    assert shapes.parse_shapes("a:0:1,2~3;s:") == {"a:0": (1, (2, 3)), "s": ()}
+    assert sizes.parse_shapes("a:0:1,2~3;s:") == {"a:0": (1, (2, 3)), "s": ()}
 
 
 def test_values_that_are_read_on_the_host_are_in_the_single_op(tmp_path: Path) -> None:

@@ -438,7 +438,7 @@ def test_interrupted(
         raise KeyboardInterrupt
 
     if moment == "fuse":
-        monkeypatch.setattr("fa_compiler.pipeline.fuse", interrupt)
+        monkeypatch.setattr("fa_compiler.pipeline.fusing.fuse", interrupt)
     else:
         monkeypatch.setattr(writing.Path, "replace", interrupt)
     assert main(["optimize", str(path), "-o", str(out / "out.onnx")]) == 130
@@ -455,7 +455,7 @@ def test_fault_of_the_program(
     def broken(*args: object) -> None:
         raise ZeroDivisionError("a surprise")
 
-    monkeypatch.setattr("fa_compiler.pipeline.fuse", broken)
+    monkeypatch.setattr("fa_compiler.pipeline.fusing.fuse", broken)
     arguments = ["optimize", str(path), "-o", str(tmp_path / "out.onnx")]
     monkeypatch.delenv("FA_COMPILER_DEBUG", raising=False)
     assert main(arguments) == 3

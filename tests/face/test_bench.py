@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fa_compiler
-from fa_compiler import benchmark
 from fa_compiler.command_line.main import main
+from fa_compiler.comparison import benchmark
 from fa_compiler.errors import InputError
 
 from .builders import attention, positions, saved

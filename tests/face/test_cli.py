@@ -158,7 +158,7 @@ def test_full_output_stream(tmp_path: Path) -> None:
 
 _SLOW = """
 import sys, time
-import fa_compiler.pipeline as pipeline
+import fa_compiler.pipeline.fusing as pipeline
 from fa_compiler.command_line.main import main
 
 def fuse(*args):
@@ -192,7 +192,7 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
 
 _CONVERTING = """
 import signal, sys
-import fa_compiler.pipeline as pipeline
+import fa_compiler.pipeline.fusing as pipeline
 from fa_compiler.command_line.main import main
 
 def fuse(*args):
@@ -528,13 +528,13 @@ def test_ascend_target(product: list[str], tmp_path: Path) -> None:
 def test_assumptions_may_be_repeated_or_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(plain(), tmp_path / "model.onnx")
     seen = []
-    honest = fa_compiler.pipeline.fuse
+    honest = fa_compiler.pipeline.fusing.fuse
 
     def watched(model: object, options: object, *args: object) -> object:
         seen.append(options.assume)  # type: ignore[attr-defined]
         return honest(model, options, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("fa_compiler.pipeline.fuse", watched)
+    monkeypatch.setattr("fa_compiler.pipeline.fusing.fuse", watched)
     both = {"no-empty-rows", "masks-dominate"}
     assert main(["inspect", str(path), "--assume", "no-empty-rows, masks-dominate,"]) == 0
     assert main(["inspect", str(path), "--assume", "no-empty-rows", "--assume", "masks-dominate"]) == 0

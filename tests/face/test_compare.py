@@ -119,7 +119,7 @@ def test_a_wrong_fusion_is_not_written(
     """With --verify a fusion that changed the result (here made on purpose) ends with code 1 and without
     OUT."""
     path = saved(attention(), tmp_path / "a.onnx")
-    honest = fa_compiler.pipeline.run
+    honest = fa_compiler.pipeline.fusing.run
 
     def wrong(*args: object) -> object:
         proto, report = honest(*args)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.model_files import writing
 from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
-from fa_compiler.pipeline import copy_of
+from fa_compiler.pipeline.fusing import copy_of
 
 from .builders import SIZE, attention, external, ops, projected, saved
 
@@ -257,7 +257,7 @@ def test_inline_weights_that_would_not_fit_go_outside(tmp_path: Path, monkeypatc
 _MEASURED = """
 import resource, sys
 import fa_compiler
-from fa_compiler.pipeline import optimize
+from fa_compiler.pipeline.optimize import optimize
 from fa_compiler.command_line import models
 fa_compiler.optimize(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

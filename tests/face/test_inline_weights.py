@@ -19,11 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
-from fa_compiler.model_files import inline_weights, reading, tensors, wire, writing
+from fa_compiler.model_files import inline_weights, reading, wire, writing
 from fa_compiler.model_files.inline_weights import LARGE, make_inline
 from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
-from fa_compiler.pipeline import copy_of
+from fa_compiler.pipeline.fusing import copy_of
+from fa_compiler.protos import tensors
 
 from .builders import HEADS, SIZE, attention, feeds, ops, plain, saved
 
@@ -141,7 +142,7 @@ def test_returned_model_of_a_file_that_was_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["written", "replaced", "removed"])
 def test_source_that_changes_meanwhile(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = saved(wide(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
-    honest = fa_compiler.pipeline.fuse
+    honest = fa_compiler.pipeline.fusing.fuse
 
     def disturbed(*args: object) -> object:
         report = honest(*args)  # type: ignore[arg-type]
@@ -152,7 +153,7 @@ def test_source_that_changes_meanwhile(how: str, tmp_path: Path, monkeypatch: py
             path.write_bytes(content + b"\0")
         return report
 
-    monkeypatch.setattr("fa_compiler.pipeline.fuse", disturbed)
+    monkeypatch.setattr("fa_compiler.pipeline.fusing.fuse", disturbed)
     with pytest.raises(fa_compiler.InputError, match=r"model\.onnx was changed while"):
         fa_compiler.optimize(path, out)
     assert not out.exists()

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import FaCompilerError, InputError
-from fa_compiler.gain import gain_line
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel
 from fa_compiler.op_registry.errors import InputError as CallError
 from fa_compiler.op_registry.errors import RegOpSyntaxError, UnknownOp
+from fa_compiler.page.gain import gain_line
 from fa_compiler.reference.call import ReferenceInputError
 
 from .builders import HEADS, attention, feeds, plain, projected, saved

@@ -26,7 +26,8 @@ from fa_compiler.parallel.threads import run_threads
 from fa_compiler.passes.ir.nodes import reached
 from fa_compiler.passes.parallel.entry_lengths import gathered_rows
 from fa_compiler.passes.values.shapes import analyse
-from fa_compiler.pipeline import fuse_loaded, make_options
+from fa_compiler.pipeline.fusing import fuse_loaded
+from fa_compiler.pipeline.options import make_options
 from tests.face import genai
 from tests.face.test_merged_decoder import merged
 from tests.passes.rewrite.test_decode import VOUCHED, quantised
@@ -306,7 +307,7 @@ WRONG_ROWS = {
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
 def test_rows_that_may_change_their_places(wrong: str) -> None:
     """Each condition of the grammar of gathered rows counts."""
-    options = replace(make_options("ort", None, None, ["separate-caches"]), divided=True)
+    options = replace(make_options(assume=["separate-caches"]), divided=True)
     fused, _, _ = fuse_loaded(load(genai.Decoder().model), options, None)
     gather = next(each for each in fused.graph if each.op_type == "GatherND")
     found = gathered_rows(gather, analyse(fused))

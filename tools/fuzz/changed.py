@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
+from fa_compiler.protos.subgraphs import all_nodes
 from tools.fuzz.difference import Array, Feed
 from tools.fuzz.feeds import feeds
 from tools.fuzz.graph import Case

@@ -33,11 +33,11 @@ import onnxruntime as ort
 
 import fa_compiler
 from fa_compiler.errors import FaCompilerError, InputError
-from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN, DOMAINS, FILE_DOMAIN, FILE_OPS, GRAPH_OP, get
 from fa_compiler.op_registry.runtimes import DOMAINS as STANDARD
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.options import Target
+from fa_compiler.protos.subgraphs import all_nodes
 from tools.fuzz.difference import BASE, LEVELS, Array, Comparison, Feed, evaluated, run_original, session
 from tools.fuzz.kind import Finding, Outcome
 

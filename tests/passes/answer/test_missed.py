@@ -57,7 +57,7 @@ class Lost:
 
     def missed(self, *assume: str) -> list[Missed]:
         """What the fused block misses if the user vouches for these words, too."""
-        options = Options(self.options.target, self.options.product, assume=self.options.assume.union(assume))
+        options = Options(self.options.target, self.options.soc_version, assume=self.options.assume.union(assume))
         blocks = fuse(ir.from_proto(self.model()), options).blocks
         assert blocks[0].status == "fused", blocks[0].reason
         assert all(not block.missed for block in blocks[1:])

@@ -15,18 +15,19 @@ from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import load_bytes
 from fa_compiler.model_files.writing import relocate
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.pipeline.fusing import run
+from fa_compiler.pipeline.options import make_options
 from tools.fuzz.damage import Damaged, Fault, Rng, any_bytes, command, message
 from tools.fuzz.difference import Feed, session
 from tools.fuzz.oracle import Judge
 from tools.fuzz.originals import EXTERNAL, EXTERNAL_BYTES, models
 
 OPTIONS = (
-    make_options("ort", None, None, ()),
-    make_options("ort", None, None, ()),
-    make_options("ort", None, None, ("no-empty-rows", "masks-dominate", "unbroken-sequences")),
-    make_options("ort", None, None, (), in_place_caches=True),
-    make_options("ascend", "A2", None, ()),
+    make_options(),
+    make_options(),
+    make_options(assume=("no-empty-rows", "masks-dominate", "unbroken-sequences")),
+    make_options(in_place_caches=True),
+    make_options("ascend", soc_version="A2"),
 )
 IN_FILES = 0.02
 """Share of the models that go through a file and the command line."""

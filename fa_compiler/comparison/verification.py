@@ -13,7 +13,8 @@ from fa_compiler.comparison.compare import Comparison, compare_models
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.passes import Report
-from fa_compiler.pipeline import copy_of, make_options
+from fa_compiler.pipeline.fusing import copy_of
+from fa_compiler.pipeline.options import make_options
 
 
 def verify(
@@ -44,7 +45,7 @@ def verify(
         InputError: a model, an option or the inputs cannot be used, or ONNX Runtime cannot run `original`.
         CannotRunError: ONNX Runtime runs `original` but not `other`.
     """
-    words = make_options("ort", None, None, assume).assume
+    words = make_options(assume=assume).assume
     with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
         place = Path(folder)
         first, second = as_file(original, place / "original.onnx"), as_file(other, place / "other.onnx")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import onnx
@@ -24,17 +24,17 @@ import onnxruntime as ort
 
 from fa_compiler.comparison.compare import Runner
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
+from fa_compiler.comparison.options import BenchKeywords, BenchOptions
+from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.reading import ModelLike, read_proto
 from fa_compiler.passes import Report
+from fa_compiler.passes.answer.option import read_options
 from fa_compiler.passes.answer.report import Progress
-from fa_compiler.pipeline import optimize
-from fa_compiler.verification import as_file
+from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.optimize import optimize
 
-LENGTHS = (128, 512, 2048)
 LEAST_RUNS, MOST_RUNS = 5, 1000
-SECONDS = 4.0
-"""For one length, both models together, after the first runs."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,14 @@ class Benchmark:
         }
 
 
+@takes(BenchKeywords, BenchOptions)
 def bench(
     model: ModelLike,
-    lengths: Iterable[int] = LENGTHS,
+    lengths: Iterable[int] = BenchOptions.lengths,
     *,
-    batch: int = 1,
-    threads: int | None = None,
     assume: Iterable[str] = (),
-    seconds: float = SECONDS,
     progress: Progress | None = None,
+    **options: Unpack[BenchKeywords],
 ) -> Benchmark:
     """Measure a model and its fused form beside each other.
 
@@ -129,16 +128,16 @@ def bench(
         model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
         lengths: the sizes of dynamic dimensions but the batch. Lengths that give inputs of the same shapes are measured
             once.
-        batch: the size of the batch, where it is dynamic.
-        threads: of ONNX Runtime; None is its default.
         assume: assumptions that you vouch for.
-        seconds: how long both models run for one length.
         progress: is told how far it is.
+        **options: the fields of `BenchOptions`.
 
     Raises:
         InputError: the model or an option is at fault, or ONNX Runtime cannot load the model.
     """
     wanted = list(dict.fromkeys(lengths))
+    chosen = BenchOptions(wanted, **read_options(options, BenchOptions))
+    batch, threads = chosen.batch, chosen.threads
     if not wanted or min(wanted) < 1 or batch < 1 or (threads is not None and threads < 1):
         raise InputError("lengths, batch and threads are numbers from 1 upwards")
     with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
@@ -150,7 +149,7 @@ def bench(
         for count, length in enumerate(wanted):
             if progress is not None:
                 progress(f"{length} tokens", count, len(wanted))
-            measure = pair.measure(length, batch, seconds, {each.shapes for each in measures})
+            measure = pair.measure(length, batch, chosen.seconds, {each.shapes for each in measures})
             measures.extend([] if measure is None else [measure])
         return Benchmark(result.report, tuple(measures), batch, threads or os.cpu_count() or 1)
 
@@ -197,7 +196,7 @@ class _Pair:
     def _memory(self, path: Path) -> int:
         """The peak memory of a process that runs a model twice."""
         words = [str(path), str(self._folder / "inputs.npz"), str(self._threads)]
-        command = [sys.executable, "-m", "fa_compiler.benchmark", *words]
+        command = [sys.executable, "-m", "fa_compiler.comparison.benchmark", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise InputError(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS, RUNTIMES, Runtime
+from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS, RUNTIMES
 from fa_compiler.passes import Block
 from fa_compiler.passes.answer.report import Code, ranges
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.pipeline.fusing import run
+from fa_compiler.pipeline.options import make_options
 
 ALL = "all"
 """The word for --runtime that asks about each of them."""
@@ -79,14 +80,14 @@ def runtime_choices(loaded: LoadedModel, assume: Iterable[str] = ()) -> Choices:
     """
     words = tuple(assume)
 
-    def blocks_for(target: str, runtime: Runtime | None = None) -> list[Block]:
-        _, report = run(loaded, make_options(target, None, None, words, runtime=runtime))
+    def blocks_for(target: str, runtime: str | None = None) -> list[Block]:
+        _, report = run(loaded, make_options(target, assume=words, runtime=runtime))
         return [block for block in report.blocks if block.kind == "forward" and block.status != "not_attention"]
 
     shown = blocks_for("ort")
     columns = {
         name: {
-            target: {block.anchor: block for block in blocks_for(target, Runtime(name))}
+            target: {block.anchor: block for block in blocks_for(target, name)}
             for target in OPERATORS
             if not RUNTIMES[name].keys().isdisjoint(OPERATORS[target])
         }

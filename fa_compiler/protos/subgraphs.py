@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from fa_compiler.model_files.tensors import is_plain
+from fa_compiler.protos.tensors import is_plain
 
 
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

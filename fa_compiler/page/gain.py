@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.options import DECODE
+from fa_compiler.protos.subgraphs import all_nodes
 
 TILED = ("ort", "ascend")
 """The targets whose kernels hold a tile of the scores at a time."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Unpack
 
 import networkx as nx
 
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.page.regions import Regions, shape_texts
-from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes import Options
+from fa_compiler.passes.answer.options import FusionKeywords, Target
 from fa_compiler.passes.answer.report import Block
-from fa_compiler.pipeline import make_options, run
+from fa_compiler.pipeline.fusing import run
+from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.options import make_options
 
 
-def graph(
-    model: ModelLike,
-    target: Target = "ort",
-    *,
-    soc_version: str | None = None,
-    cann: str | None = None,
-    assume: Iterable[str] = (),
-) -> nx.DiGraph:
+@takes(FusionKeywords, Options)
+def graph(model: ModelLike, target: Target = Options.target, **options: Unpack[FusionKeywords]) -> nx.DiGraph:
     """A model as a networkx graph, before the fusion. Nothing is written.
 
     A node stands for a node of the main graph or of a graph inside it. It is called like its first output, or, if a
@@ -36,17 +33,15 @@ def graph(
 
     Args:
         model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
-        target: "ort" for ONNX Runtime, or "ascend".
-        soc_version: the Ascend product, such as "Ascend910B2" (target "ascend").
-        cann: the CANN version (target "ascend").
-        assume: the assumptions that you vouch for.
+        target: as in `inspect`.
+        **options: the fields of `Options`.
 
     Raises:
         InputError: the model or an option is at fault.
         InternalError: the result failed our own checks.
     """
     loaded = load(model)
-    result, report = run(loaded, make_options(target, soc_version, cann, assume))
+    result, report = run(loaded, make_options(target, **options))
     regions = Regions.of(loaded.proto, result, most=len(loaded.proto.graph.node))
     blocks: dict[int, tuple[Block, ...]] = {}
     for block in report.blocks:

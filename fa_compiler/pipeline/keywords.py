@@ -1,0 +1,89 @@
+"""Functions whose keywords are the options of a record: their signature and docstring say so.
+
+The parameter `**options: Unpack[...]` tells type checkers of the keywords. Python, help() and the site of the docs take
+names, defaults and texts from the record (fa_compiler.passes.answer.option).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, get_type_hints
+
+from fa_compiler.passes.answer.option import Option, options_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+
+def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function with the parameter `**options: Unpack[keywords]` have the options in its signature and docstring.
+
+    It refuses other keywords by itself, with the error of Python. The line of its docstring that begins with
+    "**options:" becomes one line for each option.
+
+    Args:
+        keywords: a TypedDict with the options that the function takes.
+        records: the dataclasses that hold them.
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        signature = _signature(function, keywords, options_in(keywords, *records))
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in signature.parameters:
+                    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
+            return function(*args, **kwargs)
+
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        checked.__doc__ = _with_options(function.__doc__, options_in(keywords, *records))
+        return checked
+
+    return decorated
+
+
+def tells_of(keywords: type, *records: type) -> Callable[[C], C]:
+    """Let the docstring of a class have the options that its `__init__` takes."""
+
+    def decorated(of: C) -> C:
+        of.__doc__ = _with_options(of.__doc__, options_in(keywords, *records))
+        return of
+
+    return decorated
+
+
+def options_in(keywords: type, *records: type) -> list[Option]:
+    """The options that a TypedDict names, in the order of the records."""
+    return [option for name, option in options_of(*records).items() if name in keywords.__annotations__]
+
+
+def _signature(function: Callable[..., Any], keywords: type, options: Sequence[Option]) -> inspect.Signature:
+    """The signature of a function with the options in the place of **options."""
+    signature, types = inspect.signature(function), get_type_hints(keywords)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=types[option.name]
+        )
+        for option in options
+    ]
+    return signature.replace(parameters=[*own, *more])
+
+
+def _with_options(doc: str | None, options: Sequence[Option]) -> str | None:
+    """A docstring with the options; Python has no docstring if it runs with -OO."""
+    if doc is None:
+        return None
+    return re.sub(r"^( *)\*\*options: .*\n", lambda found: "".join(_lines(found[1], options)), doc, flags=re.MULTILINE)
+
+
+def _lines(indent: str, options: Sequence[Option]) -> Iterator[str]:
+    for option in options:
+        text, further = f"{indent}{option.name}: {option.sentences}", f"{indent}    "
+        yield textwrap.fill(text, 120, subsequent_indent=further, break_on_hyphens=False) + "\n"
