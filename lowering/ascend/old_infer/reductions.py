@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import Fact, InferenceError, OpFacts, Shape, product, rule, shapes_agree
+from fa_compiler.lowering.ascend.old_infer.rules import (
+    Fact,
+    InferenceError,
+    OpFacts,
+    Shape,
+    product,
+    rule,
+    shapes_agree,
+)
 
 _NO_SWITCH = ("ReduceAny", "ReduceAll")
 

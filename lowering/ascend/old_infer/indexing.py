@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import NOTHING, Fact, InferenceError, OpFacts, rule, shapes_agree
+from fa_compiler.lowering.ascend.old_infer.rules import NOTHING, Fact, InferenceError, OpFacts, rule, shapes_agree
 
 
 @rule("GatherV2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import Fact, InferenceError, OpFacts, rule
+from fa_compiler.lowering.ascend.old_infer.rules import Fact, InferenceError, OpFacts, rule
 from fa_compiler.op_registry import hcom
 
 

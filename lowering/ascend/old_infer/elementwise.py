@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.dtypes import attr_name
-from fa_compiler.lowering.ascend.infer.rules import NOTHING, Fact, InferenceError, OpFacts, Values, broadcast, rule
+from fa_compiler.lowering.ascend.old_infer.rules import NOTHING, Fact, InferenceError, OpFacts, Values, broadcast, rule
 
 _INTEGERS = ("DT_INT32", "DT_INT64")
 _MAX_ELEMENTS = 1024

@@ -8,7 +8,7 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.dtypes import attr_name
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import (
+from fa_compiler.lowering.ascend.old_infer.rules import (
     Fact,
     InferenceError,
     OpFacts,

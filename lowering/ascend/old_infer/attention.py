@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN, Opaque, Weight
-from fa_compiler.lowering.ascend.infer.rules import Fact, InferenceError, OpFacts, rule
+from fa_compiler.lowering.ascend.old_infer.rules import Fact, InferenceError, OpFacts, rule
 from fa_compiler.op_registry import NodeError, TensorInfo, can_infer, get, infer, names
 from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.spec import Kind
