@@ -31,11 +31,12 @@ _LIKE = {
     "EuclideanNorm": "ReduceMean",
     "IsFinite": "IsNan",
     "MatMul": "MatMulV2",
-    "ReduceLogSum": "ReduceMean",
+    "ReduceLogSum": "ReduceLogSumExp",
     "TensorScatterSub": "TensorScatterAdd",
 }
 """Operators without a meaning in ONNX here, and operators with the same inputs and attributes whose results have the
-same type and shape."""
+same type and shape. No axes mean no axis to EuclideanNorm, which is TensorFlow's, and all axes to ReduceLogSum, which
+is ONNX's."""
 
 _TYPE_OF_FIRST = (
     *("MatMulV2", "BatchMatMulV2", "MatMul", "BatchMatMul", "Conv2D", "Conv3DV2", "AvgPoolV2", "MaxPoolV3"),

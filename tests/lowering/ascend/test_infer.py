@@ -151,6 +151,31 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
 ]
 
 
+ROWS += [
+    ("Add", {"x1": Fact("DT_COMPLEX32", (2, -1)), "x2": Fact("DT_COMPLEX32", ())}, {}, [("DT_COMPLEX32", (2, -1))]),
+    ("RealDiv", {"x1": Fact(I, (2, 1)), "x2": Fact(I, (3,))}, {}, [(I, (2, 3))]),
+    ("EuclideanNorm", {**X, "axes": ints()}, {"keep_dims": False}, [(F, (2, -1, 6))]),
+    ("ReduceLogSum", {**X, "axes": ints()}, {"keep_dims": False}, [(F, ())]),
+    ("SoftmaxV2", X, {"axes": (1, 2)}, [(F, (2, -1, 6))]),
+    ("Transpose", {**X, "perm": ints(-1, 0, 1)}, {}, [(F, (6, 2, -1))]),
+    ("Tile", {"x": Fact(F, (3, 4)), "multiples": Fact(I, (2,), vector([None, 2]))}, {}, [(F, (-1, 8))]),
+    (
+        "TensorScatterMax",
+        {"input": Fact(H, (9,)), "indices": Fact(I, (5, 1)), "updates": Fact(H, (5,))},
+        {},
+        [(H, (9,))],
+    ),
+    (
+        "Conv2D",
+        {"x": Fact(F, (1, 32, 32, 3)), "filter": Fact(F, (8, 4, 4, 3))},
+        {"strides": (1, 4, 4, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1, 1, 1), "data_format": "NHWC"},
+        [(F, None)],
+    ),
+    ("HcomAllGather", {"x": Fact(F, (2, 3))}, {"rank_size": 4, "group": "g"}, [(F, (8, 3))]),
+]
+"""Types that only GE has, what ONNX has no meaning for, and numbers that are known in part."""
+
+
 @pytest.mark.parametrize(("op_type", "inputs", "attrs", "expected"), ROWS, ids=[row[0] for row in ROWS])
 def test_row(op_type: str, inputs: dict[str, Fact], attrs: dict[str, Any], expected: list[tuple[str, Any]]) -> None:
     assert result(op_type, inputs, attrs) == expected
