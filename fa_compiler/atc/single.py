@@ -18,7 +18,7 @@ from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air.check import ACCEPTED, verdict
 from fa_compiler.lowering.ascend.air.check_prototypes import DTYPE, check_op, entry_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
-from fa_compiler.lowering.ascend.infer import RULES, Fact, InferenceError, OpFacts
+from fa_compiler.lowering.ascend.infer import Fact, InferenceError, can_infer, infer
 from fa_compiler.lowering.ascend.infer.graph import constant
 from fa_compiler.lowering.ascend.single_op import broken_constraints, check_text, to_json
 from fa_compiler.lowering.ascend.single_op.rules import CONSTRAINT
@@ -302,15 +302,14 @@ def _legal_types(op: Op) -> None:
 
 
 def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fact]:
-    rule = RULES.get(spec.name)
-    if rule is None:
+    if not can_infer(spec.name):
         return []
     facts = {}
     for desc in op.input_descs:
         if not desc.is_absent:
             facts[desc.name] = constant(values[desc.name]) if desc.name in values else Fact(desc.dtype, desc.shape)
     try:
-        found = rule(OpFacts(op, facts))
+        found = infer(op, facts)
     except InferenceError as error:
         raise InputError(f"{spec.name} does not take these inputs: {error}") from None
     largest = max((size for fact in found for size in fact.shape or ()), default=0)

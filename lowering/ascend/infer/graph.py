@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNDEFINED, UNKNOWN, Graph, Model, Op, TensorDesc, Weight
-from fa_compiler.lowering.ascend.infer import RULES, Fact, InferenceError, OpFacts
-from fa_compiler.lowering.ascend.infer.rules import shapes_agree
+from fa_compiler.lowering.ascend.infer import Fact, InferenceError, can_infer, infer
+from fa_compiler.lowering.ascend.infer.facts import shapes_agree
 from fa_compiler.op_registry.dtypes import to_numpy
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
@@ -117,13 +117,12 @@ class _Inference:
             return [constant(attr.value)] if attr is not None and isinstance(attr.value, Weight) else declared
         if op.subgraphs:
             return self._branches(op, inputs, declared)
-        rule = RULES.get(op.type)
-        if rule is None:
+        if not can_infer(op.type):
             self.result.without_rule[op.type] = self.result.without_rule.get(op.type, 0) + 1
             return declared
         if not inputs and needs_input(op.type):
             raise InferenceError("it has no inputs")
-        found = list(rule(OpFacts(op, inputs)))
+        found = infer(op, inputs)
         sizes = [size for fact in found for size in fact.shape or ()]
         if any(size < UNKNOWN for size in sizes):
             raise InferenceError(f"a size of its output is {min(sizes)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,12 @@ class GeCall:
         """The descriptor of output `index`."""
         return self.op.output_descs[index]
 
+    def expect_outputs(self, count: int) -> None:
+        """Raise UnreadableError if the operator has another number of outputs than its attribute num_split says."""
+        found = len(self.op.output_descs)
+        if count != found:
+            raise UnreadableError(f"{self.op.type} '{self.op.name}' has {found} outputs, num_split is {count}")
+
     def _input(self, name: str) -> tuple[str, TensorDesc]:
         if name not in self._inputs:
             known = ", ".join(self._inputs) or "none"
@@ -135,18 +141,24 @@ class GeCall:
         if value not in values:
             raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {value!r} has no meaning in ONNX here")
 
-    def finish(self) -> None:
-        """Raise UnreadableError for an attribute that was not read and does not have its default, and for an input that
-        the prototype does not have."""
+    def unread(self) -> Iterator[tuple[str, Attr]]:
+        """The attributes that were not read and do not have their default, and those that the prototype lacks."""
         for name, attr in self.op.attrs.items():
             if name.startswith("_") or name in self._read:
                 continue
+            entry = self.spec.attr(name) if name in self.spec.attr_names else None
+            if entry is None or attr != Attr(entry.type, entry.value_if_absent):  # type: ignore[arg-type]
+                yield name, attr
+
+    def finish(self) -> None:
+        """Raise UnreadableError for an attribute that was not read and does not have its default, and for an input that
+        the prototype does not have."""
+        for name, attr in self.unread():
             if name not in self.spec.attr_names:
                 raise UnreadableError(f"{self.op.type} '{self.op.name}' has the attribute {name}, which GE lacks")
-            if attr != Attr(self.spec.attr(name).type, self.spec.attr(name).value_if_absent):  # type: ignore[arg-type]
-                raise UnreadableError(
-                    f"{self.op.type} '{self.op.name}': {name} = {attr.value!r} has no meaning in ONNX here"
-                )
+            raise UnreadableError(
+                f"{self.op.type} '{self.op.name}': {name} = {attr.value!r} has no meaning in ONNX here"
+            )
         dynamic = tuple(entry.name for entry in self.spec.inputs if entry.kind is Kind.DYNAMIC)
         for name in self._inputs:
             if name not in self.spec.input_names and name.rstrip("0123456789") not in dynamic:

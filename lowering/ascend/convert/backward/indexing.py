@@ -50,19 +50,20 @@ def _scatter_extremum(call: GeCall) -> str:
 
 @handles("UnsortedSegmentSum")
 def _segment_sum(call: GeCall) -> str:
-    """Row i of the result is the sum of the rows whose id is i."""
+    """Row i of the result is the sum of the rows whose id is i. The ids have the first axes of x."""
     x, count = call.x("x"), call.vector(call.cast(call.x("num_segments"), "DT_INT64"))
-    rest = call.node("Slice", call.node("Shape", x), call.ints([1]), call.ints([call.rank("x")]))
+    inner = call.rank("segment_ids")
+    rest = call.node("Slice", call.node("Shape", x), call.ints([inner]), call.ints([call.rank("x")]))
     zeros = call.node("Expand", call.array(0, call.desc("x").dtype), call.node("Concat", count, rest, axis=0))
-    ids = call.node("Unsqueeze", call.cast(call.x("segment_ids"), "DT_INT64"), call.ints([1]))
+    ids = call.node("Unsqueeze", call.cast(call.x("segment_ids"), "DT_INT64"), call.ints([inner]))
     return call.node("ScatterND", zeros, ids, x, reduction="add")
 
 
 @handles("TopK")
 def _top_k(call: GeCall) -> Sequence[str]:
     """The indices are int32."""
-    if call.rank("k") != 0:
-        raise UnreadableError(f"TopK '{call.op.name}' takes a scalar")
+    if call.rank("k") > 1:
+        raise UnreadableError(f"TopK '{call.op.name}' takes one number")
     k = call.vector(call.cast(call.x("k"), "DT_INT64"))
     flags = {"axis": call.attr("dim"), "largest": int(call.attr("largest")), "sorted": int(call.attr("sorted"))}
     values, indices = call.nodes("TopK", call.x("x"), k, count=2, **flags)
@@ -89,7 +90,8 @@ def _non_zero(call: GeCall) -> str:
 @handles("OneHot")
 def _one_hot(call: GeCall) -> str:
     """An index outside 0 to depth - 1 gives a row of the off value. ONNX would count a negative one from the end."""
-    indices, depth = call.cast(call.x("x"), "DT_INT64"), call.cast(call.x("depth"), "DT_INT64")
+    indices = call.cast(call.x("x"), "DT_INT64")
+    depth = call.node("Reshape", call.cast(call.x("depth"), "DT_INT64"), call.ints([]))
     outside = call.node("Less", indices, call.ints(0))
     indices = call.node("Where", outside, depth, indices)
     values = call.node("Concat", call.vector(call.x("off_value")), call.vector(call.x("on_value")), axis=0)

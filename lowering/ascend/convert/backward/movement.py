@@ -16,7 +16,8 @@ def _reshape(call: GeCall) -> str:
 
 @handles("Transpose")
 def _transpose(call: GeCall) -> str:
-    return call.node("Transpose", call.x("x"), perm=[int(axis) for axis in call.constant("perm")])
+    perm = [int(axis) for axis in call.constant("perm")]
+    return call.node("Transpose", call.x("x"), perm=[axis + len(perm) if axis < 0 else axis for axis in perm])
 
 
 @handles("Squeeze")
@@ -28,7 +29,9 @@ def _squeeze(call: GeCall) -> str:
 
 @handles("SqueezeV3")
 def _squeeze_v3(call: GeCall) -> str:
-    return call.node("Squeeze", call.x("x"), call.maybe("axes"))
+    """An empty list of axes stands for all axes of size 1, as an absent one does."""
+    empty = call.has("axes") and call.desc("axes").shape == (0,)
+    return call.node("Squeeze", call.x("x"), "" if empty else call.maybe("axes"))
 
 
 @handles("Unsqueeze")
@@ -63,7 +66,7 @@ def _concat(call: GeCall) -> str:
 def _split_d(call: GeCall) -> Sequence[str]:
     """Equal parts. An axis that cannot be divided into equal parts is an error."""
     count, axis = call.attr("num_split"), call.attr("split_dim")
-    _check_outputs(call, count)
+    call.expect_outputs(count)
     shape = call.desc("x").shape
     if shape is not None and shape[axis] > 0 and shape[axis] % count:
         raise UnreadableError(f"SplitD '{call.op.name}' cuts {shape[axis]} into {count} parts")
@@ -73,17 +76,10 @@ def _split_d(call: GeCall) -> Sequence[str]:
 @handles("SplitV")
 def _split_v(call: GeCall) -> Sequence[str]:
     count = call.attr("num_split")
-    _check_outputs(call, count)
+    call.expect_outputs(count)
     sizes = call.cast(call.x("size_splits"), "DT_INT64")
     axis = int(call.constant("split_dim").reshape(()))
     return call.nodes("Split", call.x("x"), sizes, count=count, axis=axis)
-
-
-def _check_outputs(call: GeCall, count: int) -> None:
-    if count != len(call.op.output_descs):
-        raise UnreadableError(
-            f"{call.op.type} '{call.op.name}' has {len(call.op.output_descs)} outputs, num_split is {count}"
-        )
 
 
 @handles("StridedSliceV2")

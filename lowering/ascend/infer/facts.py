@@ -1,8 +1,8 @@
-"""The arguments and results of a rule (facts about tensors), and the table of rules."""
+"""What is known of a tensor of a GE graph, and of the inputs of one operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,11 @@ class OpFacts:
         """The facts of an input. Nothing is known of an absent one."""
         return self.inputs.get(name, NOTHING)
 
+    @property
+    def first(self) -> Fact:
+        """The facts of the first present input."""
+        return next(iter(self.inputs.values()), NOTHING)
+
     def dynamic(self, name: str) -> list[Fact]:
         """The tensors of a dynamic input."""
         return [fact for key, fact in self.inputs.items() if key.removeprefix(name).isdigit()]
@@ -84,27 +89,21 @@ class OpFacts:
             raise InferenceError(f"its input {name} has {len(numbers)} elements, not one")
         return None if numbers is None else numbers[0]
 
+    def axes(self, name: str) -> list[int] | None:
+        """The axes that an input or an attribute names, as they stand there; None if they are unknown."""
+        if name in self.inputs:
+            return self.ints(name)
+        spec = ge_prototype(self.op.type)
+        if spec is None or name not in spec.attr_names:
+            return None
+        found = self.attr(name)
+        return [found] if isinstance(found, int) else list(found)
+
     def axis(self, number: int, rank: int, what: str = "axis") -> int:
         """An axis as a number from 0 on. Raises InferenceError for an axis outside the rank."""
         if not -rank <= number < rank:
             raise InferenceError(f"{what} {number} is outside a tensor of rank {rank}")
         return number % rank if rank else 0
-
-
-InferenceRule = Callable[[OpFacts], Sequence[Fact]]
-RULES: dict[str, InferenceRule] = {}
-"""The rule of each operator. A rule returns the facts of the outputs in order."""
-
-
-def rule(*op_types: str) -> Callable[[InferenceRule], InferenceRule]:
-    """A decorator that adds a function to the table."""
-
-    def enter(function: InferenceRule) -> InferenceRule:
-        for op_type in op_types:
-            RULES[op_type] = function
-        return function
-
-    return enter
 
 
 def sizes_agree(left: int, right: int) -> bool:
@@ -143,10 +142,3 @@ def broadcast(*shapes: Shape) -> Shape:
 def product(sizes: Sequence[int]) -> int:
     """The number of elements, UNKNOWN if a size is unknown."""
     return 0 if 0 in sizes else UNKNOWN if UNKNOWN in sizes else int(np.prod(sizes, dtype=object))
-
-
-def vector(items: Sequence[int | None]) -> Values:
-    """The value of a vector with these elements."""
-    made = np.empty(len(items), dtype=object)
-    made[:] = list(items)
-    return made

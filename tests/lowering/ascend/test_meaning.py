@@ -1,0 +1,59 @@
+"""Operators of GE as no file of ours has them: what their meaning in ONNX computes, and what is inferred of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fa_compiler.lowering.ascend.convert import from_ge
+from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc
+from fa_compiler.lowering.ascend.infer import Fact, infer
+from fa_compiler.lowering.ascend.infer.graph import constant
+from fa_compiler.op_registry.dtypes import from_numpy
+from fa_compiler.op_registry.ge_prototypes import ge_prototype
+from tests.lowering.ascend.graphs import const, data, net_output
+from tests.lowering.ascend.onnx_models import run
+
+X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+IDS = np.array([[0, 2, 0], [2, 2, 1]])
+SUMS = np.stack([X[0, 0] + X[0, 2], X[1, 2], X[0, 1] + X[1, 0] + X[1, 1]])
+ONE_HOT = np.array([[0, 1, 0]], np.float32)
+
+ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
+    ("Transpose", {"x": X, "perm": np.array([-1, 0, -2])}, {}, X.transpose(2, 0, 1)),
+    ("UnsortedSegmentSum", {"x": X, "segment_ids": IDS, "num_segments": np.array(3)}, {}, SUMS),
+    ("SqueezeV3", {"x": X[:1, :1], "axes": np.array([], np.int64)}, {}, X[0, 0]),
+    ("TopK", {"x": X, "k": np.array([2], np.int32)}, {}, X[..., :1:-1]),
+    (
+        "OneHot",
+        {"x": np.array([1]), "depth": np.array([3], np.int32), "on_value": X[0, 0, 1], "off_value": X[0, 0, 0]},
+        {},
+        ONE_HOT,
+    ),
+]
+
+
+@pytest.mark.parametrize(("op_type", "inputs", "attrs", "expected"), ROWS, ids=[row[0] for row in ROWS])
+def test_meaning(op_type: str, inputs: dict[str, np.ndarray], attrs: dict[str, Any], expected: np.ndarray) -> None:
+    arrays = {name: np.asarray(array) for name, array in inputs.items()}
+    spec = ge_prototype(op_type)
+    assert spec is not None
+    types = {name: str(from_numpy(array.dtype)) for name, array in arrays.items()}
+    first = next(iter(arrays))
+    ops = [data(first, 0, types[first], arrays[first].shape)]
+    ops += [const(name, array, types[name]) for name, array in arrays.items() if name != first]
+    op = Op("op", op_type, [Output(name) for name in arrays])
+    op.input_descs = [TensorDesc(name, types[name], array.shape) for name, array in arrays.items()]
+    op.attrs = {name: Attr(spec.attr(name).type, value) for name, value in attrs.items()}
+    facts = {name: Fact(types[name], array.shape) for name, array in arrays.items()}
+    facts |= {made.name: constant(made.attrs["value"].value) for made in ops[1:]}  # type: ignore[arg-type]
+    found = infer(op, facts)
+    op.output_descs = [
+        TensorDesc(entry.name, fact.dtype, fact.shape) for entry, fact in zip(spec.outputs, found, strict=True)
+    ]
+    end = net_output(Output("op"), dtype=found[0].dtype, shape=found[0].shape)
+    (made,) = run(from_ge(Model("m", [Graph("g", [*ops, op, end])])), {first: arrays[first]})
+    np.testing.assert_array_equal(made, expected)
+    assert (found[0].dtype, found[0].shape) == (from_numpy(expected.dtype), expected.shape)
