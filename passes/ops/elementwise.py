@@ -245,7 +245,7 @@ def _unary(ctx: Context) -> Fact:
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "InstanceNormalization", "GroupNormalization", "LpNormalization")
-@rule("LRN", "MeanVarianceNormalization", "CumSum", "ReverseSequence", "Bernoulli")
+@rule("LRN", "MeanVarianceNormalization", "CumSum", "Bernoulli")
 @rule("ScatterND", "ScatterElements", "Scatter", "TensorScatter")
 def _shape_of_first(ctx: Context) -> Fact:
     return Fact(ctx.shape(0), ctx.dtype(0))

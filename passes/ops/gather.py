@@ -18,7 +18,7 @@ from fa_compiler.passes.ops.context import (
     rank_of,
     rule,
 )
-from fa_compiler.passes.ops.moves import Picked, PickedElements, PickedPoints, mover
+from fa_compiler.passes.ops.moves import Picked, PickedElements, PickedPoints, Reversed, mover
 
 
 @rule("Gather")
@@ -69,6 +69,11 @@ def _gather_nd(ctx: Context) -> Fact:
     if depth is None:
         return Fact(None, dtype)
     return Fact((*indices[:-1], *data[batch + depth :]), dtype)
+
+
+@rule("ReverseSequence")
+def _reverse_sequence(ctx: Context) -> Fact:
+    return Fact(ctx.shape(0), ctx.dtype(0))
 
 
 @rule("NonZero")
@@ -152,3 +157,4 @@ def _one_hot_content(ctx: Context, axis: int) -> Content | None:
 mover("Gather", form=Picked)
 mover("GatherND", form=PickedPoints)
 mover("GatherElements", form=PickedElements)
+mover("ReverseSequence", form=Reversed)

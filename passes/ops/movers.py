@@ -23,6 +23,7 @@ from fa_compiler.passes.ops.moves import (
     PickedElements,
     PickedPoints,
     Regrouped,
+    Reversed,
     Same,
     Shuffled,
     Stretched,
@@ -32,7 +33,7 @@ from fa_compiler.passes.ops.moves import (
 RESHAPES = operators_of(Regrouped)
 LAYOUT_OPS = operators_of(Same, Regrouped, Permuted)
 REPEATS = operators_of(Stretched)
-INDEXING_OPS = operators_of(Cut, Picked, PickedPoints, PickedElements)
+INDEXING_OPS = operators_of(Cut, Picked, PickedPoints, PickedElements, Reversed)
 DEPTH_SPACE_OPS = operators_of(Shuffled)
 MOVES = (*LAYOUT_OPS, *REPEATS, *INDEXING_OPS, *DEPTH_SPACE_OPS)
 """All operators that only move elements."""

@@ -18,6 +18,7 @@ The form of a move says which element of its source stands at an index i of the 
     PickedPoints    GatherND                                the numbers in the indices, along the first dimensions
     PickedElements  GatherElements                          the number in the indices, for each element
     Shuffled        DepthToSpace, SpaceToDepth              each one once, at a place that no analysis asks for
+    Reversed        ReverseSequence                         i; the first rows of a batch entry from their end
 
 The operators are listed beside the rules for their shapes, by `mover`. What an analysis needs of a move is one of the
 methods of `Move`; a form that cannot answer gives None, which is always sound:
@@ -401,6 +402,14 @@ class PickedElements(Move):
 
 class Shuffled(Move):
     """All elements in another order."""
+
+
+class Reversed(Move):
+    """The first rows of each batch entry, as many as its length says, in reversed order."""
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        rows_and_batch = int_attr(self.node, "time_axis", 0), int_attr(self.node, "batch_axis", 1)
+        return None if dim in rows_and_batch else dim
 
 
 def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace) -> Arrangement:

@@ -101,6 +101,15 @@ PARTS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
     "embedding": ([node("Gather", "t ids")], {"t": TABLE}, 3),
     "mean of features": ([node("ReduceMean", "x", axes=[-1], keepdims=0)], {}, 2),
     "softmax of features": ([node("Softmax", "x", axis=-1)], {}, 3),
+    "features in reversed order": (
+        [
+            node("Transpose", "x", "t", perm=[2, 0, 1]),
+            node("ReverseSequence", "t lengths", "r", time_axis=0, batch_axis=1),
+            node("Transpose", "r", perm=[1, 2, 0]),
+        ],
+        {"lengths": ints(*range(1, 1 + len(X)))},
+        3,
+    ),
     "largest feature": ([node("ArgMax", "x", axis=2, keepdims=0)], {}, 2),
     "heads": (
         [

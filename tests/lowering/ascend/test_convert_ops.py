@@ -227,6 +227,8 @@ GENERATE = [
     Case("OneHot", [np.array([[0, -1], [2, 1]]), ints(4), draw(2)], attrs={"axis": 1}),
     Case("CumSum", [X, np.array(-1, I64)], [1], attrs={"reverse": 1}),
     Case("CumSum", [X, np.array(1, I64)], attrs={"exclusive": 1}),
+    Case("ReverseSequence", [draw(4, 3, 2), np.array([1, 4, 2])], attrs={"time_axis": 0, "batch_axis": 1}),
+    Case("ReverseSequence", [draw(3, 4, 2), np.array([1, 4, 2])], attrs={"time_axis": 1, "batch_axis": 0}, open=True),
 ]
 
 INDEXING = [

@@ -98,6 +98,15 @@ def _one_hot(call: GeCall) -> str:
     return call.node("OneHot", indices, depth, values, axis=call.attr("axis"))
 
 
+@handles("ReverseSequence")
+def _reversed(call: GeCall) -> str:
+    rows, batch = int(call.attr("seq_dim")), int(call.attr("batch_dim"))
+    if {rows, batch} != {0, 1}:
+        raise UnreadableError("ONNX reverses rows of the first two dimensions only")
+    lengths = call.cast(call.x("seq_lengths"), "DT_INT64")
+    return call.node("ReverseSequence", call.x("x"), lengths, time_axis=rows, batch_axis=batch)
+
+
 @handles("Cumsum")
 def _cumsum(call: GeCall) -> str:
     flags = {"exclusive": int(call.attr("exclusive")), "reverse": int(call.attr("reverse"))}

@@ -78,6 +78,12 @@ def _one_hot(call: OnnxCall) -> Tensor:
     return call.emitter.op("OneHot", indices, depth, on, off, axis=axis, out=call.out())
 
 
+@handles("ReverseSequence")
+def _reversed(call: OnnxCall) -> Tensor:
+    axes = {"seq_dim": call.integer("time_axis", 0), "batch_dim": call.integer("batch_axis", 1)}
+    return call.emitter.op("ReverseSequence", call.x(), call.x(1), **axes, out=call.out())
+
+
 @handles("CumSum")
 def _cumulated(call: OnnxCall) -> Tensor:
     axes = call.integers(1)
