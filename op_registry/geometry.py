@@ -14,7 +14,9 @@ Sizes may be symbols or unknown.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from fa_compiler.op_registry.node import Dim, TensorInfo
 
 LAYOUTS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
 """The layouts of the training operators, and the rank of query, key and value in each."""
+
+FOLDED = ("BSH", "SBH")
+"""The layouts whose last dimension is all heads, one after the other."""
 
 BATCH_AXIS = {"BSH": 0, "SBH": 1, "BSND": 0, "BNSD": 0}
 """The batch axis of query, key and value. In TND the batch is packed."""
@@ -36,6 +41,13 @@ STATISTICS = 8
 """The number of columns of softmax_max and softmax_sum. All columns are equal."""
 
 Shape = tuple[Dim, ...]
+
+
+class PackedSequence(NamedTuple):
+    """One sequence of a packed batch: how many queries and keys it has."""
+
+    queries: int
+    keys: int
 
 
 @dataclass(frozen=True)
@@ -63,10 +75,45 @@ class Geometry:
         """Whether the batch is packed."""
         return self.layout == "TND"
 
+    @property
+    def folded(self) -> bool:
+        """Whether the heads and the head size are one dimension."""
+        return self.layout in FOLDED
+
+    @property
+    def sequences(self) -> tuple[PackedSequence, ...]:
+        """The sequences of a packed batch. There are none if the lengths of the queries or of the keys are unknown."""
+        if not self.q_lens or not self.kv_lens:
+            return ()
+        return tuple(PackedSequence(*lens) for lens in zip(self.q_lens, self.kv_lens, strict=True))
+
 
 def differ(a: Dim, b: Dim) -> bool:
     """Whether two sizes are certainly different. Only known numbers can be."""
     return isinstance(a, int) and isinstance(b, int) and a != b
+
+
+def misfit(found: Dim, wanted: Dim) -> bool:
+    """Whether a size is certainly neither 1 nor the one wanted."""
+    return found != 1 and differ(found, wanted)
+
+
+def exceeds(size: Dim, limit: int) -> bool:
+    """Whether a size is certainly above a limit."""
+    return isinstance(size, int) and size > limit
+
+
+def no_multiple(size: Dim, part: int) -> bool:
+    """Whether a size is certainly no multiple of `part`. The only multiple of 0 is 0."""
+    if not isinstance(size, int):
+        return False
+    return size % part != 0 if part else size != 0
+
+
+def elements(shape: Shape) -> int | None:
+    """The number of elements of a tensor, or None if a size is unknown."""
+    sizes = [size for size in shape if isinstance(size, int)]
+    return math.prod(sizes) if len(sizes) == len(shape) else None
 
 
 def same(a: Dim, b: Dim) -> bool:

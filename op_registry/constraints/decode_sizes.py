@@ -92,8 +92,3 @@ def unlike(tensor: TensorInfo, other: TensorInfo) -> bool:
     """Whether two tensors certainly have different shapes."""
     a, b = tensor.shape, other.shape
     return a is not None and b is not None and (len(a) != len(b) or any(map(differ, a, b)))
-
-
-def misfit(found: Dim, wanted: Dim) -> bool:
-    """Whether a size is certainly neither 1 nor the one wanted."""
-    return found != 1 and differ(found, wanted)

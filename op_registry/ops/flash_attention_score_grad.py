@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints import training
+from fa_compiler.op_registry.constraints import bands, training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, text
 from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
@@ -265,9 +265,9 @@ def masking(call: CheckedNode) -> Iterator[Diagnostic]:
         message = "sparse_mode is 6 beside rope inputs, expected another"
         yield Diagnostic("sparse_mode", message, "aclnn", extension="EXT-GRAD-ROPE")
     if not g.tnd:
-        yield from training.band(call)
+        yield from bands.band(call)
         return
-    yield from training.packed_band(call)
+    yield from bands.packed_band(call)
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if mode in (0, 4, 7, 8) and pre + nxt <= 0:
         message = f"pre_tockens {pre} and next_tockens {nxt} add up to {pre + nxt}, expected more than 0"

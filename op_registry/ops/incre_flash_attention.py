@@ -13,7 +13,6 @@ from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number,
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
-    misfit,
     product,
     shorter,
     sizes_of,
@@ -22,7 +21,7 @@ from fa_compiler.op_registry.constraints.decode_sizes import (
 from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, MOST_LISTED, OF_QUERY, CpuKernel, TypeRow, type_row
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ
+from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ, misfit
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
