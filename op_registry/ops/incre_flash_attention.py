@@ -454,9 +454,15 @@ def antiquant(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("antiquant_scale", "antiquant_scale is absent beside antiquant_offset, expected both")
     for name in given:
         yield from _antiquant_tensor(call, name)
-    if scale is not None and offset is not None and unlike(scale, offset):
-        message = f"antiquant_offset has the shape {text(offset.shape)}, expected {text(scale.shape)}"
-        yield Diagnostic("antiquant_offset", f"{message} as antiquant_scale")
+    yield from _same_shape(call, "antiquant_offset", "antiquant_scale")
+
+
+def _same_shape(call: CheckedNode, name: str, like: str) -> Iterator[Diagnostic]:
+    """An input has the shape of another, if both are given."""
+    given, other = call[name], call[like]
+    if given is not None and other is not None and unlike(given, other):
+        message = f"{name} has the shape {text(given.shape)}, expected {text(other.shape)} as {like}"
+        yield Diagnostic(name, message)
 
 
 def _antiquant_tensor(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
@@ -485,9 +491,7 @@ def output_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from _int8_path(call)
     for name in ("quant_scale2", "quant_offset2"):
         yield from _output_scale(call, name)
-    if scale is not None and offset is not None and unlike(scale, offset):
-        message = f"quant_offset2 has the shape {text(offset.shape)}, expected {text(scale.shape)} as quant_scale2"
-        yield Diagnostic("quant_offset2", message)
+    yield from _same_shape(call, "quant_offset2", "quant_scale2")
 
 
 def _int8_path(call: CheckedNode) -> Iterator[Diagnostic]:
