@@ -109,6 +109,14 @@ class OnnxCall:
         attr = self.node.attributes.get(name)
         return None if attr is None else [int(number) for number in attr.as_ints()]
 
+    def listed(self, name: str, index: int) -> list[int] | None:
+        """An attribute with a list of integers, which is input `index` in newer opsets; None if it is absent or
+        computed."""
+        numbers = self.integer_list(name)
+        if numbers is None and self.has(index):
+            return self.integers(index)
+        return numbers
+
     def axis(self, default: int, of: int = 0) -> int:
         """The attribute `axis` as a number from 0 on. Raises CannotMapError for an unknown rank."""
         return self.front(self.integer("axis", default), self.x(of).rank)
