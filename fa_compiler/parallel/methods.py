@@ -213,7 +213,7 @@ def by_ring(
     """The method ring. Sends the next keys on before it attends to those that it has."""
     rank, size = communicator.rank, communicator.size
     chunks = own_chunks(parts, rank)
-    rings = [_Rows(call, [each[place] for each in query], rows, place.start) for rows, place in chunks]
+    rings = [_Rows(call, [tensor[place] for tensor in query], rows, place.start) for rows, place in chunks]
     held = list(keys)
     total = np.zeros(keys[1].shape[1:], np.float64)
     needs_mean = call.attrs.get("cpu_empty_rows") == "mean"
@@ -221,20 +221,26 @@ def by_ring(
         owner = (rank - step) % size
         last = step == size - 1
         before = (owner - 1) % size
-        shapes = [(parts.count(before), *each.shape[1:]) for each in held]
+        shapes = [(parts.count(before), *tensor.shape[1:]) for tensor in held]
         pending = None if last else communicator.pass_on(held, shapes)
         if needs_mean:
             total += held[1].sum(0, dtype=np.float64)
-        for ring in rings:
-            for columns, place in own_chunks(parts, owner):
-                ring.attend([each[place] for each in held], columns)
+        _attend_to(held, own_chunks(parts, owner), rings)
         if pending is not None:
             held = pending.wait()
-    if b"\1" in communicator.share(b"\1" if any(ring.undefined for ring in rings) else b"\0"):
+    undefined = b"\1" if any(ring.undefined for ring in rings) else b"\0"
+    if b"\1" in communicator.share(undefined):
         return by_gather(communicator, parts, call, query, keys, wanted)
     mean = total / parts.length
     results = [{"attention_out": ring.result(mean), **ring.statistics} for ring in rings]
     return [_joined_rows(results, name) for name in wanted]
+
+
+def _attend_to(keys: Tensors, chunks: Sequence[tuple[Chunk, slice]], rings: Sequence[_Rows]) -> None:
+    """All rows attend to the keys of one rank."""
+    for ring in rings:
+        for columns, place in chunks:
+            ring.attend([tensor[place] for tensor in keys], columns)
 
 
 class _Rows:
