@@ -97,9 +97,9 @@ def attr_value(op: str, entry: AttrSpec, value: Any) -> AttrValue:
     """Converts as `convert_attr`, and also raises NodeError for a Float that is NaN, infinite or outside the range of
     float32. Such a value has no meaning in the operators of the registry."""
     converted = convert_attr(op, entry, value)
-    for each in converted if isinstance(converted, list | tuple) else (converted,):
-        if isinstance(each, float) and not abs(each) <= _LARGEST:
-            raise NodeError(f"attribute {entry.name} of {op} is {each!r}, expected a finite float32")
+    for number in converted if isinstance(converted, list | tuple) else (converted,):
+        if isinstance(number, float) and not abs(number) <= _LARGEST:
+            raise NodeError(f"attribute {entry.name} of {op} is {number!r}, expected a finite float32")
     return converted
 
 

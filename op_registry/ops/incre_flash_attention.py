@@ -152,6 +152,9 @@ rules = Rules(
 MAX_D, MAX_N, MAX_B, MAX_GROUP, MAX_LIST = 512, 256, 65536, 64, 256
 MAX_B_310P, MAX_S_310P = 256, 65536
 MAX_BLOCK = 512
+PAGE_RANKS: dict[str, tuple[int, ...]] = {"BSH": (3,), "BSND": (3,), "BNSD": (3, 4)}
+"""The ranks that a cache of pages may have, by the layout of query."""
+
 MAX_PAGE_WIDTH = 65536
 
 _HALFS = ("DT_FLOAT16", "DT_BF16")
@@ -206,15 +209,14 @@ def one_token(call: CheckedNode) -> Iterator[Diagnostic]:
     if rank is not None and rank != LAYOUTS[layout]:
         yield Diagnostic("query", f"query has rank {rank}, expected {LAYOUTS[layout]} for {layout}")
     sizes = sizes_of(call)
+    ranks: tuple[int, ...] = (LAYOUTS[layout],)
+    where = layout
+    if sizes.paged:
+        ranks, where = PAGE_RANKS[layout], f"a paged cache beside {layout}"
     for name, tensor in _caches(call):
-        if tensor.shape is None:
-            continue
-        ranks = (3, 4) if sizes.paged and layout == "BNSD" else (3,) if sizes.paged else (LAYOUTS[layout],)
-        if len(tensor.shape) not in ranks:
+        if tensor.shape is not None and len(tensor.shape) not in ranks:
             wanted = " or ".join(map(str, ranks))
-            where = "a paged cache beside " if sizes.paged else ""
-            message = f"{name} has rank {len(tensor.shape)}, expected {wanted} for {where}{layout}"
-            yield Diagnostic(name, message)
+            yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected {wanted} for {where}")
             return
     if differ(sizes.s1, 1):
         yield Diagnostic("query", f"query has {sizes.s1} tokens, expected 1")
@@ -409,8 +411,8 @@ def _block_table_entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | st
     table, content = call["block_table"], call.content("actual_seq_lengths")
     if table is None or table.value is None or content is None or not isinstance(blocks, int):
         return
-    for entry, row in enumerate(table.value):
-        length = content[0] if len(content) == 1 else content[entry] if entry < len(content) else 0
+    lengths = content * len(table.value) if len(content) == 1 else content
+    for entry, (row, length) in enumerate(zip(table.value, lengths, strict=False)):
         for used in row[: max(0, -(-length // sizes.block_size))]:
             if not 0 <= used < blocks:
                 message = f"block_table names block {used} for batch entry {entry}, expected 0 to {blocks - 1}"
