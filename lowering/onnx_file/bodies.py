@@ -415,8 +415,10 @@ class _Writer:
     def _band(self, scores: str, mode: int) -> list[str]:
         """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom right (3, 4)."""
         before, after = (int(self.call.attrs[name]) for name in ("pre_tockens", "next_tockens"))
-        lower = None if mode in (2, 3) or before >= UNLIMITED else -before
-        upper = 0 if mode in (2, 3) else None if after >= UNLIMITED else after
+        if mode in (2, 3):
+            before, after = UNLIMITED, 0
+        lower = None if before >= UNLIMITED else -before
+        upper = None if after >= UNLIMITED else after
         if lower is None and upper is None:
             return []
         shape = self.op("Shape", scores)
@@ -449,7 +451,7 @@ class _Writer:
         branch._names = {stem: 1000 + count for stem, count in self._names.items()}
         positive = branch.op("And", branch.op("Greater", weights, nothing), read)
         zero = branch.op("And", branch.op("Equal", weights, nothing), read)
-        used, unused = (branch.op("Cast", each, to=number) for each in (positive, zero))
+        used, unused = (branch.op("Cast", condition, to=number) for condition in (positive, zero))
 
         def found(factor: str, kind: str) -> str:
             return branch.op("Greater", branch.op("MatMul", factor, branch.op("Cast", kind, to=number)), nothing)

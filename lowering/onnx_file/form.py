@@ -114,7 +114,8 @@ def restore_graph_operators(model: ir.Model) -> None:
     for node in list(all_nodes(model.graph)):
         if _is_of_file(node.domain, node.op_type) and len(node.outputs) == 1:
             _replace_node(node, DOMAIN, GRAPH_OP, _OUTPUTS_BEFORE + 1)
-    for identifier in [each for each in model.functions if _is_of_file(each[0], each[1])]:
+    bodies = [identifier for identifier in model.functions if _is_of_file(identifier[0], identifier[1])]
+    for identifier in bodies:
         del model.functions[identifier]
 
 

@@ -262,7 +262,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     if turns is not None:
         options.intra_op_num_threads = turns
         leave_cores(options)
-    options.add_session_config_entry(OPERATORS, ",".join(sorted({each.spec.name for each in requests.values()})))
+    options.add_session_config_entry(OPERATORS, ",".join(sorted({request.spec.name for request in requests.values()})))
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 

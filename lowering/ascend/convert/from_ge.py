@@ -16,7 +16,7 @@ from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.convert.backward import HANDLERS, GeCall
 from fa_compiler.lowering.ascend.convert.backward.ge_call import NodeCollector, onnx_type, tensor_proto
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
-from fa_compiler.lowering.ascend.graph import Graph, Model, Op, TensorDesc, Weight
+from fa_compiler.lowering.ascend.graph import Graph, Model, Op, TensorDesc, Weight, known_sizes
 from fa_compiler.op_registry import DOMAIN, VERSION
 
 OPSET = 20
@@ -156,5 +156,4 @@ def _integer(op: Op, name: str) -> int:
 
 
 def _info(name: str, desc: TensorDesc) -> onnx.ValueInfoProto:
-    shape = None if desc.shape is None else [None if size < 0 else size for size in desc.shape]
-    return helper.make_tensor_value_info(name, onnx_type(desc.dtype), shape)
+    return helper.make_tensor_value_info(name, onnx_type(desc.dtype), known_sizes(desc.shape))

@@ -167,8 +167,9 @@ def _no_text(message: Any) -> bytes | None:
             continue
         items = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
         for item in items:
-            found = item if isinstance(item, bytes) else None if isinstance(item, str) else _no_text(item)
-            if found is not None:
+            if isinstance(item, bytes):
+                return item
+            if not isinstance(item, str) and (found := _no_text(item)) is not None:
                 return found
     return None
 
@@ -271,8 +272,8 @@ def _plugin(
     except (ValueError, TypeError, AttributeError) as error:
         yield FORM(_label(node), f"an attribute is of another type than {node.op_type} has ({error})")
         return
-    for each in found:
-        yield PLUGIN_RULES[each.severity](_label(node), each.sentence)
+    for mismatch in found:
+        yield PLUGIN_RULES[mismatch.severity](_label(node), mismatch.sentence)
 
 
 def _attention(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:

@@ -135,9 +135,9 @@ def _fact(value: ir.Value | None, info: ShapeInfo) -> InputFact:
     if value is None:
         return UNKNOWN
     dtype, shape = info.dtype(value), info.shape(value)
-    return InputFact(
-        None if dtype is None else int(dtype), None if shape is None else len(shape), value.producer() is not None
-    )
+    number = None if dtype is None else int(dtype)
+    rank = None if shape is None else len(shape)
+    return InputFact(number, rank, value.producer() is not None)
 
 
 def _plain(value: Any) -> Any:

@@ -14,10 +14,15 @@ def matmul(call: OnnxCall, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: boo
     shape = None
     if a.shape is not None and b.shape is not None:
         batch = broadcast(a.shape[:-2], b.shape[:-2]) or ()
-        shape = (*batch, a.shape[-1 if adj_a else -2], b.shape[-2 if adj_b else -1])
+        shape = (*batch, _sides(a.shape, adj_a)[0], _sides(b.shape, adj_b)[1])
         if len(shape) == 2:
             return call.emitter.op("MatMulV2", a, b, transpose_x1=adj_a, transpose_x2=adj_b, out=a.with_shape(shape))
     return call.emitter.op("BatchMatMulV2", a, b, adj_x1=adj_a, adj_x2=adj_b, out=a.with_shape(shape))
+
+
+def _sides(shape: tuple[int, ...], flip: bool) -> tuple[int, int]:
+    """The rows and columns of a matrix, after its transposition if it is flipped."""
+    return (shape[-1], shape[-2]) if flip else (shape[-2], shape[-1])
 
 
 @handles("MatMul")
@@ -25,7 +30,11 @@ def _matmul(call: OnnxCall) -> Tensor:
     """A vector is a row on the left and a column on the right. The added axis is not in the result."""
     a, b = call.x(0), call.x(1)
     row, column = a.rank == 1, b.rank == 1
-    product = matmul(call, call.unsqueeze(a, [0]) if row else a, call.unsqueeze(b, [1]) if column else b)
+    if row:
+        a = call.unsqueeze(a, [0])
+    if column:
+        b = call.unsqueeze(b, [1])
+    product = matmul(call, a, b)
     rank = product.rank
     return call.squeeze(product, [rank - 2] * row + [rank - 1] * column)
 
@@ -46,7 +55,7 @@ def _gemm(call: OnnxCall) -> Tensor:
     flip_a, flip_b = bool(call.integer("transA", 0)), bool(call.integer("transB", 0))
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     out = call.out()
-    columns = -1 if b.shape is None else b.shape[0 if flip_b else 1]
+    columns = -1 if b.shape is None else _sides(b.shape, flip_b)[1]
     c = call.x(2) if call.has(2) else None
     if c is not None and alpha == 1 and beta == 1 and columns > 0 and c.shape == (columns,):
         return call.emitter.op("MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out)

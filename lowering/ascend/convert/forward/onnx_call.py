@@ -270,7 +270,9 @@ def type_of(value: ir.Value, info: ShapeInfo) -> Type:
 
 def sizes(dims: Sequence[Dim] | None) -> Shape:
     """Symbolic sizes as a GE shape."""
-    return None if dims is None else tuple(-1 if dim.const is None else dim.const for dim in dims)
+    if dims is None:
+        return None
+    return tuple(-1 if dim.const is None else dim.const for dim in dims)
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
@@ -279,4 +281,5 @@ def broadcast(a: Shape, b: Shape) -> Shape:
         return None
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
-    return tuple(y if x == 1 else x if y == 1 else max(x, y) for x, y in pairs)
+    # If one of two sizes is 1, their product is the other one.
+    return tuple(x * y if 1 in (x, y) else max(x, y) for x, y in pairs)

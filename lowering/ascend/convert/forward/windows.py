@@ -143,12 +143,12 @@ def _resize(call: OnnxCall) -> Tensor:
             raise CannotMapError(f"GE's Resize has no {name}", "export with opset 17 or older")
     x, sizes = call.x(), call.x(3) if call.has(3) else None
     roi = call.x(1) if call.has(1) and call.x(1).shape != (0,) else None
-    scales = call.x(2) if call.has(2) and call.x(2).shape != (0,) else None
+    scales = call.x(2) if sizes is None and call.has(2) and call.x(2).shape != (0,) else None
     return call.emitter.op(
         "Resize",
         x,
         roi,
-        scales if sizes is None else None,
+        scales,
         sizes,
         coordinate_transformation_mode=call.text("coordinate_transformation_mode", "half_pixel"),
         cubic_coeff_a=call.number("cubic_coeff_a", -0.75),
