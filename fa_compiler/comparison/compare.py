@@ -286,7 +286,7 @@ class _Unrounded:
         if self._why is not None:
             return
         try:
-            made = [unrounded(each) for each in (first, second)]
+            made = [unrounded(proto) for proto in (first, second)]
             folders = [path.resolve().parent for path in self._paths]
             self._runners = (
                 Runner(made[0].SerializeToString(), made[0], optimise=False, folder=folders[0]),

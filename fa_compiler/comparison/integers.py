@@ -90,13 +90,13 @@ class Readers:
 
 
 def _cast_to(node: onnx.NodeProto) -> Iterable[int]:
-    return (each.i for each in node.attribute if each.name == "to" and node.op_type == "Cast")
+    return (attr.i for attr in node.attribute if attr.name == "to" and node.op_type == "Cast")
 
 
 def _to_floats(node: onnx.NodeProto) -> bool:
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-    return any(each in floats for each in _cast_to(node))
+    return any(dtype in floats for dtype in _cast_to(node))
 
 
 def _to_integers(node: onnx.NodeProto) -> bool:
-    return any(each in _INTEGERS for each in _cast_to(node))
+    return any(dtype in _INTEGERS for dtype in _cast_to(node))

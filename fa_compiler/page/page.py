@@ -123,7 +123,7 @@ def _kinds(report: Report, regions: Regions) -> list[Kind]:
         before, after = regions.around(block)
         reason = re.sub(r"'[^']*'", "", block.reason or "")
         outcome = (block.status, block.kind, block.op, block.layout, block.mask, block.heads, block.extensions)
-        missed = tuple(each.kind for each in block.missed)
+        missed = tuple(entry.kind for entry in block.missed)
         key = (*outcome, block.assumed, block.code, reason, block.hint, missed, _form(before), _form(after))
         found.setdefault(key, []).append((block, before, after))
     return [Kind(tuple(each[0] for each in alike), *alike[0][1:]) for alike in found.values()]

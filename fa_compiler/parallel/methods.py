@@ -165,19 +165,21 @@ def by_gather(
     communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
 ) -> list[Array]:
     """The method gather."""
-    whole = [gathered(communicator, parts, each, 0) for each in keys]
+    whole = [gathered(communicator, parts, tensor, 0) for tensor in keys]
     results = []
     for rows, place in own_chunks(parts, communicator.rank):
         columns = call.keys_of(rows, (0, parts.length)) or (0, parts.length)
-        own, some = [each[place] for each in query], [each[slice(*columns)] for each in whole]
+        own, some = [tensor[place] for tensor in query], [tensor[slice(*columns)] for tensor in whole]
         results.append(call.run(own, some, rows, columns, place.start, wanted))
     return [_joined_rows(results, name) for name in wanted]
 
 
 def _joined_rows(results: Sequence[Mapping[str, Array]], name: str) -> Array:
     """An output of the rank's chunks as one. attention_out is [S, B, heads * size], the statistics are [B, N, S, 8]."""
-    parts = [each[name] for each in results]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, 0 if name == "attention_out" else 2)
+    parts = [result[name] for result in results]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts, 0 if name == "attention_out" else 2)
 
 
 def by_all_to_all(
@@ -188,9 +190,9 @@ def by_all_to_all(
     own = call.heads // communicator.size
     group = call.heads // call.key_heads
     heads = [slice(rank * own, (rank + 1) * own) for rank in range(communicator.size)]
-    key_heads = [slice(each.start // group, (each.stop - 1) // group + 1) for each in heads]
-    queries = [_to_heads(communicator, parts, each, call.heads, heads) for each in query]
-    others = [_to_heads(communicator, parts, each, call.key_heads, key_heads) for each in keys]
+    key_heads = [slice(own_heads.start // group, (own_heads.stop - 1) // group + 1) for own_heads in heads]
+    queries = [_to_heads(communicator, parts, tensor, call.heads, heads) for tensor in query]
+    others = [_to_heads(communicator, parts, tensor, call.key_heads, key_heads) for tensor in keys]
     whole = (0, parts.length)
     mine = call.of_heads(heads[communicator.rank], key_heads[communicator.rank])
     out = mine.run(queries, others, whole, whole)["attention_out"]
@@ -202,7 +204,7 @@ def by_all_to_all(
 def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, wanted: Sequence[slice]) -> Array:
     """All tokens of the rank's heads, from the rank's tokens of all heads."""
     split = own.reshape(*own.shape[:2], heads, -1)
-    sends = [np.ascontiguousarray(split[:, :, each]) for each in wanted]
+    sends = [np.ascontiguousarray(split[:, :, own_heads]) for own_heads in wanted]
     received = communicator.exchange(sends, parts.shapes(sends[communicator.rank], 0))
     return parts.joined(received, 0).reshape(parts.length, own.shape[1], -1)
 
@@ -259,7 +261,7 @@ class _Rows:
         if self._call.keys_of(self._rows, columns) is None:
             return
         found = self._call.run(self._query, keys, self._rows, columns, self._first, FORWARD_OUTPUTS)
-        self.undefined |= not all(np.isfinite(each).all() for each in found.values())
+        self.undefined |= not all(np.isfinite(array).all() for array in found.values())
         self._found = found if self._found is None else _joined(self._found, found)
 
     @property

@@ -30,7 +30,6 @@ _ANTIQUANT = ("antiquant_scale", "antiquant_offset")
 _KEY_ANTIQUANT = ("key_antiquant_scale", "key_antiquant_offset")
 _VALUE_ANTIQUANT = ("value_antiquant_scale", "value_antiquant_offset")
 _PAGE_UNITS = {"int8": 32}
-_HEADS_FIRST = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
 
 
 class Span(NamedTuple):
@@ -81,11 +80,11 @@ def split(call: OpCall, name: str, array: Array, layout: str, heads: int) -> Arr
         array = array.reshape(*array.shape[:2], heads, array.shape[2] // heads)
     if layout == "TND":
         array = array.transpose(1, 0, 2)
-    result: Array = (
-        array[None]
-        if RANKS[layout] == 3 and layout != "BSH"
-        else array.transpose(_HEADS_FIRST["BNSD" if layout == "BNSD" else "BSND"])
-    )
+    result: Array = array
+    if layout in ("TND", "NTD", "NSD"):
+        result = array[None]
+    elif layout != "BNSD":
+        result = array.transpose(0, 2, 1, 3)
     if result.shape[1] != heads:
         raise call.error(name, f"has {result.shape[1]} heads, expected {heads}")
     return result
@@ -238,7 +237,7 @@ class Keys:
         """Raise ReferenceInputError if the table names blocks that do not exist, or too few for the keys."""
         if self.table is None:
             return
-        size, blocks = int(self.call.attrs["block_size"]), min(len(each[0]) for each in self.tensors.values())
+        size, blocks = int(self.call.attrs["block_size"]), min(len(tensors[0]) for tensors in self.tensors.values())
         for entry, (_, count) in enumerate(self.spans):
             used = self.table[entry, : -(-count // size)]
             if len(used) and not 0 <= used.min() <= used.max() < blocks:
