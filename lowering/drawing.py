@@ -63,7 +63,7 @@ class Arrow:
 
 
 def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str:
-    """Several drawings, one below the other, each under its name."""
+    """Several drawings in a column, with their names above them."""
     body: list[str] = []
     top, width = 0.0, 0.0
     for name, boxes, arrows in drawings:

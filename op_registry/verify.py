@@ -47,7 +47,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
 
 
 def _inputs(spec: OpSpec, node: NodeView) -> tuple[dict[str, TensorInfo], dict[str, list[TensorInfo]]]:
-    """The inputs that are one tensor, and those of the dynamic inputs that are given."""
+    """The inputs of one tensor, and the lists of the dynamic inputs."""
     dynamic = [entry.name for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
     lists = {name: _listed(node.inputs[name]) for name in dynamic if node.inputs.get(name)}
     tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo) and name not in dynamic}

@@ -1,7 +1,7 @@
 """Which integer inputs are numbers that a quantised model computes with, and which numbers they may hold.
 
-An input of 8 or 16 bits may hold every number of its type, and one of 32 bits numbers up to 1000, if all that reads it
-computes with it:
+An input may hold numbers if all of its readers compute with numbers, or pass the input on to such readers: all
+numbers of an integer type of 8 or 16 bits, and numbers up to 1000 of a type of 32 bits.
 
     number  := DequantizeLinear(x) | Cast(x) to floats, of 8 and 16 bits | an operand of MatMulInteger, ConvInteger, of
                QLinearMatMul and the like | a cache of GroupQueryAttention

@@ -289,7 +289,7 @@ def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str
 
 
 def _title(block: Block, code: str, count: int) -> str:
-    """The line that stands for a kind of block: how often it occurs, and what became of it or what it is."""
+    """The line of a kind of block: the number of blocks, and the fused operator, or the softmax that is not fused."""
     chip = f"<span class='chip {block.status}'>{STATUS[block.status]}</span>"
     times = f"<span class='times'>{count} ×</span> " if count > 1 else ""
     title, where = block.anchor, ""

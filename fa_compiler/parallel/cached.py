@@ -1,16 +1,15 @@
 """How the ranks compute one CacheAttention together.
 
-Every rank has all queries, and attends with them to the keys that it has. It sends the result of each row to all other
-ranks, with the maximum and the sum of the row's softmax. Each of them then merges the results of all ranks, and all get
-the same numbers:
+Every rank has all queries, and attends with them to its own keys. It sends the result of each row to all other ranks,
+with the maximum and the sum of the row's softmax. Every rank then merges the results of all ranks, to the same numbers:
 
     lse_r  = max_r - top + log(sum_r)           top is the largest max_r: the differences keep their digits
     result = sum over r of result_r exp(lse_r) / sum over r of exp(lse_r)                       (AttentionUpdate)
 
 A sink takes part as a result of zeros, whose lse is that of the sink. A part that excludes all keys of a row has no
 weight. A result or a statistic may be NaN or infinite, or a row may have no key at all and a result that is not 0. The
-ranks then gather the keys and values of this attention, and each computes it as one process does. They all know the
-statistics of all, so that they decide alike.
+ranks then gather the keys and values of this attention, and compute it as one process does. They decide alike, because
+all of them know all statistics.
 """
 
 from __future__ import annotations

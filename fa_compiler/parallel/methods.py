@@ -3,8 +3,8 @@
     gather        Every rank gathers the keys and values of all tokens, and attends with its own queries.
     all-to-all    Every rank gets the queries, keys and values of all tokens for some of the heads, attends, and gives
                   the rows back to the ranks that they belong to.
-    ring          Keys and values travel from rank to rank. Each rank attends to those that it has, while the next ones
-                  arrive, and joins the result with what it has (RingAttentionUpdate).
+    ring          Keys and values travel from rank to rank. A rank attends to the keys at hand while the next keys
+                  arrive, and joins the result with its earlier ones (RingAttentionUpdate).
 
 What a ring cannot compute exactly as one process does, it computes by gathering: scores that are NaN or infinite make
 the statistics of a row undefined, and values that are NaN or infinite count in one part, where their weight is 0 beside
@@ -212,7 +212,7 @@ def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, 
 def by_ring(
     communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
 ) -> list[Array]:
-    """The method ring. Sends the next keys on before it attends to those that it has."""
+    """The method ring. The keys at hand are on their way to the next rank while this rank attends to them."""
     rank, size = communicator.rank, communicator.size
     chunks = own_chunks(parts, rank)
     rings = [_Rows(call, [tensor[place] for tensor in query], rows, place.start) for rows, place in chunks]

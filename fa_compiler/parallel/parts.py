@@ -46,7 +46,7 @@ class Parts:
 
     @cached_property
     def owners(self) -> tuple[Array, Array]:
-        """For each position of the sequence the rank that has it, and its place among the tokens of this rank."""
+        """The owner of every position of the sequence, and the place of the position among the owner's tokens."""
         return owners([self.positions(rank) for rank in range(self.ranks)])
 
     def own(self, whole: Array, axis: int, rank: int) -> Array:

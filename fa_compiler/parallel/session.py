@@ -104,7 +104,7 @@ class ShardedSession:
         return divided(self.record.order, self.record.ranks, next(iter(lengths.values())))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of this rank: its part of those that `record.outputs` gives an axis, and all of the others.
+        """The outputs of this rank: a part of the outputs that have an axis in `record.outputs`, and the others whole.
 
         `inputs` are whole arrays by name, on every rank; a rank takes its part of them.
 

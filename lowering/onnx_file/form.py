@@ -198,7 +198,7 @@ def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> li
 
 
 def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onnx.FunctionProto]:
-    """Name the nodes so that those with one body have one name, and return the bodies."""
+    """Give the nodes of one body the same name, and return the bodies."""
     names = dict(zip(dict.fromkeys(keys), FILE_OPS, strict=False))
     for node, key in zip(nodes, keys, strict=True):
         node.op_type = names[key]

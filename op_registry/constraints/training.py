@@ -336,8 +336,8 @@ def masked_bias(call: CheckedNode, bias: str) -> Iterator[Diagnostic]:
 
 
 def mask_batch(call: CheckedNode, size: Dim) -> Dim:
-    """The batch size that a mask or bias with this batch size has to have: that of the operands, or with cpu_mask_batch
-    its own, if that divides it."""
+    """The batch size that a mask or bias has to have, whose own one is `size`: the batch size of the operands, or with
+    cpu_mask_batch any divisor of this number."""
     batch = call.geometry.b
     if call.attrs.get("cpu_mask_batch") != "repeated" or call.geometry.tnd:
         return batch

@@ -118,8 +118,7 @@ class _GraphReader:
 
 
 def _sorted(graph: Graph) -> list[Op]:
-    """The operators, each after those that it reads or that control edges put before it. A file may hold them in any
-    order."""
+    """The operators in an order in which they can run, by data and by control edges. A file may have any order."""
     by_name = {op.name: op for op in graph.ops}
     done: dict[str, bool] = {}
     ordered: list[Op] = []

@@ -79,7 +79,7 @@ def _complete_convolution(rewrite: Rewrite) -> None:
 
 
 def _is_unread(rewrite: Rewrite, auto: str, kernel: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the plugin or the operator does not have this auto_pad, so that it becomes pads.
+    """Whether auto_pad becomes pads, because the plugin or the operator lacks this value.
 
     The operator of a Conv computes the pads of images, which cannot be written where the sizes are open.
     """
