@@ -55,8 +55,8 @@ def _gemm(call: OnnxCall) -> Tensor:
     flip_a, flip_b = bool(call.integer("transA", 0)), bool(call.integer("transB", 0))
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     out = call.out()
-    columns = -1 if b.shape is None else _sides(b.shape, flip_b)[1]
-    c = call.x(2) if call.has(2) else None
+    columns = b.size(0 if flip_b else 1)
+    c = call.optional(2)
     if c is not None and alpha == 1 and beta == 1 and columns > 0 and c.shape == (columns,):
         return call.emitter.op("MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
     product = call.emitter.op("MatMulV2", a, b, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
@@ -115,7 +115,7 @@ def _contract(call: OnnxCall, a: _Operand, b: _Operand, later: set[str]) -> _Ope
     (x, xs), (y, ys) = _summed(call, *a, later | set(b[1])), _summed(call, *b, later | set(a[1]))
     shared = [label for label in xs if label in ys]
     for label in shared:
-        sizes = {_known(x, xs, label), _known(y, ys, label)} - {-1}
+        sizes = {x.size(xs.index(label)), y.size(ys.index(label))} - {-1}
         if len(sizes) > 1:
             raise CannotMapError(f"the axis {label} has different sizes", "expand the smaller one before it")
     batch = [label for label in shared if label in later]
@@ -134,10 +134,6 @@ def _contract(call: OnnxCall, a: _Operand, b: _Operand, later: set[str]) -> _Ope
 def _without(labels: Iterable[str], others: Container[str]) -> list[str]:
     """The labels that are not among the others."""
     return [label for label in labels if label not in others]
-
-
-def _known(x: Tensor, labels: list[str], label: str) -> int:
-    return -1 if x.shape is None else x.shape[labels.index(label)]
 
 
 def _size(call: OnnxCall, a: _Operand, b: _Operand, label: str) -> int | Tensor:

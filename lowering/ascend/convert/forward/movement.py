@@ -43,12 +43,17 @@ def _reshape(call: OnnxCall) -> Tensor:
     return call.emitter.op("Reshape", x, call.vector(parts), out=out)
 
 
+def _target_length(target: Tensor) -> int:
+    """The number of sizes in a target shape."""
+    if not target.shape or target.shape[0] < 0:
+        raise CannotMapError("the length of the target shape is not known", _FIX)
+    return target.shape[0]
+
+
 def _with_copies(call: OnnxCall) -> Tensor:
     """The target with the input's sizes in place of zeros."""
     x, target = call.x(), call.x(1)
-    length = -1 if target.shape is None else target.shape[0]
-    if length < 0:
-        raise CannotMapError("the length of the target shape is not known", _FIX)
+    length = _target_length(target)
     own = [call.size(x, axis) for axis in range(min(length, x.rank))] + [0] * max(0, length - x.rank)
     zero = call.binary("Equal", target, call.emitter.ints(0), "DT_BOOL")
     return call.emitter.op("SelectV2", zero, call.vector(own), target, out=target)
@@ -293,9 +298,7 @@ def _expand(call: OnnxCall) -> Tensor:
         aligned = zip(content[len(content) - len(dims) :], dims, strict=True)
         if all(size.never_one or size == own or own.const == 1 for size, own in aligned):
             return call.emitter.op("BroadcastTo", x, call.x(1), out=out)
-    length = -1 if call.x(1).shape is None else (call.x(1).shape or (-1,))[0]
-    if length < 0:
-        raise CannotMapError("the length of the target shape is not known", _FIX)
+    length = _target_length(call.x(1))
     rank = max(x.rank, length)
     own = call.vector([*[1] * (rank - x.rank), *[call.size(x, axis) for axis in range(x.rank)]])
     wanted = call.cast(call.x(1), "DT_INT64")

@@ -38,14 +38,18 @@ class OnnxCall:
 
     def has(self, index: int) -> bool:
         """Whether input `index` is present."""
-        return index < len(self.inputs) and self.inputs[index] is not None
+        return self.optional(index) is not None
 
     def x(self, index: int = 0) -> Tensor:
         """Input `index`. Raises CannotMapError if it is absent."""
-        tensor = self.inputs[index] if index < len(self.inputs) else None
+        tensor = self.optional(index)
         if tensor is None:
             raise CannotMapError(f"input {index} is missing")
         return tensor
+
+    def optional(self, index: int) -> Tensor | None:
+        """Input `index`, or None if it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
 
     def present(self) -> list[Tensor]:
         """The present inputs."""

@@ -17,7 +17,7 @@ def _conv(call: OnnxCall) -> Tensor:
     axes = call.x(0).rank - 2
     if axes not in (1, 2, 3):
         raise CannotMapError(f"GE has no convolution over {axes} axes")
-    bias = call.x(2) if call.has(2) else None
+    bias = call.optional(2)
     if bias is None or bias.dtype != "DT_BF16" or axes == 3:
         made = _convolution(call, axes, bias)
     else:
@@ -141,9 +141,9 @@ def _resize(call: OnnxCall) -> Tensor:
         attr = call.node.attributes.get(name)
         if attr is not None and attr.value not in (default, (default,)):
             raise CannotMapError(f"GE's Resize has no {name}", "export with opset 17 or older")
-    x, sizes = call.x(), call.x(3) if call.has(3) else None
-    roi = call.x(1) if call.has(1) and call.x(1).shape != (0,) else None
-    scales = call.x(2) if sizes is None and call.has(2) and call.x(2).shape != (0,) else None
+    x, roi, scales, sizes = call.x(), _unless_empty(call, 1), _unless_empty(call, 2), call.optional(3)
+    if sizes is not None:
+        scales = None
     return call.emitter.op(
         "Resize",
         x,
@@ -159,6 +159,12 @@ def _resize(call: OnnxCall) -> Tensor:
         out=call.out(),
         layouts={"x": "NCHW", "y": "NCHW"} if x.rank == 4 else {},
     )
+
+
+def _unless_empty(call: OnnxCall, index: int) -> Tensor | None:
+    """An input, or None if it is absent or an empty vector, which means the same."""
+    tensor = call.optional(index)
+    return None if tensor is None or tensor.shape == (0,) else tensor
 
 
 def _scaled(call: OnnxCall) -> Tensor:
