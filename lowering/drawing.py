@@ -7,7 +7,7 @@ are names of `STYLE`, which a page may replace by its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -15,8 +15,8 @@ from itertools import pairwise
 WIDTH, HEIGHT, GAP, ROW = 168, 40, 18, 78
 """In pixels: the width and height of a box, the space beside it, and the distance of rows."""
 
-SWEEPS = 6
-"""How often the rows are ordered; more rounds change little."""
+SWEEPS = 3
+"""How often the rows are ordered, downwards and upwards; more rounds change little."""
 
 LONGEST = 24
 """Arrows over more rows than this are drawn straight: a value that every layer reads would make a gap in every row."""
@@ -63,7 +63,7 @@ class Arrow:
 
 
 def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str:
-    """Several drawings, one below the other, each under its name."""
+    """Several drawings in a column, with their names above them."""
     body: list[str] = []
     top, width = 0.0, 0.0
     for name, boxes, arrows in drawings:
@@ -129,20 +129,34 @@ def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[P
         rows[row[key]].append(key)
     linked = nx.DiGraph()
     for source, target in graph.edges:
-        between = range(row[source] + 1, row[target])
-        gaps = [(source, target, number) for number in between if len(between) < LONGEST]
+        gaps = _gaps(source, target, row)
         for gap in gaps:
             rows[gap[2]].append(gap)
         nx.add_path(linked, [source, *gaps, target])
-    for sweep in range(SWEEPS):
-        down = sweep % 2 == 0
-        near = linked.pred if down else linked.succ
-        for above, line in pairwise(rows if down else rows[::-1]):
-            column = {place: (number + 0.5) / len(above) for number, place in enumerate(above)}
-            own = {place: (number + 0.5) / len(line) for number, place in enumerate(line)}
-            middle = {place: _mean([column[other] for other in near.get(place, ())], own[place]) for place in line}
-            line.sort(key=middle.__getitem__)
+    for _ in range(SWEEPS):
+        _sort(rows, linked.pred)
+        _sort(rows[::-1], linked.succ)
     return rows
+
+
+def _gaps(source: str, target: str, row: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """The gaps of an arrow in the rows between its ends. A very long arrow has none."""
+    between = range(row[source] + 1, row[target])
+    return [(source, target, number) for number in between] if len(between) < LONGEST else []
+
+
+def _sort(rows: Sequence[list[Place]], neighbours: Mapping[Place, Iterable[Place]]) -> None:
+    """Sort each row but the first by the middle of its neighbours in the row before. Whoever has none keeps its
+    place."""
+    for before, line in pairwise(rows):
+        column, own = _columns(before), _columns(line)
+        middle = {place: _mean([column[end] for end in neighbours.get(place, ())], own[place]) for place in line}
+        line.sort(key=middle.__getitem__)
+
+
+def _columns(line: Sequence[Place]) -> dict[Place, float]:
+    """Where the places of a row lie, from 0 to 1."""
+    return {place: (number + 0.5) / len(line) for number, place in enumerate(line)}
 
 
 def _mean(numbers: Sequence[float], default: float) -> float:

@@ -72,7 +72,7 @@ def refusal(
         return TensorInfo(dtype, array.shape, array if array.dtype.kind in "biu" else None)
 
     tensors = {
-        name: [info(each) for each in value] if isinstance(value, list) else info(value)
+        name: [info(tensor) for tensor in value] if isinstance(value, list) else info(value)
         for name, value in arrays.items()
     }
     found = verify(NodeView(spec.name, spec.name, tensors, {}, attrs), cann=cann)
@@ -82,7 +82,7 @@ def refusal(
 def _array(spec: OpSpec, entry: InputSpec, value: Any, name: str) -> Array:
     if np.ma.is_masked(value):
         raise InputError(spec.name, name, "is an array with masked elements, which have no value; fill them first")
-    if isinstance(value, (list, tuple)) and any(each is None or isinstance(each, np.ndarray) for each in value):
+    if isinstance(value, (list, tuple)) and any(item is None or isinstance(item, np.ndarray) for item in value):
         raise InputError(spec.name, name, f"is a list of {len(value)}, expected one tensor")
     try:
         array = np.asarray(value)

@@ -129,7 +129,7 @@ def positions(own: Sequence[Chunk]) -> np.ndarray:
 
 
 def owners(of_ranks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """For each position of a sequence the rank that has it, and its place among the tokens of this rank, int64.
+    """The owner of every position of a sequence, and the place of the position among the owner's tokens, int64.
 
     `of_ranks` are the positions of each rank's tokens.
     """

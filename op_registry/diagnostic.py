@@ -25,10 +25,11 @@ because only a document states it."""
 class Diagnostic:
     """A constraint that a node breaks.
 
-    `tensor` is the input, output or attribute that the message is about. `message` is a sentence that names it, what
-    was found and what was expected. `stage` says where Ascend would notice. `code` is the aclnn status: 161001 if a
-    required parameter is missing, 161002 otherwise. `extension` is the id of the extension that lets the CPU kernel
-    take the node nevertheless, or None. `constraint` is the number of the rule ("FA.11"); `verify` fills it in.
+    `tensor` is the input, output or attribute that the message is about. `message` is a sentence with its name, the
+    value that was found and the value that was expected. `stage` says where Ascend would notice. `code` is the aclnn
+    status: 161001 if a required parameter is missing, 161002 otherwise. `extension` is the id of the extension that
+    lets the CPU kernel take the node nevertheless, or None. `constraint` is the number of the rule ("FA.11"); `verify`
+    fills it in.
     """
 
     tensor: str

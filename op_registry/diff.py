@@ -8,7 +8,7 @@ are for information only: for example what the installation has and we do not us
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -82,21 +82,25 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
     entries = [entry for path in _files(paths) for entry in parse_file(path, only=names())]
     if not entries:
         raise RegistryError(f"no REG_OP prototype in {', '.join(str(path) for path in paths)}")
-    differences: list[Difference] = []
-    for name in names():
-        bad = [entry.error for entry in entries if isinstance(entry, Unreadable) and entry.op == name and entry.error]
-        differences += [_unreadable(name, error) for error in bad]
-        headers = _distinct(entry for entry in entries if isinstance(entry, Parsed) and entry.spec.name == name)
-        if name not in expected:
-            differences += [_not_compared(entry, cann) for entry in headers]
-            continue
-        for entry in headers:
-            differences += diff_op(expected[name], entry.spec, f"{entry.path}:{entry.line}")
-        if not headers and not bad:
-            differences.append(
-                Difference(name, Change.MISSING_OP, "", name, "", "no header declares it", "", serious=True)
-            )
-    return differences
+    return [difference for name in names() for difference in _diff_headers(name, entries, expected.get(name), cann)]
+
+
+def _diff_headers(
+    name: str, entries: Sequence[Parsed | Unreadable], ours: OpSpec | None, cann: str | None
+) -> Iterator[Difference]:
+    """The differences of all headers of one operator. `ours` is None if no variant of it is known for `cann`."""
+    unreadable = [entry.error for entry in entries if isinstance(entry, Unreadable) and entry.op == name]
+    errors = [error for error in unreadable if error]
+    headers = _distinct(entry for entry in entries if isinstance(entry, Parsed) and entry.spec.name == name)
+    for error in errors:
+        yield _unreadable(name, error)
+    for entry in headers:
+        if ours is None:
+            yield _not_compared(entry, cann)
+        else:
+            yield from diff_op(ours, entry.spec, f"{entry.path}:{entry.line}")
+    if ours is not None and not headers and not errors:
+        yield Difference(name, Change.MISSING_OP, "", name, "", "no header declares it", "", serious=True)
 
 
 def diff_op(ours: OpSpec, theirs: OpSpec, where: str = "") -> list[Difference]:
@@ -123,16 +127,14 @@ def _diff_tensors(
     make: _MakeDifference, what: str, ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]
 ) -> Iterator[Difference]:
     own, other = {entry.name: entry for entry in ours}, {entry.name: entry for entry in theirs}
-    change = {kind: Change(f"{kind} {what}") for kind in ("missing", "extra")}
-    for name, entry in own.items():
-        if name not in other:
-            sentence = f"{what} {name} is missing in the header"
-            yield make(change["missing"], name, entry.kind, "", sentence, True)
-    for name, entry in other.items():
-        if name not in own:
-            sentence = f"{what} {name} ({entry.kind}) is not in our prototype"
-            required = what == "input" and entry.kind is not Kind.OPTIONAL
-            yield make(change["extra"], name, "", entry.kind, sentence, required)
+    for name in _without(own, other):
+        sentence = f"{what} {name} is missing in the header"
+        yield make(Change(f"missing {what}"), name, own[name].kind, "", sentence, True)
+    for name in _without(other, own):
+        kind = other[name].kind
+        sentence = f"{what} {name} ({kind}) is not in our prototype"
+        required = what == "input" and kind is not Kind.OPTIONAL
+        yield make(Change(f"extra {what}"), name, "", kind, sentence, required)
     here, there = [name for name in own if name in other], [name for name in other if name in own]
     if here != there:
         first = next(name for name, same in zip(here, there, strict=True) if name != same)
@@ -140,6 +142,11 @@ def _diff_tensors(
         yield make(Change(f"{what} order"), first, ", ".join(here), ", ".join(there), sentence, True)
     for name in here:
         yield from _diff_tensor(make, what, own[name], other[name])
+
+
+def _without(names: Iterable[str], others: Container[str]) -> list[str]:
+    """The names that are not among the others."""
+    return [name for name in names if name not in others]
 
 
 def _diff_tensor(make: _MakeDifference, what: str, ours: TensorSpec, theirs: TensorSpec) -> Iterator[Difference]:
@@ -167,14 +174,12 @@ def _diff_tensor(make: _MakeDifference, what: str, ours: TensorSpec, theirs: Ten
 
 def _diff_attrs(make: _MakeDifference, ours: Sequence[AttrSpec], theirs: Sequence[AttrSpec]) -> Iterator[Difference]:
     own, other = {entry.name: entry for entry in ours}, {entry.name: entry for entry in theirs}
-    for name, entry in own.items():
-        if name not in other:
-            sentence = f"attribute {name} is missing in the header; we always write it"
-            yield make(Change.MISSING_ATTR, name, _attr_text(entry), "", sentence, True)
-    for name, entry in other.items():
-        if name not in own:
-            sentence = f"attribute {name} ({_attr_text(entry)}) is not in our prototype"
-            yield make(Change.EXTRA_ATTR, name, "", _attr_text(entry), sentence, entry.required)
+    for name in _without(own, other):
+        sentence = f"attribute {name} is missing in the header; we always write it"
+        yield make(Change.MISSING_ATTR, name, _attr_text(own[name]), "", sentence, True)
+    for name in _without(other, own):
+        sentence = f"attribute {name} ({_attr_text(other[name])}) is not in our prototype"
+        yield make(Change.EXTRA_ATTR, name, "", _attr_text(other[name]), sentence, other[name].required)
     for name in (name for name in own if name in other):
         a, b = own[name], other[name]
         if a.type != b.type:

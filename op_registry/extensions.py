@@ -18,8 +18,8 @@ gives 0, and "zero" says the same. "mean" gives the mean of value over all keys,
 mask, "nan" NaN."""
 
 MASKED_VALUES = ("", "zero")
-"""Values of cpu_masked_values: whether a masked key whose score is cpu_mask_value contributes its value to the result.
-"" says that it does, "zero" that it does not."""
+"""Values of cpu_masked_values. With "", a masked key whose score is cpu_mask_value contributes its value to the result,
+by its weight. With "zero", the key contributes nothing."""
 
 MASKED_BIAS = ("", "added")
 """Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added", the score of a

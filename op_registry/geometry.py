@@ -14,7 +14,10 @@ Sizes may be symbols or unknown.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -22,6 +25,9 @@ from fa_compiler.op_registry.node import Dim, TensorInfo
 
 LAYOUTS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
 """The layouts of the training operators, and the rank of query, key and value in each."""
+
+FOLDED = ("BSH", "SBH")
+"""The layouts whose last dimension is all heads, one after the other."""
 
 BATCH_AXIS = {"BSH": 0, "SBH": 1, "BSND": 0, "BNSD": 0}
 """The batch axis of query, key and value. In TND the batch is packed."""
@@ -36,6 +42,13 @@ STATISTICS = 8
 """The number of columns of softmax_max and softmax_sum. All columns are equal."""
 
 Shape = tuple[Dim, ...]
+
+
+class PackedSequence(NamedTuple):
+    """One sequence of a packed batch: how many queries and keys it has."""
+
+    queries: int
+    keys: int
 
 
 @dataclass(frozen=True)
@@ -63,10 +76,50 @@ class Geometry:
         """Whether the batch is packed."""
         return self.layout == "TND"
 
+    @property
+    def folded(self) -> bool:
+        """Whether the heads and the head size are one dimension."""
+        return self.layout in FOLDED
+
+    @property
+    def sequences(self) -> tuple[PackedSequence, ...]:
+        """The sequences of a packed batch. There are none if the lengths of the queries or of the keys are unknown."""
+        if not self.q_lens or not self.kv_lens:
+            return ()
+        return tuple(PackedSequence(*lens) for lens in zip(self.q_lens, self.kv_lens, strict=True))
+
 
 def differ(a: Dim, b: Dim) -> bool:
     """Whether two sizes are certainly different. Only known numbers can be."""
     return isinstance(a, int) and isinstance(b, int) and a != b
+
+
+def shapes_differ(a: Shape, b: Shape) -> bool:
+    """Whether two shapes are certainly different."""
+    return len(a) != len(b) or any(map(differ, a, b))
+
+
+def misfit(found: Dim, wanted: Dim) -> bool:
+    """Whether a size is certainly neither 1 nor the one wanted."""
+    return found != 1 and differ(found, wanted)
+
+
+def exceeds(size: Dim, limit: int) -> TypeGuard[int]:
+    """Whether a size is certainly above a limit."""
+    return isinstance(size, int) and size > limit
+
+
+def no_multiple(size: Dim, part: int) -> bool:
+    """Whether a size is certainly no multiple of `part`. The only multiple of 0 is 0."""
+    if not isinstance(size, int):
+        return False
+    return size % part != 0 if part else size != 0
+
+
+def elements(shape: Shape) -> int | None:
+    """The number of elements of a tensor, or None if a size is unknown."""
+    sizes = [size for size in shape if isinstance(size, int)]
+    return math.prod(sizes) if len(sizes) == len(shape) else None
 
 
 def same(a: Dim, b: Dim) -> bool:
@@ -79,6 +132,12 @@ def shape_of(tensor: TensorInfo | None, rank: int) -> Shape:
     if tensor is None or tensor.shape is None or len(tensor.shape) != rank:
         return (None,) * rank
     return tensor.shape
+
+
+def sizes_by_letter(tensor: TensorInfo | None, layout: str) -> dict[str, Dim]:
+    """The dimensions of a query, key or value by the letters of its layout ("BSND"), unknown where its rank is wrong.
+    H is the width of all heads."""
+    return dict(zip(layout, shape_of(tensor, len(layout)), strict=True))
 
 
 def lengths(tensor: TensorInfo | None) -> tuple[int, ...] | None:
@@ -106,52 +165,60 @@ def measure(
     With `repeats`, a query, key or value of batch 1 is repeated (EXT-BATCH-BROADCAST). With `key_length`, `kv_ends` may
     give the number of keys outside TND (EXT-KEY-LENGTH).
     """
-    rank = LAYOUTS.get(layout, 0)
-    q, k, v = (shape_of(tensor, rank) for tensor in (query, key, value))
-    if key_length and kv_ends is not None and (sequence := SEQUENCE_AXIS.get(layout)) is not None:
-        given = lengths(kv_ends)
-        k = (*k[:sequence], given[0] if given else None, *k[sequence + 1 :])
-    batch = BATCH_AXIS.get(layout)
-    b = None
-    if batch is not None:
-        b = broadcast(q[batch], k[batch], v[batch]) if repeats else _better_known(q[batch], k[batch])
-    if layout in ("BSH", "SBH"):
-        sequence = SEQUENCE_AXIS[layout]
-        d = divide(q[2], head_num)
-        n2 = divide(k[2], d)
-        if n2 is None and same(k[2], q[2]):
-            n2 = head_num
-        dv = d if same(v[2], k[2]) else divide(v[2], n2)
-        return Geometry(layout, b, head_num, n2, q[sequence], k[sequence], d, dv)
-    if layout in ("BSND", "BNSD"):
-        sequence = SEQUENCE_AXIS[layout]
-        head = 3 - sequence
-        n1 = _better_known(q[head], head_num)
-        return Geometry(layout, b, n1, k[head], q[sequence], k[sequence], _better_known(q[3], k[3]), v[3])
+    if layout not in LAYOUTS:
+        return Geometry(layout, n1=head_num)
+    q, k, v = (sizes_by_letter(tensor, layout) for tensor in (query, key, value))
     if layout == "TND":
-        q_lens, kv_lens = lengths(q_ends), lengths(kv_ends)
-        if q_lens and kv_lens and len(q_lens) != len(kv_lens):
-            q_lens = kv_lens = None
-        b = len(q_lens) if q_lens is not None else shape_of(q_ends, 1)[0]
-        n1 = _better_known(q[1], head_num)
-        return Geometry(
-            layout,
-            b=b,
-            n1=n1,
-            n2=k[1],
-            d=_better_known(q[2], k[2]),
-            dv=v[2],
-            t1=q[0],
-            t2=k[0],
-            q_lens=q_lens,
-            kv_lens=kv_lens,
-        )
-    return Geometry(layout, n1=head_num)
+        return _packed_sizes(head_num, q, k, v, q_ends, kv_ends)
+    if key_length and kv_ends is not None:
+        stated = lengths(kv_ends)
+        k["S"] = stated[0] if stated else None
+    b = broadcast(q["B"], k["B"], v["B"]) if repeats else _better_known(q["B"], k["B"])
+    if layout not in FOLDED:
+        d, n1 = _better_known(q["D"], k["D"]), _better_known(q["N"], head_num)
+        return Geometry(layout, b, n1, k["N"], q["S"], k["S"], d, v["D"])
+    d = divide(q["H"], head_num)
+    n2 = divide(k["H"], d)
+    if n2 is None and same(k["H"], q["H"]):
+        n2 = head_num
+    dv = d if same(v["H"], k["H"]) else divide(v["H"], n2)
+    return Geometry(layout, b, head_num, n2, q["S"], k["S"], d, dv)
+
+
+def _packed_sizes(
+    head_num: int | None,
+    q: Mapping[str, Dim],
+    k: Mapping[str, Dim],
+    v: Mapping[str, Dim],
+    q_ends: TensorInfo | None,
+    kv_ends: TensorInfo | None,
+) -> Geometry:
+    """The sizes of a call in TND. If the lengths of queries and keys are of different batches, they are unknown."""
+    q_lens, kv_lens = lengths(q_ends), lengths(kv_ends)
+    if q_lens and kv_lens and len(q_lens) != len(kv_lens):
+        q_lens = kv_lens = None
+    return Geometry(
+        "TND",
+        b=len(q_lens) if q_lens is not None else shape_of(q_ends, 1)[0],
+        n1=_better_known(q["N"], head_num),
+        n2=k["N"],
+        d=_better_known(q["D"], k["D"]),
+        dv=v["D"],
+        t1=q["T"],
+        t2=k["T"],
+        q_lens=q_lens,
+        kv_lens=kv_lens,
+    )
 
 
 def divide(a: Dim, b: Dim) -> Dim:
     """a / b if both are numbers and b divides a, otherwise None."""
     return a // b if isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0 else None
+
+
+def product(a: Dim, b: Dim) -> Dim:
+    """a * b if both are numbers, otherwise None."""
+    return a * b if isinstance(a, int) and isinstance(b, int) else None
 
 
 def broadcast(*sizes: Dim) -> Dim:

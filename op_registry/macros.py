@@ -195,8 +195,8 @@ def _written(types: str) -> str:
 
 
 def _add_or_replace(entries: tuple[_Tensor, ...], entry: _Tensor) -> tuple[_Tensor, ...]:
-    old = next((each for each in entries if each.name == entry.name), None)
+    old = next((known for known in entries if known.name == entry.name), None)
     if old is None:
         return (*entries, entry)
     entry = replace(entry, since=old.since, value_depend=entry.value_depend or old.value_depend)
-    return tuple(entry if each is old else each for each in entries)
+    return tuple(entry if known is old else known for known in entries)

@@ -7,14 +7,14 @@ tensors, one after the other. The integer attribute `<name>_count` states their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fa_compiler.op_registry.errors import NodeError, suggestion
-from fa_compiler.op_registry.spec import AttrSpec, AttrValue, InputSpec, Kind, OpSpec, OutputSpec
+from fa_compiler.op_registry.spec import AttrSpec, AttrValue, InputSpec, Kind, OpSpec, OutputSpec, TensorSpec
 
 T = TypeVar("T")
 
@@ -97,10 +97,19 @@ def attr_value(op: str, entry: AttrSpec, value: Any) -> AttrValue:
     """Converts as `convert_attr`, and also raises NodeError for a Float that is NaN, infinite or outside the range of
     float32. Such a value has no meaning in the operators of the registry."""
     converted = convert_attr(op, entry, value)
-    for each in converted if isinstance(converted, list | tuple) else (converted,):
-        if isinstance(each, float) and not abs(each) <= _LARGEST:
-            raise NodeError(f"attribute {entry.name} of {op} is {each!r}, expected a finite float32")
+    for number in converted if isinstance(converted, list | tuple) else (converted,):
+        if isinstance(number, float) and not abs(number) <= _LARGEST:
+            raise NodeError(f"attribute {entry.name} of {op} is {number!r}, expected a finite float32")
     return converted
+
+
+_SCALARS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], AttrValue]]] = {
+    "Bool": (lambda value: isinstance(value, int) and value in (0, 1), bool),
+    "Int": (lambda value: _is_number(value, int) and -(1 << 63) <= value < 1 << 63, int),
+    "Float": (lambda value: _is_number(value, int, float), float),
+    "String": (lambda value: isinstance(value, str), str),
+}
+"""The types of attributes that are no lists: which values have the type, and how they are written."""
 
 
 def convert_attr(op: str, entry: AttrSpec, value: Any) -> AttrValue:
@@ -111,18 +120,19 @@ def convert_attr(op: str, entry: AttrSpec, value: Any) -> AttrValue:
     if isinstance(value, bytes):
         value = value.decode()
     kind = entry.type
-    if kind == "Bool" and isinstance(value, int) and value in (0, 1):
-        return bool(value)
-    if kind == "Int" and isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
-        return value
-    if kind == "Float" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if kind == "String" and isinstance(value, str):
-        return value
     if kind.startswith("List") and isinstance(value, (list, tuple)):
         element = AttrSpec(entry.name, kind.removeprefix("List"), required=True)
         return tuple(convert_attr(op, element, item) for item in value)
+    if kind in _SCALARS:
+        has_type, convert = _SCALARS[kind]
+        if has_type(value):
+            return convert(value)
     raise NodeError(f"attribute {entry.name} of {op} is {value!r}, expected a value of type {kind}")
+
+
+def _is_number(value: Any, *types: type) -> bool:
+    """Whether a value has one of the types and is no Boolean, which Python counts among the integers."""
+    return isinstance(value, types) and not isinstance(value, bool)
 
 
 def _place(
@@ -164,14 +174,20 @@ def _bind(
         if entry.kind is Kind.DYNAMIC:
             count = attrs.get(f"{entry.name}_count", 1)
             tensors, rest = rest[:count], rest[count:]
-            present = [tensor for tensor in tensors if tensor is not None]
-            if what == "input" and (count < 1 or len(present) < count):
-                raise NodeError(f"{spec.name} needs {max(count, 1)} tensor(s) as {entry.name}, found {len(present)}")
-            bound[entry.name] = present
+            bound[entry.name] = _bound_list(spec, entry, tensors, count, required=what == "input")
             continue
-        bound[entry.name] = rest.pop(0) if rest else None
-        if what == "input" and entry.kind is Kind.REQUIRED and bound[entry.name] is None:
+        tensor = rest.pop(0) if rest else None
+        if tensor is None and what == "input" and entry.kind is Kind.REQUIRED:
             raise NodeError(f"{spec.name} needs the input {entry.name}")
+        bound[entry.name] = tensor
     if any(value is not None for value in rest):
         raise NodeError(f"{spec.name} takes {len(entries)} {what}s, found {len(positional)}")
     return bound
+
+
+def _bound_list(spec: OpSpec, entry: TensorSpec, tensors: Sequence[T | None], count: int, required: bool) -> list[T]:
+    """The tensors of a dynamic input or output. If it is `required`, there are `count` of them, at least one."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    if required and (count < 1 or len(present) < count):
+        raise NodeError(f"{spec.name} needs {max(count, 1)} tensor(s) as {entry.name}, found {len(present)}")
+    return present

@@ -13,7 +13,7 @@ as no where an operator is chosen. The page docs/runtimes.md is made from this t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -364,15 +364,7 @@ cells are those of the calls that the sources speak of."""
 
 def matrix() -> str:
     """The table as Markdown: for each operator what each runtime takes, and the sources."""
-    lines = []
-    for operator in DOMAINS:
-        able = {name: cells[operator] for name, cells in RUNTIMES.items() if operator in cells}
-        lines += [f"### {operator}", "", f"| | {' | '.join(able)} |", f"| --- |{' --- |' * len(able)}"]
-        for feature in (each for each in Feature if any(each in cells for cells in able.values())):
-            words = [_shown(cells.get(feature)) for cells in able.values()]
-            lines.append(f"| {feature.meaning} | {' | '.join(words)} |")
-        without = [name for name in RUNTIMES if name not in able]
-        lines += ["", f"No kernel, or one that has to be given a past: {', '.join(without)}.", ""]
+    lines = [line for operator in DOMAINS for line in _operator_table(operator)]
     lines += ["### Kernels", "", "| runtime | operator | kernel | when it is taken |", "| --- | --- | --- | --- |"]
     for (name, operator), kernels in KERNELS.items():
         lines += [f"| {name} | {operator} | {kernel} | {when} |" for kernel, when in kernels.items()]
@@ -382,6 +374,18 @@ def matrix() -> str:
             sources = dict.fromkeys(cell.source for cell in cells.values())
             lines.append(f"| {name} | {operator} | {'; '.join(sources)} |")
     return "\n".join(lines)
+
+
+def _operator_table(operator: str) -> Iterator[str]:
+    """The lines of one operator: a row for each feature that some runtime knows, a column for each runtime."""
+    able = {name: cells[operator] for name, cells in RUNTIMES.items() if operator in cells}
+    yield from (f"### {operator}", "", f"| | {' | '.join(able)} |", f"| --- |{' --- |' * len(able)}")
+    for feature in Feature:
+        if any(feature in cells for cells in able.values()):
+            words = [_shown(cells.get(feature)) for cells in able.values()]
+            yield f"| {feature.meaning} | {' | '.join(words)} |"
+    without = [name for name in RUNTIMES if name not in able]
+    yield from ("", f"No kernel, or one that has to be given a past: {', '.join(without)}.", "")
 
 
 def _shown(cell: Cell | None) -> str:

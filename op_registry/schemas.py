@@ -103,7 +103,10 @@ def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
 
 def _renamed(schema: OpSchema, name: str) -> OpSchema:
     """The same schema under another name. This takes a tenth of the time that building it takes."""
-    types = [(each.type_param_str, each.allowed_type_strs, each.description) for each in schema.type_constraints]
+    types = [
+        (constraint.type_param_str, constraint.allowed_type_strs, constraint.description)
+        for constraint in schema.type_constraints
+    ]
     return OpSchema(
         name,
         schema.domain,

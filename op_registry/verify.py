@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fa_compiler.op_registry.attributes import extra_attrs
-from fa_compiler.op_registry.constraints.core import CheckedNode, text, without_empty
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, text, without_empty
 from fa_compiler.op_registry.diagnostic import INVALID, NULLPTR, Diagnostic
 from fa_compiler.op_registry.errors import NodeError, suggestion
 from fa_compiler.op_registry.extensions import EXTENSIONS, Extension
@@ -16,7 +16,7 @@ from fa_compiler.op_registry.infer import infer
 from fa_compiler.op_registry.node import NodeView, TensorInfo, attr_value
 from fa_compiler.op_registry.products import Product, product
 from fa_compiler.op_registry.registry import extensions_of, get, later_attrs, operator
-from fa_compiler.op_registry.spec import Kind, OpSpec, ProductSpec
+from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec, ProductSpec
 
 
 def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list[Diagnostic]:
@@ -30,9 +30,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     """
     spec = get(node.op_type, cann)
     chip = None if target == "ort" else product(target)
-    dynamic = [entry.name for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
-    lists = {name: _listed(node.inputs[name]) for name in dynamic if node.inputs.get(name)}
-    tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo) and name not in dynamic}
+    tensors, lists = _inputs(spec, node)
     rules = operator(node.op_type).rules
     attrs, attr_diagnostics = _attributes(spec, node.attrs)
     found = [*_names_and_counts(spec, node, chip), *attr_diagnostics, *_types(spec, node, rules.typed)]
@@ -40,18 +38,27 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     if all(diagnostic.extension for diagnostic in attr_diagnostics):
         extensions = tuple(entry.id for entry in extensions_of(node.op_type))
         call = CheckedNode(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists, extensions)
-        if rules.drops_empty:
-            call = without_empty(call)
-        found += [
-            replace(diagnostic, constraint=f"{rules.prefix}.{number}")
-            for number, rule in sorted(rules.table.items())
-            for diagnostic in rule.check(call)
-        ]
+        found += _numbered(rules, without_empty(call) if rules.drops_empty else call)
     if not found:
         found += _outputs(node, {**tensors, **lists}, cann)
     if not found and chip is not None:
         found += _product_types(spec, node, chip)
     return found
+
+
+def _inputs(spec: OpSpec, node: NodeView) -> tuple[dict[str, TensorInfo], dict[str, list[TensorInfo]]]:
+    """The inputs of one tensor, and the lists of the dynamic inputs."""
+    dynamic = [entry.name for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
+    lists = {name: _listed(node.inputs[name]) for name in dynamic if node.inputs.get(name)}
+    tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo) and name not in dynamic}
+    return tensors, lists
+
+
+def _numbered(rules: Rules, call: CheckedNode) -> Iterator[Diagnostic]:
+    """What the numbered rules report, in the order of their numbers."""
+    for number, rule in sorted(rules.table.items()):
+        for diagnostic in rule.check(call):
+            yield replace(diagnostic, constraint=f"{rules.prefix}.{number}")
 
 
 def extensions_used(node: NodeView) -> tuple[str, ...]:
@@ -65,26 +72,30 @@ def _names_and_counts(spec: OpSpec, node: NodeView, chip: Product | None) -> Ite
     dynamic inputs are right."""
     if chip is not None and _registered(spec, chip) is None:
         yield Diagnostic(spec.name, f"{spec.name} is not available on {chip.title}", "aclnn")
-    for name in node.inputs:
-        if name not in spec.input_names:
-            hint = suggestion(name, spec.input_names)
-            yield Diagnostic(name, f"{spec.name} ({spec.variant}) has no input {name!r}{hint}", "aclnn")
-    for name in node.outputs:
-        if name not in spec.output_names:
-            hint = suggestion(name, spec.output_names)
-            yield Diagnostic(name, f"{spec.name} ({spec.variant}) has no output {name!r}{hint}", "aclnn")
+    for what, given, known in (
+        ("input", node.inputs, spec.input_names),
+        ("output", node.outputs, spec.output_names),
+    ):
+        for name in given:
+            if name not in known:
+                hint = suggestion(name, known)
+                yield Diagnostic(name, f"{spec.name} ({spec.variant}) has no {what} {name!r}{hint}", "aclnn")
     for entry in spec.inputs:
-        if entry.kind is not Kind.OPTIONAL and not node.inputs.get(entry.name):
-            yield Diagnostic(entry.name, f"the required input {entry.name} is absent", "aclnn", NULLPTR)
-        elif entry.kind is not Kind.DYNAMIC and isinstance(node.inputs.get(entry.name), list):
-            yield Diagnostic(entry.name, f"{entry.name} is a list of tensors, expected one tensor", "aclnn")
-        count = f"{entry.name}_count"
-        if entry.kind is Kind.DYNAMIC and node.attrs.get(count) is not None and node.inputs.get(entry.name):
-            found = len(_listed(node.inputs[entry.name]))
-            if node.attrs[count] != found:
-                yield Diagnostic(
-                    count, f"{count} is {node.attrs[count]}, expected {found}, the tensors of {entry.name}"
-                )
+        yield from _given_input(node, entry)
+
+
+def _given_input(node: NodeView, entry: InputSpec) -> Iterator[Diagnostic]:
+    """An input is given if it has to be. It is one tensor, or, if it is dynamic, as many as its count says."""
+    name, given = entry.name, node.inputs.get(entry.name)
+    if entry.kind is not Kind.OPTIONAL and not given:
+        yield Diagnostic(name, f"the required input {name} is absent", "aclnn", NULLPTR)
+    elif entry.kind is not Kind.DYNAMIC:
+        if isinstance(given, list):
+            yield Diagnostic(name, f"{name} is a list of tensors, expected one tensor", "aclnn")
+    elif given:
+        count, found = node.attrs.get(f"{name}_count"), len(_listed(given))
+        if count not in (None, found):
+            yield Diagnostic(f"{name}_count", f"{name}_count is {count}, expected {found}, the tensors of {name}")
 
 
 def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Diagnostic]]:
@@ -170,7 +181,8 @@ def _product_types(spec: OpSpec, node: NodeView, chip: Product) -> Iterator[Diag
 
 def _registered(spec: OpSpec, chip: Product) -> ProductSpec | None:
     specs = (spec, get(spec.name))
-    return next((found for each in specs for soc in chip.socs if (found := each.product(soc)) is not None), None)
+    products = (candidate.product(soc) for candidate in specs for soc in chip.socs)
+    return next((registered for registered in products if registered is not None), None)
 
 
 def _listed(info: TensorInfo | list[TensorInfo]) -> list[TensorInfo]:

@@ -17,7 +17,7 @@ The checker gets a light copy of the model, which differs in these points:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableSequence
+from collections.abc import Iterable, Mapping, MutableSequence
 
 import onnx
 from onnx import checker, defs
@@ -75,23 +75,33 @@ def contradiction(model: onnx.ModelProto) -> str | None:
     except (UnicodeError, onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return None
     graph, data = light.graph, {tensor.name: tensor for tensor in light.graph.initializer}
-    types = {name: onnx.helper.make_tensor_type_proto(each.data_type, each.dims) for name, each in data.items()}
+    types = {name: onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims) for name, tensor in data.items()}
     types.update({info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)})
-    versions = {opset.domain: opset.version for opset in light.opset_import}
-    for node in graph.node:
-        inputs = {name: types[name] for name in node.input if name in types}
-        if node.domain not in versions or not all(name in types for name in node.input if name):
-            continue
-        if not defs.has(node.op_type, versions[node.domain], node.domain):
-            continue
-        schema = defs.get_schema(node.op_type, versions[node.domain], node.domain)
-        outer = types if any(attr.HasField("g") for attr in node.attribute) else inputs
-        try:
-            onnx.shape_inference.infer_node_outputs(
-                schema, node, outer, data, opset_imports=list(light.opset_import), ir_version=light.ir_version
-            )
-        except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
-            return f"node '{node.name}' ({node.op_type}) cannot take its inputs: {one_line(error)}"
+    faults = (_inference_fault(node, light, types, data) for node in graph.node)
+    return next((found for found in faults if found is not None), None)
+
+
+def _inference_fault(
+    node: onnx.NodeProto,
+    light: onnx.ModelProto,
+    types: Mapping[str, onnx.TypeProto],
+    data: Mapping[str, onnx.TensorProto],
+) -> str | None:
+    """Why a node cannot take its inputs; None if it can, or if its operator or an input is unknown."""
+    version = {opset.domain: opset.version for opset in light.opset_import}.get(node.domain)
+    if version is None or not all(name in types for name in node.input if name):
+        return None
+    if not defs.has(node.op_type, version, node.domain):
+        return None
+    schema = defs.get_schema(node.op_type, version, node.domain)
+    has_graph = any(attr.HasField("g") for attr in node.attribute)
+    read = dict(types) if has_graph else {name: types[name] for name in node.input if name}
+    try:
+        onnx.shape_inference.infer_node_outputs(
+            schema, node, read, dict(data), opset_imports=list(light.opset_import), ir_version=light.ir_version
+        )
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return f"node '{node.name}' ({node.op_type}) cannot take its inputs: {one_line(error)}"
     return None
 
 
@@ -150,11 +160,20 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
     light.name = graph.name
     for field in ("value_info", "sparse_initializer"):
         getattr(light, field).extend(getattr(graph, field))
-    light.input.extend(info for info in graph.input if not (main and _of_any_rank(info)))
-    light.output.extend(info for info in graph.output if not (main and (_of_any_rank(info) or _of_any_type(info))))
     for info in graph.input:
         if main and _of_any_rank(info):
-            light.node.append(onnx.helper.make_node("Weight", [], [info.name], domain=_PLACEHOLDER))
+            light.node.append(_placeholder(info.name))
+        else:
+            light.input.append(info)
+    for info in graph.output:
+        if not (main and (_of_any_rank(info) or _of_any_type(info))):
+            light.output.append(info)
+    _light_weights(graph, light, main)
+    _light_nodes(graph.node, light.node, known)
+
+
+def _light_weights(graph: onnx.GraphProto, light: onnx.GraphProto, main: bool) -> None:
+    """The light weights; an input of the main graph, or a placeholder in another one, for each heavy weight."""
     inputs = {info.name for info in graph.input}
     described = {info.name for info in graph.value_info}
     for tensor in graph.initializer:
@@ -165,10 +184,14 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
             if main:
                 light.input.append(info)
                 continue
-            light.node.append(onnx.helper.make_node("Weight", [], [tensor.name], domain=_PLACEHOLDER))
+            light.node.append(_placeholder(tensor.name))
             if tensor.name not in described:
                 light.value_info.append(info)
-    _light_nodes(graph.node, light.node, known)
+
+
+def _placeholder(name: str) -> onnx.NodeProto:
+    """A node that makes a value of which nothing is known."""
+    return onnx.helper.make_node("Weight", [], [name], domain=_PLACEHOLDER)
 
 
 def _of_any_rank(info: onnx.ValueInfoProto) -> bool:

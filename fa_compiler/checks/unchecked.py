@@ -80,22 +80,37 @@ def _tensor_fault(model: onnx.ModelProto) -> str | None:
 def _node_fault(model: onnx.ModelProto) -> str | None:
     for body in (model.graph.node, *(function.node for function in model.functions)):
         for node in all_nodes(body):
-            for attr in node.attribute:
-                if attr.name in _TYPE_NAMES and attr.i not in _TYPE_NUMBERS and node.domain in _WITH_TYPES:
-                    return f"node '{node.name}' ({node.op_type}) has the '{attr.name}' {attr.i}, which is not a type"
-                # The checker reads past the end of its list of sizes here, which may crash the process.
-                if attr.name == "num_outputs" and node.op_type == "Split" and attr.i < len(node.output):
-                    return f"node '{node.name}' (Split) has {len(node.output)} outputs and num_outputs {attr.i}"
-                if attr.name == "perm" and node.op_type == "Transpose" and node.domain in STANDARD:
-                    perm = list(attr.ints)
-                    if sorted(perm) != list(range(len(perm))):
-                        return f"node '{node.name}' (Transpose) has the perm {perm[:16]}, which is not a permutation"
-            if (found := _metadata_fault(node)) is not None:
+            found = _attribute_fault(node) or _metadata_fault(node) or _name_fault(node)
+            if found is not None:
                 return found
-            for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
-                if isinstance(text, bytes):  # protobuf returns bytes for a string that is not UTF-8
-                    return f"the name {text!r} at a node {_shown(node.op_type)} is not UTF-8"
-    graph = model.graph
+    return _value_name_fault(model.graph)
+
+
+def _attribute_fault(node: onnx.NodeProto) -> str | None:
+    """An attribute whose number no operator of this name can have."""
+    for attr in node.attribute:
+        if attr.name in _TYPE_NAMES and attr.i not in _TYPE_NUMBERS and node.domain in _WITH_TYPES:
+            return f"node '{node.name}' ({node.op_type}) has the '{attr.name}' {attr.i}, which is not a type"
+        # The checker reads past the end of its list of sizes here, which may crash the process.
+        if attr.name == "num_outputs" and node.op_type == "Split" and attr.i < len(node.output):
+            return f"node '{node.name}' (Split) has {len(node.output)} outputs and num_outputs {attr.i}"
+        if attr.name == "perm" and node.op_type == "Transpose" and node.domain in STANDARD:
+            perm = list(attr.ints)
+            if sorted(perm) != list(range(len(perm))):
+                return f"node '{node.name}' (Transpose) has the perm {perm[:16]}, which is not a permutation"
+    return None
+
+
+def _name_fault(node: onnx.NodeProto) -> str | None:
+    """A name at a node that is not UTF-8."""
+    for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
+        if isinstance(text, bytes):  # protobuf returns bytes for a string that is not UTF-8
+            return f"the name {text!r} at a node {_shown(node.op_type)} is not UTF-8"
+    return None
+
+
+def _value_name_fault(graph: onnx.GraphProto) -> str | None:
+    """A name of a value, of its sizes or of a weight of the main graph that is not UTF-8."""
     for info in (*graph.input, *graph.output, *graph.value_info):
         for text in (info.name, *(dim.dim_param for dim in info.type.tensor_type.shape.dim)):
             if isinstance(text, bytes):

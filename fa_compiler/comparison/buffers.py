@@ -51,9 +51,9 @@ def buffers_of(model: onnx.ModelProto) -> tuple[Buffer, ...]:
     found = next((entry.value for entry in model.metadata_props if entry.key == METADATA), "[]")
     try:
         buffers = tuple(Buffer(**entry) for entry in json.loads(found))
-        if all(isinstance(name, str) for each in buffers for name in (each.past, each.present, each.length)) and all(
-            type(each.axis) is int for each in buffers
-        ):
+        if all(
+            isinstance(name, str) for buffer in buffers for name in (buffer.past, buffer.present, buffer.length)
+        ) and all(type(buffer.axis) is int for buffer in buffers):
             return buffers
     except (ValueError, TypeError, RecursionError):
         pass

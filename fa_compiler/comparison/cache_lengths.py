@@ -22,7 +22,7 @@ Runtime runs these nodes, and their result has to be consistent with the sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -180,40 +180,65 @@ def _call(node: ir.Node, info: ShapeInfo) -> CachedAttention | None:
 
 
 def _given(calls: Sequence[CachedAttention], tried: Sizes, shared: bool, demanded: Mapping[str, int]) -> Requirements:
-    sizes = dict(demanded)
-    numbers: dict[str, np.ndarray] = {}
-    masks: set[str] = set()
-
-    def size(dim: Dim, wanted: int) -> int:
-        """The value of a size; a symbol without a value gets the wanted one."""
-        atom = dim.single_atom
-        if atom is not None and atom.op == "symbol":
-            return sizes.setdefault(atom.name, wanted)
-        known = dim.evaluate(sizes)
-        return wanted if known is None else known
-
+    attempt = _Attempt(tried, shared, dict(demanded))
     for call in calls:
-        batch, rows = size(call.batch, tried.batch), size(call.rows, tried.rows)
-        past = None if call.past is None else size(call.past, tried.past)
-        keys_in_past = shared or (call.past is not None and call.past.is_const)
-        keys = rows if past is None or tried.prompt else past if keys_in_past else past + rows
-        if call.preallocated and past is not None:
-            keys = max(rows, past - past // 4)
-        total = size(call.total, keys) if isinstance(call.total, Dim) else keys
+        attempt.fit(call)
+    return Requirements(tried.batch, attempt.sizes, attempt.numbers, frozenset(attempt.masks))
+
+
+@dataclass
+class _Attempt:
+    """The sizes, numbers and masks that fit the calls so far, where `tried` are the sizes of a call that has none."""
+
+    tried: Sizes
+    shared: bool
+    sizes: dict[str, int]
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    masks: set[str] = field(default_factory=set)
+
+    def fit(self, call: CachedAttention) -> None:
+        """Adds what the call needs: its sizes, its total and its lengths."""
+        batch, rows = self._size(call.batch, self.tried.batch), self._size(call.rows, self.tried.rows)
+        past = None if call.past is None else self._size(call.past, self.tried.past)
+        keys = self._keys(call, rows, past)
+        total = self._size(call.total, keys) if isinstance(call.total, Dim) else keys
         if isinstance(call.total, ir.Value):
             origin = _origin(call.total)
             if origin is not None and not origin.summed:
-                numbers[origin.name] = np.array(total - origin.added)
-        least = 1 if total == rows else min(rows, total)
-        lengths = np.maximum(total - np.arange(batch) % 2 * max(1, total // 4), least)
-        if call.preallocated:
-            lengths = np.array(total - rows)
+                self.numbers[origin.name] = np.array(total - origin.added)
         origin = _origin(call.lengths)
         if origin is not None and origin.summed:
-            masks.add(origin.name)
+            self.masks.add(origin.name)
         elif origin is not None:
-            numbers[origin.name] = lengths - call.length_offset - origin.added
-    return Requirements(tried.batch, sizes, numbers, frozenset(masks))
+            lengths = _lengths(call, batch, rows, total)
+            self.numbers[origin.name] = lengths - call.length_offset - origin.added
+
+    def _size(self, dim: Dim, wanted: int) -> int:
+        """The value of a size; a symbol without a value gets the wanted one."""
+        atom = dim.single_atom
+        if atom is not None and atom.op == "symbol":
+            return self.sizes.setdefault(atom.name, wanted)
+        known = dim.evaluate(self.sizes)
+        return wanted if known is None else known
+
+    def _keys(self, call: CachedAttention, rows: int, past: int | None) -> int:
+        """The number of keys of a call: those of its rows, behind a past or written into it."""
+        if call.preallocated and past is not None:
+            return max(rows, past - past // 4)
+        if past is None or self.tried.prompt:
+            return rows
+        keys_in_past = self.shared or (call.past is not None and call.past.is_const)
+        return past if keys_in_past else past + rows
+
+
+def _lengths(call: CachedAttention, batch: int, rows: int, total: int) -> np.ndarray:
+    """The lengths of the batch entries: every other entry is a quarter shorter than the total, if its rows allow it. A
+    preallocated cache has one length, without the rows."""
+    if call.preallocated:
+        return np.array(total - rows)
+    least = 1 if total == rows else min(rows, total)
+    shortened = np.arange(batch) % 2 * max(1, total // 4)
+    return np.maximum(total - shortened, least)
 
 
 @dataclass(frozen=True)
@@ -248,31 +273,47 @@ def _origin(value: ir.Value | None) -> _Origin | None:
 
 
 def _fault(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]) -> str | None:
-    rows, batch = call.rows.evaluate(sizes), call.batch.evaluate(sizes)
+    rows = call.rows.evaluate(sizes)
     past = None if call.past is None else call.past.evaluate(sizes)
-    if isinstance(call.total, Dim):
-        total = call.total.evaluate(sizes)
-    else:
-        array = numbers.get(call.total.name or "")
-        total = None if array is None or array.size != 1 else int(array.reshape(()))
-    lengths = numbers.get(call.lengths.name or "")
+    total, lengths = _total(call, sizes, numbers), numbers.get(call.lengths.name or "")
     if call.preallocated:
         return _preallocated_fault(rows, past, total, lengths)
-    longest, shortest = (0, 1) if lengths is None or not lengths.size else (int(lengths.max()), int(lengths.min()))
-    longest, shortest = longest + call.length_offset, shortest + call.length_offset
+    if lengths is None:
+        return _rows_fault(call, sizes, total, None)
+    if not lengths.size:  # without a batch entry any rows fit
+        longest, shortest = call.length_offset, 1 + call.length_offset
+    else:
+        longest, shortest = int(lengths.max()) + call.length_offset, int(lengths.min()) + call.length_offset
     if shortest < 1:
         return f"a batch entry has {shortest} keys"
-    if total is not None and lengths is not None and longest > total:
+    if total is not None and longest > total:
         return f"a batch entry has {longest} keys of {total}"
+    return _rows_fault(call, sizes, total, shortest)
+
+
+def _total(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]) -> int | None:
+    """The total number of keys, or None if it is unknown."""
+    if isinstance(call.total, Dim):
+        return call.total.evaluate(sizes)
+    array = numbers.get(call.total.name or "")
+    return None if array is None or array.size != 1 else int(array.reshape(()))
+
+
+def _rows_fault(call: CachedAttention, sizes: Mapping[str, int], total: int | None, shortest: int | None) -> str | None:
+    """Why the rows do not fit the total, the past and the shortest length of a call with a total as input."""
+    rows, batch = call.rows.evaluate(sizes), call.batch.evaluate(sizes)
     if call.length_offset == 0 or total is None or rows is None or total == rows:
         return None
     if total < rows or call.past is None:
         return f"{rows} rows come with {total} keys"
+    past = call.past.evaluate(sizes)
     if past is not None and total - rows > past:
         return f"{rows} rows and a past of {past} come with {total} keys"
     if rows > 1 and batch is not None and batch > 1:
         return f"{rows} rows of {batch} batch entries come after a past"
-    return f"a batch entry of {shortest} keys has {rows} rows" if lengths is not None and shortest < rows else None
+    if shortest is not None and shortest < rows:
+        return f"a batch entry of {shortest} keys has {rows} rows"
+    return None
 
 
 def _preallocated_fault(rows: int | None, past: int | None, total: int | None, before: np.ndarray | None) -> str | None:

@@ -21,9 +21,9 @@ sizes are tried in turn until the original runs.
 from __future__ import annotations
 
 import ctypes
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,37 +130,22 @@ def compare_models(
             does not agree differs from run to run.
         CannotRunError: ONNX Runtime runs the original but not `other`.
     """
-    name = name or str(other)
     proto, other_proto = read_proto(original), read_proto(other)
     buffers = () if buffers_of(proto) else buffers_of(other_proto)
     tolerance = tolerance_for(proto) if rtol is None else rtol
-    try:
-        runner = Runner(original, proto, optimise=False)
-    except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
-        raise InputError(f"ONNX Runtime cannot load {original}: {one_line(error)}") from None
+    runner = _loaded(original, proto)
     pairs = shared_pairs(proto) if shared else {}
+    rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs)
+    excuses = _Excuses(original, proto, pairs, rival, _Unrounded(original, other, assume))
     found: Comparison | None = None
-    rival: Runner | None = None
-    quantised = _Unrounded(original, other, assume)
     rounds = _rounds(runner, original, proto, inputs, pairs, shared, assume)
     for count, (what, feeds, first) in enumerate(rounds, 1):
         changed = buffer_feeds(buffers, feeds, first)
-        own = pairs | {buffer.past: buffer.present for buffer in buffers}
-        try:
-            rival = rival or Runner(other, other_proto, optimise=True)
-            second = grown_outputs(buffers, rival.run(changed, own), first)
-        except LibraryNotBuilt as error:
-            raise InputError(str(error)) from None
-        except Exception as error:
-            beside = f" with {what.name}" if count > 1 else ""
-            raise CannotRunError(f"ONNX Runtime runs {original} but not {name}{beside}: {one_line(error)}") from None
+        second = rival.run(changed, first, f" with {what.name}" if count > 1 else "")
         allowed = tolerance if rtol is not None or count == 1 else _round_tolerance(tolerance, what)
         outputs = [compare_output(key, value, second, allowed) for key, value in first.items()]
-        if rtol is None and any(output.fault is not None and output.largest is not None for output in outputs):
-            third = Runner(original, proto, optimise=True).run(feeds, pairs)
-            outputs = [_allow_noise(output, first[output.name], third.get(output.name)) for output in outputs]
-        if rtol is None and any(output.fault is not None for output in outputs):
-            outputs = quantised.judge(outputs, feeds, pairs, changed, own, buffers, allowed)
+        if rtol is None:
+            outputs = excuses.allow(outputs, feeds, changed, first, allowed)
         sizes = {key: array.shape for key, array in feeds.items()}
         current = Comparison(tuple(outputs), allowed, what.name, sizes, count)
         if not current.same:
@@ -169,6 +154,76 @@ def compare_models(
         found = current if found is None else replace(found, rounds=count)
     assert found is not None
     return found
+
+
+def _loaded(path: Path, proto: onnx.ModelProto) -> Runner:
+    try:
+        return Runner(path, proto, optimise=False)
+    except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
+        raise InputError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from None
+
+
+class _Rival:
+    """The model to compare, which is loaded at its first run. Its buffers are bound as past and as present."""
+
+    def __init__(
+        self,
+        name: str,
+        original: Path,
+        path: Path,
+        proto: onnx.ModelProto,
+        buffers: Sequence[Buffer],
+        pairs: Mapping[str, str],
+    ) -> None:
+        self._name, self._original, self._path, self._proto = name, original, path, proto
+        self._runner: Runner | None = None
+        self.buffers = buffers
+        self.pairs = {**pairs, **{buffer.past: buffer.present for buffer in buffers}}
+
+    def run(self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any], beside: str) -> dict[str, Any]:
+        """The outputs. Those of buffers have the rows that the outputs `first` of the original have.
+
+        Raises InputError if the library is missing, and CannotRunError if the model does not run; `beside` says in
+        which round.
+        """
+        try:
+            if self._runner is None:
+                self._runner = Runner(self._path, self._proto, optimise=True)
+            return grown_outputs(self.buffers, self._runner.run(feeds, self.pairs), first)
+        except LibraryNotBuilt as error:
+            raise InputError(str(error)) from None
+        except Exception as error:
+            message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {one_line(error)}"
+            raise CannotRunError(message) from None
+
+
+@dataclass(frozen=True)
+class _Excuses:
+    """The differences that are not the fusion's: ONNX Runtime's own optimisations, and roundings to integers."""
+
+    original: Path
+    proto: onnx.ModelProto
+    pairs: Mapping[str, str]
+    rival: _Rival
+    unrounded: _Unrounded
+
+    def allow(
+        self,
+        outputs: list[OutputComparison],
+        feeds: Mapping[str, np.ndarray],
+        changed: Mapping[str, np.ndarray],
+        first: Mapping[str, Any],
+        tolerance: float,
+    ) -> list[OutputComparison]:
+        """The outputs without the faults that have an excuse. `first` are those of the original for `feeds`, and
+        `changed` are the inputs of the other model."""
+        if any(output.fault is not None and output.largest is not None for output in outputs):
+            third = Runner(self.original, self.proto, optimise=True).run(feeds, self.pairs)
+            outputs = [_allow_noise(output, first[output.name], third.get(output.name)) for output in outputs]
+        if all(output.fault is None for output in outputs):
+            return outputs
+        rival = self.rival
+        return self.unrounded.judge(outputs, feeds, self.pairs, changed, rival.pairs, rival.buffers, tolerance)
 
 
 class _Unrounded:
@@ -231,7 +286,7 @@ class _Unrounded:
         if self._why is not None:
             return
         try:
-            made = [unrounded(each) for each in (first, second)]
+            made = [unrounded(proto) for proto in (first, second)]
             folders = [path.resolve().parent for path in self._paths]
             self._runners = (
                 Runner(made[0].SerializeToString(), made[0], optimise=False, folder=folders[0]),
@@ -298,11 +353,51 @@ def _rounds(
             raise InputError(f"ONNX Runtime cannot run {path}: {one_line(error)}") from None
         yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
+    make = partial(random_inputs, proto, str(path), shared=shared)
+    (batch, length), feeds, first = _runnable(runner, path, make, pairs)
+    usual = MaskKind("masks of ones and zeros")
+    yield usual, feeds, first
+    for kind, turned in _kinds(proto, usual, feeds, assume):
+        try:
+            other = make(batch=batch, length=length, masks=kind.make)
+        except InputError:  # no consistent lengths with such masks
+            continue
+        # A boolean of rank 0 would become a scalar of NumPy, which ONNX Runtime does not take.
+        other |= {name: np.asarray(~other[name]) for name in turned}
+        try:
+            first = runner.run(other, pairs)
+        except Exception:  # inputs with which the original does not run say nothing about the other model
+            continue
+        yield replace(kind, name=f"{kind.name}, and {turned[0]} the other way") if turned else kind, other, first
+
+
+def _kinds(
+    proto: onnx.ModelProto, usual: MaskKind, feeds: Mapping[str, np.ndarray], assume: Collection[str]
+) -> Iterator[tuple[MaskKind, Sequence[str]]]:
+    """The kinds of masks to try after the usual ones, each with the switches that are turned: none, and then all.
+
+    Switches are the boolean inputs of one element that are no masks.
+    """
+    declared = graph_inputs(proto)
+    values = [info.name for info in declared if not is_mask(info)]
+    switches = [name for name in values if feeds[name].dtype == np.bool_ and feeds[name].size == 1]
+    if switches:
+        yield usual, switches
+    for kind in mask_kinds(declared, assume):
+        yield kind, ()
+        if switches:
+            yield kind, switches
+
+
+def _runnable(
+    runner: Runner, path: Path, make: Callable[..., dict[str, np.ndarray]], pairs: Mapping[str, str]
+) -> tuple[tuple[int, int], dict[str, np.ndarray], dict[str, Any]]:
+    """The first batch and length with whose inputs the original runs, these inputs, and its outputs."""
     faults: list[Exception] = []
     tried: list[dict[str, tuple[int, ...]]] = []
     for batch, length in SIZES:
         try:
-            feeds = random_inputs(proto, str(path), shared=shared, batch=batch, length=length)
+            feeds = make(batch=batch, length=length)
         except InputError:
             if not faults:
                 raise
@@ -312,34 +407,11 @@ def _rounds(
             continue
         tried.append(sizes)
         try:
-            first = runner.run(feeds, pairs)
+            return (batch, length), feeds, runner.run(feeds, pairs)
         except Exception as error:
             faults.append(error)
-            continue
-        break
-    else:
-        hint = "; give inputs that fit the model with verify --inputs"
-        raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
-    usual = MaskKind("masks of ones and zeros")
-    yield usual, feeds, first
-    declared = graph_inputs(proto)
-    others = [info.name for info in declared if not is_mask(info)]
-    switches = [name for name in others if feeds[name].dtype == np.bool_ and feeds[name].size == 1]
-    kinds = list(mask_kinds(declared, assume))
-    for kind, turned in [(usual, True), *itertools.product(kinds, (False, True))]:
-        if turned and not switches:
-            continue
-        try:
-            other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
-        except InputError:  # no consistent lengths with such masks
-            continue
-        # A boolean of rank 0 would become a scalar of NumPy, which ONNX Runtime does not take.
-        other |= {name: np.asarray(~other[name]) for name in switches if turned}
-        try:
-            first = runner.run(other, pairs)
-        except Exception:  # inputs with which the original does not run say nothing about the other model
-            continue
-        yield replace(kind, name=f"{kind.name}, and {switches[0]} the other way") if turned else kind, other, first
+    hint = "; give inputs that fit the model with verify --inputs"
+    raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
 
 
 def _round_tolerance(tolerance: float, what: MaskKind) -> float:

@@ -147,11 +147,17 @@ def _made(
         elif masks is not None and is_mask(info):
             feeds[info.name] = masks(shape, dtype)
         else:
-            bound = bounds.get(info.name)
-            numbers = bound is None and "mask" not in info.name.lower() and readers.computes_with(info.name, dtype)
-            made = _numbers(shape, dtype, rng) if numbers else _values(info.name.lower(), shape, dtype, bound, rng)
-            feeds[info.name] = np.asarray(made)
+            feeds[info.name] = _drawn(info.name, shape, dtype, bounds.get(info.name), readers, rng)
     return feeds
+
+
+def _drawn(
+    name: str, shape: tuple[int, ...], dtype: np.dtype, bound: int | None, readers: Readers, rng: np.random.Generator
+) -> np.ndarray:
+    """Random values of an input: numbers over their range if the model computes with them."""
+    if bound is None and "mask" not in name.lower() and readers.computes_with(name, dtype):
+        return np.asarray(_numbers(shape, dtype, rng))
+    return np.asarray(_values(name.lower(), shape, dtype, bound, rng))
 
 
 def _numbers(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
@@ -291,21 +297,28 @@ def _sums(inputs: Sequence[onnx.ValueInfoProto], length: int) -> dict[str, int]:
     Exporters often give such a sum a symbol of its own. If the inputs hold a cache, it is the last dimension of a mask,
     provided that no other input has this symbol.
     """
+    past, present = _cache_lengths(inputs, length)
+    if not past:
+        return {}
     ends: dict[str, set[bool]] = {}
-    past = present = 0
     for info in inputs:
-        dims = info.type.tensor_type.shape.dim
-        mask = is_mask(info)
-        if "past" in info.name.lower() and len(dims) > 2:
-            past = dims[-2].dim_value or length
-        elif not mask and len(dims) > 1:
-            present = present or dims[-1].dim_value or length
+        dims, mask = info.type.tensor_type.shape.dim, is_mask(info)
         for position, dim in enumerate(dims):
             if dim.dim_param:
                 ends.setdefault(dim.dim_param, set()).add(mask and position == len(dims) - 1)
-    if not past:
-        return {}
-    return {name: past + (present or length) for name, kinds in ends.items() if kinds == {True}}
+    return {name: past + present for name, kinds in ends.items() if kinds == {True}}
+
+
+def _cache_lengths(inputs: Sequence[onnx.ValueInfoProto], length: int) -> tuple[int, int]:
+    """The length of the last past, 0 without one, and that of the first other tensor, both `length` where open."""
+    past = present = 0
+    for info in inputs:
+        dims = info.type.tensor_type.shape.dim
+        if "past" in info.name.lower() and len(dims) > 2:
+            past = dims[-2].dim_value or length
+        elif not present and not is_mask(info) and len(dims) > 1:
+            present = dims[-1].dim_value or length
+    return past, present or length
 
 
 def _values(

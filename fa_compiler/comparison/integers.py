@@ -1,7 +1,7 @@
 """Which integer inputs are numbers that a quantised model computes with, and which numbers they may hold.
 
-An input of 8 or 16 bits may hold every number of its type, and one of 32 bits numbers up to 1000, if all that reads it
-computes with it:
+An input may hold numbers if all of its readers compute with numbers, or pass the input on to such readers: all
+numbers of an integer type of 8 or 16 bits, and numbers up to 1000 of a type of 32 bits.
 
     number  := DequantizeLinear(x) | Cast(x) to floats, of 8 and 16 bits | an operand of MatMulInteger, ConvInteger, of
                QLinearMatMul and the like | a cache of GroupQueryAttention
@@ -90,13 +90,13 @@ class Readers:
 
 
 def _cast_to(node: onnx.NodeProto) -> Iterable[int]:
-    return (each.i for each in node.attribute if each.name == "to" and node.op_type == "Cast")
+    return (attr.i for attr in node.attribute if attr.name == "to" and node.op_type == "Cast")
 
 
 def _to_floats(node: onnx.NodeProto) -> bool:
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-    return any(each in floats for each in _cast_to(node))
+    return any(dtype in floats for dtype in _cast_to(node))
 
 
 def _to_integers(node: onnx.NodeProto) -> bool:
-    return any(each in _INTEGERS for each in _cast_to(node))
+    return any(dtype in _INTEGERS for dtype in _cast_to(node))

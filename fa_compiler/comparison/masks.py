@@ -109,7 +109,9 @@ def _excluding(number: float | None, whole_row: bool) -> Mask:
         if dtype.kind != "f" and dtype != ml_dtypes.bfloat16:
             return kept.astype(dtype)
         lowest = float(ml_dtypes.finfo(dtype).min)  # type: ignore[no-untyped-call]
-        excluded = lowest if number is None else number if number == -np.inf else max(number, lowest)
+        excluded = lowest if number is None else number
+        if excluded != -np.inf:
+            excluded = max(excluded, lowest)
         return np.where(kept, 0.0, excluded).astype(dtype)
 
     return make

@@ -59,7 +59,7 @@ def roundings(model: onnx.ModelProto) -> Counter[bytes]:
 
 def unrounded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model in real numbers; its weights may lie in other files. Raises NotKnown."""
-    versions = {("" if each.domain == "ai.onnx" else each.domain): each.version for each in model.opset_import}
+    versions = {("" if opset.domain == "ai.onnx" else opset.domain): opset.version for opset in model.opset_import}
     if versions.get("", 0) < LEAST_OPSET:
         raise NotKnown(f"it is of an opset below {LEAST_OPSET}")
     for function in model.functions:
@@ -80,8 +80,8 @@ def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         if wanted.isdisjoint(node.output):
             continue
         found.append(node)
-        for each in all_nodes([node]):
-            wanted.update(each.input)
+        for inner in all_nodes([node]):
+            wanted.update(inner.input)
         wanted.update(output.name for attr in node.attribute for output in attr.g.output)
     return found
 
@@ -99,8 +99,8 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """Small constants by name, in all graphs."""
     found: dict[str, np.ndarray] = {}
     graphs = [graph, *(each.g for node in all_nodes(graph.node) for each in node.attribute if each.HasField("g"))]
-    for each in graphs:
-        for tensor in each.initializer:
+    for part in graphs:
+        for tensor in part.initializer:
             if tensor.data_location != TensorProto.EXTERNAL and np.prod(tensor.dims) <= 1 << 16:
                 found[tensor.name] = numpy_helper.to_array(tensor)
     for node in all_nodes(graph.node):
@@ -127,9 +127,9 @@ class _Rewrite:
         """Rewrite a graph. `renamed` are the values of outer graphs that have become real numbers."""
         outer, self.nodes = self.nodes, []
         own = dict(renamed)
-        given = {each.name for each in graph.input}
-        shorts = [each.name for each in graph.initializer if each.data_type in SHORT and each.name not in given]
-        shorts += [each.name for each in graph.input if each.type.tensor_type.elem_type in SHORT]
+        given = {info.name for info in graph.input}
+        shorts = [tensor.name for tensor in graph.initializer if tensor.data_type in SHORT and tensor.name not in given]
+        shorts += [info.name for info in graph.input if info.type.tensor_type.elem_type in SHORT]
         for name in shorts:
             own[name] = self.real(name)
         for node in list(graph.node):
@@ -222,7 +222,7 @@ class _Rewrite:
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    return {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
 
 
 def _input(node: onnx.NodeProto, place: int) -> str:

@@ -29,7 +29,7 @@ def gain_page(measured: Benchmark) -> str:
 
 def _lines(measured: Benchmark) -> Iterator[str]:
     name = escape(str(measured.report.model))
-    ran = [each for each in measured.measures if each.original is not None and each.fused is not None]
+    ran = [measure for measure in measured.measures if measure.original is not None and measure.fused is not None]
     yield "<!doctype html>"
     yield '<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -42,9 +42,9 @@ def _lines(measured: Benchmark) -> Iterator[str]:
         yield "<h2>Peak memory, MiB</h2>"
         yield from _plot(ran, "Peak memory", lambda timing: timing.memory / MIB, None)
         yield from _table(ran)
-    for each in measured.measures:
-        if each.fault is not None:
-            yield f"<p>{each.length} tokens: the model does not run: {escape(each.fault)}</p>"
+    for measure in measured.measures:
+        if measure.fault is not None:
+            yield f"<p>{measure.length} tokens: the model does not run: {escape(measure.fault)}</p>"
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
         f"<p>{measured.report.count('fused')} of {measured.report.softmaxes} attentions are fused. ONNX Runtime "
@@ -57,7 +57,7 @@ def _lines(measured: Benchmark) -> Iterator[str]:
 def _verdict(measured: Benchmark, ran: Sequence[Measure]) -> str:
     if not ran:
         return "No length could be measured."
-    best = max(ran, key=lambda each: each.ratio or 0.0)
+    best = max(ran, key=lambda measure: measure.ratio or 0.0)
     if not measured.report.count("fused"):
         return "Nothing is fused, so both models are the same."
     return f"{best.ratio:.2f} times as fast at {best.length:,} tokens"
@@ -70,16 +70,16 @@ def _plot(
     spread: Callable[[Timing], tuple[float, float]] | None,
 ) -> Iterator[str]:
     """Two bars for each length."""
-    ends = [size(timing) if spread is None else spread(timing)[1] for each in ran for timing in _both(each)]
+    ends = [size(timing) if spread is None else spread(timing)[1] for measure in ran for timing in _both(measure)]
     scale = WIDTH / max(*ends, 1e-9)
     height = len(ran) * (2 * BAR + GAP)
-    told = "; ".join(f"{each.length} tokens: {_pair(each, size)}" for each in ran)
+    told = "; ".join(f"{measure.length} tokens: {_pair(measure, size)}" for measure in ran)
     yield f'<svg class="plot" role="img" viewBox="0 0 {LEFT + WIDTH + ROOM} {height}" width="{LEFT + WIDTH + ROOM}">'
     yield f"<title>{escape(title)}. {escape(told)}</title>"
-    for place, each in enumerate(ran):
+    for place, measure in enumerate(ran):
         top = place * (2 * BAR + GAP)
-        yield f'<text x="{LEFT - 8}" y="{top + BAR + 4}" text-anchor="end">{each.length:,} tokens</text>'
-        for index, (kind, timing) in enumerate(zip(("original", "fused"), _both(each), strict=True)):
+        yield f'<text x="{LEFT - 8}" y="{top + BAR + 4}" text-anchor="end">{measure.length:,} tokens</text>'
+        for index, (kind, timing) in enumerate(zip(("original", "fused"), _both(measure), strict=True)):
             y, end = top + index * BAR, size(timing) * scale
             yield f'<rect class="{kind}" x="{LEFT}" y="{y + 1}" width="{end:.1f}" height="{BAR - 2}"/>'
             right = end
@@ -98,25 +98,27 @@ def _table(ran: Sequence[Measure]) -> Iterator[str]:
     yield '<h2>Figures</h2><div class="wide"><table><thead>'
     yield "<tr><th scope=col>tokens<th scope=col>original, ms<th scope=col>fused, ms"
     yield "<th scope=col>faster<th scope=col>original, MiB<th scope=col>fused, MiB</tr></thead><tbody>"
-    for each in ran:
-        original, fused = _both(each)
+    for measure in ran:
+        original, fused = _both(measure)
         cells = [
             f"{_number(timing.median)} ({_number(timing.low)}-{_number(timing.high)})" for timing in (original, fused)
         ]
-        cells += [f"{each.ratio:.2f} x", *(f"{timing.memory / MIB:,.0f}" for timing in (original, fused))]
-        yield f"<tr><th scope=row>{each.length:,}" + "".join(f"<td>{cell}" for cell in cells)
+        cells += [f"{measure.ratio:.2f} x", *(f"{timing.memory / MIB:,.0f}" for timing in (original, fused))]
+        yield f"<tr><th scope=row>{measure.length:,}" + "".join(f"<td>{cell}" for cell in cells)
     yield "</tbody></table></div>"
 
 
-def _both(each: Measure) -> tuple[Timing, Timing]:
-    assert each.original is not None and each.fused is not None
-    return each.original, each.fused
+def _both(measure: Measure) -> tuple[Timing, Timing]:
+    assert measure.original is not None and measure.fused is not None
+    return measure.original, measure.fused
 
 
-def _pair(each: Measure, size: Callable[[Timing], float]) -> str:
-    original, fused = (_number(size(timing)) for timing in _both(each))
+def _pair(measure: Measure, size: Callable[[Timing], float]) -> str:
+    original, fused = (_number(size(timing)) for timing in _both(measure))
     return f"{original} original, {fused} fused"
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -123,7 +123,7 @@ def _kinds(report: Report, regions: Regions) -> list[Kind]:
         before, after = regions.around(block)
         reason = re.sub(r"'[^']*'", "", block.reason or "")
         outcome = (block.status, block.kind, block.op, block.layout, block.mask, block.heads, block.extensions)
-        missed = tuple(each.kind for each in block.missed)
+        missed = tuple(entry.kind for entry in block.missed)
         key = (*outcome, block.assumed, block.code, reason, block.hint, missed, _form(before), _form(after))
         found.setdefault(key, []).append((block, before, after))
     return [Kind(tuple(each[0] for each in alike), *alike[0][1:]) for alike in found.values()]
@@ -272,31 +272,43 @@ def _controls(kinds: Sequence[Kind]) -> Iterator[str]:
 def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str]:
     block, count = kind.first, len(kind.blocks)
     code = "" if block.code is None else block.code.value
-    names = " ".join(each.anchor for each in kind.blocks)
+    names = " ".join(block.anchor for block in kind.blocks)
     yield (
         f"<details class='kind' data-status='{block.status}' data-code='{escape(code)}' "
         f"data-words='{escape(names.lower())}'{' open' if number < 2 else ''}>"
     )
-    times = f"<span class='times'>{count} ×</span> " if count > 1 else ""
-    chip = f"<span class='chip {block.status}'>{STATUS[block.status]}</span>"
-    title = block.what if block.status == "fused" else block.anchor
-    title = f"{code}: {title}" if code else title
-    where = f" <small>{escape(shortened(block.anchor, 48))}</small>" if block.status == "fused" else ""
-    yield f"<summary>{chip} {times}{escape(title)}{where}</summary>"
-    if block.status != "fused":
-        yield f"<p>{escape(block.reason or (block.code.meaning if block.code else ''))}</p>"
-    if block.hint:
-        yield f"<p><strong>Try:</strong> {escape(block.hint)}</p>"
-    for missed in block.missed:
-        advice = f"<br><strong>Try:</strong> {escape(missed.hint)}" if missed.hint else ""
-        yield f"<p><strong>Missed</strong> {escape(str(missed))}{advice}</p>"
+    yield f"<summary>{_title(block, code, count)}</summary>"
+    yield from _advice(block)
     yield f"<details class='names'><summary>{count} {_plural(count, 'block')}</summary><ul>"
-    yield from (f"<li>{each.id}: <code>{escape(each.anchor)}</code></li>" for each in kind.blocks)
+    yield from (f"<li>{block.id}: <code>{escape(block.anchor)}</code></li>" for block in kind.blocks)
     yield "</ul></details><div class='pair'>"
     for title, region in kind.sides:
         if region.nodes:
             yield from _figure(title, region, block, shapes)
     yield "</div></details>"
+
+
+def _title(block: Block, code: str, count: int) -> str:
+    """The line of a kind of block: the number of blocks, and the fused operator, or the softmax that is not fused."""
+    chip = f"<span class='chip {block.status}'>{STATUS[block.status]}</span>"
+    times = f"<span class='times'>{count} ×</span> " if count > 1 else ""
+    title, where = block.anchor, ""
+    if block.status == "fused":
+        title, where = block.what, f" <small>{escape(shortened(block.anchor, 48))}</small>"
+    title = f"{code}: {title}" if code else title
+    return f"{chip} {times}{escape(title)}{where}"
+
+
+def _advice(block: Block) -> Iterator[str]:
+    """Why a block was not fused, what it misses, and what the user can do."""
+    if block.status != "fused":
+        meaning = block.code.meaning if block.code else ""
+        yield f"<p>{escape(block.reason or meaning)}</p>"
+    if block.hint:
+        yield f"<p><strong>Try:</strong> {escape(block.hint)}</p>"
+    for missed in block.missed:
+        advice = f"<br><strong>Try:</strong> {escape(missed.hint)}" if missed.hint else ""
+        yield f"<p><strong>Missed</strong> {escape(str(missed))}{advice}</p>"
 
 
 def _figure(title: str, region: Region, block: Block, shapes: Mapping[str, str]) -> Iterator[str]:
@@ -322,25 +334,33 @@ def _drawing(region: Region, block: Block, shapes: Mapping[str, str]) -> tuple[l
     for number, node in enumerate(region.nodes):
         key = f"n{number}"
         given = list(dict.fromkeys(data_inputs(node)))
-        reached = {flows[name] for name in given if name in flows}
+        role = _role({flows[name] for name in given if name in flows})
         for name in given:
             if name not in maker and name in region.roles:
-                source = f"v{len(boxes)}"
+                maker[name] = source = f"v{len(boxes)}"
                 kind = f"value role-{flows[name]}"
                 boxes.append(Box(source, flows[name], name, f"{name} {shapes.get(name, '')}", kind))
-                maker[name] = source
             if name in maker:
                 arrows.append(Arrow(maker[name], key, shapes.get(name, ""), f"role-{flows.get(name, 'other')}"))
-        role = reached.pop() if len(reached) == 1 else "other" if reached else ""
-        kinds = [f"role-{role or 'other'}" if node.domain != DOMAIN else "fused"]
-        if block.culprit and block.culprit in (node.name, *node.output):
-            kinds.append("culprit")
-        boxes.append(Box(key, node.op_type, node.name, _hint(node, shapes), " ".join(kinds)))
+        boxes.append(Box(key, node.op_type, node.name, _hint(node, shapes), _classes(node, role, block.culprit)))
         for name in filter(None, node.output):
             maker[name] = key
             if role:
                 flows.setdefault(name, role)
     return boxes, arrows
+
+
+def _role(reached: set[str]) -> str:
+    """The role of a node: the only one of its inputs, or "other" for several; "" if they have none."""
+    if len(reached) == 1:
+        return reached.pop()
+    return "other" if reached else ""
+
+
+def _classes(node: onnx.NodeProto, role: str, culprit: str | None) -> str:
+    """The style classes of a node's box."""
+    kind = "fused" if node.domain == DOMAIN else f"role-{role or 'other'}"
+    return f"{kind} culprit" if culprit and culprit in (node.name, *node.output) else kind
 
 
 def _hint(node: onnx.NodeProto, shapes: Mapping[str, str]) -> str:

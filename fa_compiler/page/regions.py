@@ -110,7 +110,7 @@ class Regions:
     def around(self, block: Block) -> tuple[Region, Region]:
         """The regions of a block before and after."""
         if block.status == "fused" and self.result is not None:
-            node = next((each for each in self.result.nodes if each.name == block.node and each.domain == DOMAIN), None)
+            node = next((node for node in self.result.nodes if node.name == block.node and node.domain == DOMAIN), None)
             if node is not None:
                 return self._replaced(node, self.result)
         return self._near(block.anchor), Region()

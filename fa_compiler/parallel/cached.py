@@ -1,16 +1,15 @@
 """How the ranks compute one CacheAttention together.
 
-Every rank has all queries, and attends with them to the keys that it has. It sends the result of each row to all other
-ranks, with the maximum and the sum of the row's softmax. Each of them then merges the results of all ranks, and all get
-the same numbers:
+Every rank has all queries, and attends with them to its own keys. It sends the result of each row to all other ranks,
+with the maximum and the sum of the row's softmax. Every rank then merges the results of all ranks, to the same numbers:
 
     lse_r  = max_r - top + log(sum_r)           top is the largest max_r: the differences keep their digits
     result = sum over r of result_r exp(lse_r) / sum over r of exp(lse_r)                       (AttentionUpdate)
 
 A sink takes part as a result of zeros, whose lse is that of the sink. A part that excludes all keys of a row has no
 weight. A result or a statistic may be NaN or infinite, or a row may have no key at all and a result that is not 0. The
-ranks then gather the keys and values of this attention, and each computes it as one process does. They all know the
-statistics of all, so that they decide alike.
+ranks then gather the keys and values of this attention, and compute it as one process does. They decide alike, because
+all of them know all statistics.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Partial:
     @property
     def message(self) -> Array:
         """The bytes of all three."""
-        return np.concatenate([as_bytes(np.ascontiguousarray(each)) for each in (self.top, self.total, self.out)])
+        return np.concatenate([as_bytes(np.ascontiguousarray(part)) for part in (self.top, self.total, self.out)])
 
     def read(self, message: Array) -> Partial:
         """The partial result of another rank, which has the same shapes."""
@@ -64,7 +63,7 @@ class Partial:
     @property
     def is_finite(self) -> bool:
         """Is everything a finite number?"""
-        return all(bool(np.isfinite(each).all()) for each in (self.out, self.top, self.total))
+        return all(bool(np.isfinite(part).all()) for part in (self.out, self.top, self.total))
 
 
 def cache_attention(
@@ -79,11 +78,11 @@ def cache_attention(
     keys = {name: inputs[name] for name in KEYS if name in inputs}
     own = call.partial(keys, parts.positions(communicator.rank))
     message = own.message
-    every = [own.read(each) for each in communicator.gather_all(message, [message.shape] * communicator.size)]
+    every = [own.read(sent) for sent in communicator.gather_all(message, [message.shape] * communicator.size)]
     out = merged(every, call.sink_levels, call.empty_rows)
     if out is None:
         axis = SEQUENCE_AXIS[call.layout]
-        whole = {name: gathered(communicator, parts, each, axis) for name, each in keys.items()}
+        whole = {name: gathered(communicator, parts, tensor, axis) for name, tensor in keys.items()}
         out = call.whole(whole)
     return _from_heads(out.reshape(call.shape), call.layout)
 
@@ -93,27 +92,27 @@ def merged(every: Sequence[Partial], sink: Array | None, empty_rows: str) -> Arr
 
     `sink` is the score of each row's sink. `empty_rows` is cpu_empty_rows.
     """
-    if not all(each.is_finite for each in every):
+    if not all(partial.is_finite for partial in every):
         return None
-    levels = [np.where(without_key(each.total), -np.inf, each.top) for each in every]
+    levels = [np.where(without_key(partial.total), -np.inf, partial.top) for partial in every]
     top = np.max(levels, axis=0)
     if (top == -np.inf).any() and empty_rows not in ("", "zero"):
         return None
     top = np.where(top == -np.inf, np.float32(0), top)
     with np.errstate(over="ignore"):  # the difference of the lowest and the largest number
-        lse = [level - top + np.log(each.total) for level, each in zip(levels, every, strict=True)]
-        results = [each.out for each in every]
+        lse = [level - top + np.log(partial.total) for level, partial in zip(levels, every, strict=True)]
+        results = [partial.out for partial in every]
         if sink is not None:
             lse, results = [*lse, sink - top], [*results, np.zeros_like(results[0])]
     while len(results) > 1:
         groups = range(0, len(results), MOST_MERGED)
         joined = [_updated(lse[at : at + MOST_MERGED], results[at : at + MOST_MERGED]) for at in groups]
-        results, lse = [each["output"] for each in joined], [each["lse_m"] for each in joined]
+        results, lse = [update["output"] for update in joined], [update["lse_m"] for update in joined]
     return results[0]
 
 
 def _updated(lse: Sequence[Array], results: Sequence[Array]) -> dict[str, Array]:
-    inputs = {"lse": [each.astype(np.float32) for each in lse], "go": list(results)}
+    inputs = {"lse": [level.astype(np.float32) for level in lse], "go": list(results)}
     return eager.run("AttentionUpdate", inputs, {"update_type": 1, "sp": len(results)})
 
 
@@ -193,7 +192,7 @@ class _Call:
         """attention_out [B, N, S, Dv], softmax_max and softmax_sum [B, N, S, ..]. With `cut`, keys that the band
         excludes for all rows of a call are left out."""
         found = [self._run_block(attrs, keys, positions, block, cut) for block in self._blocks()]
-        return {name: np.concatenate([each[name] for each in found], axis=2) for name in FORWARD_OUTPUTS}
+        return {name: np.concatenate([outputs[name] for outputs in found], axis=2) for name in FORWARD_OUTPUTS}
 
     def _blocks(self) -> list[slice]:
         """The rows of each call; one call without rows where there are none."""

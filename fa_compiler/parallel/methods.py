@@ -3,8 +3,8 @@
     gather        Every rank gathers the keys and values of all tokens, and attends with its own queries.
     all-to-all    Every rank gets the queries, keys and values of all tokens for some of the heads, attends, and gives
                   the rows back to the ranks that they belong to.
-    ring          Keys and values travel from rank to rank. Each rank attends to those that it has, while the next ones
-                  arrive, and joins the result with what it has (RingAttentionUpdate).
+    ring          Keys and values travel from rank to rank. A rank attends to the keys at hand while the next keys
+                  arrive, and joins the result with its earlier ones (RingAttentionUpdate).
 
 What a ring cannot compute exactly as one process does, it computes by gathering: scores that are NaN or infinite make
 the statistics of a row undefined, and values that are NaN or infinite count in one part, where their weight is 0 beside
@@ -165,19 +165,21 @@ def by_gather(
     communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
 ) -> list[Array]:
     """The method gather."""
-    whole = [gathered(communicator, parts, each, 0) for each in keys]
+    whole = [gathered(communicator, parts, tensor, 0) for tensor in keys]
     results = []
     for rows, place in own_chunks(parts, communicator.rank):
         columns = call.keys_of(rows, (0, parts.length)) or (0, parts.length)
-        own, some = [each[place] for each in query], [each[slice(*columns)] for each in whole]
+        own, some = [tensor[place] for tensor in query], [tensor[slice(*columns)] for tensor in whole]
         results.append(call.run(own, some, rows, columns, place.start, wanted))
     return [_joined_rows(results, name) for name in wanted]
 
 
 def _joined_rows(results: Sequence[Mapping[str, Array]], name: str) -> Array:
     """An output of the rank's chunks as one. attention_out is [S, B, heads * size], the statistics are [B, N, S, 8]."""
-    parts = [each[name] for each in results]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, 0 if name == "attention_out" else 2)
+    parts = [result[name] for result in results]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts, 0 if name == "attention_out" else 2)
 
 
 def by_all_to_all(
@@ -188,9 +190,9 @@ def by_all_to_all(
     own = call.heads // communicator.size
     group = call.heads // call.key_heads
     heads = [slice(rank * own, (rank + 1) * own) for rank in range(communicator.size)]
-    key_heads = [slice(each.start // group, (each.stop - 1) // group + 1) for each in heads]
-    queries = [_to_heads(communicator, parts, each, call.heads, heads) for each in query]
-    others = [_to_heads(communicator, parts, each, call.key_heads, key_heads) for each in keys]
+    key_heads = [slice(own_heads.start // group, (own_heads.stop - 1) // group + 1) for own_heads in heads]
+    queries = [_to_heads(communicator, parts, tensor, call.heads, heads) for tensor in query]
+    others = [_to_heads(communicator, parts, tensor, call.key_heads, key_heads) for tensor in keys]
     whole = (0, parts.length)
     mine = call.of_heads(heads[communicator.rank], key_heads[communicator.rank])
     out = mine.run(queries, others, whole, whole)["attention_out"]
@@ -202,7 +204,7 @@ def by_all_to_all(
 def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, wanted: Sequence[slice]) -> Array:
     """All tokens of the rank's heads, from the rank's tokens of all heads."""
     split = own.reshape(*own.shape[:2], heads, -1)
-    sends = [np.ascontiguousarray(split[:, :, each]) for each in wanted]
+    sends = [np.ascontiguousarray(split[:, :, own_heads]) for own_heads in wanted]
     received = communicator.exchange(sends, parts.shapes(sends[communicator.rank], 0))
     return parts.joined(received, 0).reshape(parts.length, own.shape[1], -1)
 
@@ -210,10 +212,10 @@ def _to_heads(communicator: Communicator, parts: Parts, own: Array, heads: int, 
 def by_ring(
     communicator: Communicator, parts: Parts, call: Call, query: Tensors, keys: Tensors, wanted: Sequence[str]
 ) -> list[Array]:
-    """The method ring. Sends the next keys on before it attends to those that it has."""
+    """The method ring. The keys at hand are on their way to the next rank while this rank attends to them."""
     rank, size = communicator.rank, communicator.size
     chunks = own_chunks(parts, rank)
-    rings = [_Rows(call, [each[place] for each in query], rows, place.start) for rows, place in chunks]
+    rings = [_Rows(call, [tensor[place] for tensor in query], rows, place.start) for rows, place in chunks]
     held = list(keys)
     total = np.zeros(keys[1].shape[1:], np.float64)
     needs_mean = call.attrs.get("cpu_empty_rows") == "mean"
@@ -221,20 +223,26 @@ def by_ring(
         owner = (rank - step) % size
         last = step == size - 1
         before = (owner - 1) % size
-        shapes = [(parts.count(before), *each.shape[1:]) for each in held]
+        shapes = [(parts.count(before), *tensor.shape[1:]) for tensor in held]
         pending = None if last else communicator.pass_on(held, shapes)
         if needs_mean:
             total += held[1].sum(0, dtype=np.float64)
-        for ring in rings:
-            for columns, place in own_chunks(parts, owner):
-                ring.attend([each[place] for each in held], columns)
+        _attend_to(held, own_chunks(parts, owner), rings)
         if pending is not None:
             held = pending.wait()
-    if b"\1" in communicator.share(b"\1" if any(ring.undefined for ring in rings) else b"\0"):
+    undefined = b"\1" if any(ring.undefined for ring in rings) else b"\0"
+    if b"\1" in communicator.share(undefined):
         return by_gather(communicator, parts, call, query, keys, wanted)
     mean = total / parts.length
     results = [{"attention_out": ring.result(mean), **ring.statistics} for ring in rings]
     return [_joined_rows(results, name) for name in wanted]
+
+
+def _attend_to(keys: Tensors, chunks: Sequence[tuple[Chunk, slice]], rings: Sequence[_Rows]) -> None:
+    """All rows attend to the keys of one rank."""
+    for ring in rings:
+        for columns, place in chunks:
+            ring.attend([tensor[place] for tensor in keys], columns)
 
 
 class _Rows:
@@ -253,7 +261,7 @@ class _Rows:
         if self._call.keys_of(self._rows, columns) is None:
             return
         found = self._call.run(self._query, keys, self._rows, columns, self._first, FORWARD_OUTPUTS)
-        self.undefined |= not all(np.isfinite(each).all() for each in found.values())
+        self.undefined |= not all(np.isfinite(array).all() for array in found.values())
         self._found = found if self._found is None else _joined(self._found, found)
 
     @property

@@ -46,7 +46,7 @@ class Parts:
 
     @cached_property
     def owners(self) -> tuple[Array, Array]:
-        """For each position of the sequence the rank that has it, and its place among the tokens of this rank."""
+        """The owner of every position of the sequence, and the place of the position among the owner's tokens."""
         return owners([self.positions(rank) for rank in range(self.ranks)])
 
     def own(self, whole: Array, axis: int, rank: int) -> Array:
@@ -124,7 +124,7 @@ def regrouped(
     size, rank = communicator.size, communicator.rank
     fits = all(part.shape[axis] == len(positions) for part, axis in tensors)
     own = np.array([len(positions) if fits else -1], np.int64)
-    counts = [int(each[0]) for each in communicator.gather_all(own, [(1,)] * size)]
+    counts = [int(count[0]) for count in communicator.gather_all(own, [(1,)] * size)]
     if -1 in counts:
         raise InputError(f"the caches of rank {counts.index(-1)} have another number of tokens than its positions")
     every = communicator.gather_all(positions, [(count,) for count in counts])

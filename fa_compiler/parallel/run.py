@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class AgreedError(InputError):
-    """An error of which all ranks know, so that each of them ends by itself."""
+    """An error that all ranks know of: every rank ends by itself."""
 
 
 @dataclass(frozen=True)

@@ -107,16 +107,20 @@ def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
         record = Record(int(read["ranks"]), str(read["order"]), axes[0], axes[1], dict(read.get("caches", {})))
     except (ValueError, KeyError, TypeError):
         raise _damaged(name) from None
-    numbers = [axis for each in axes for axis in each.values() if axis is not None]
-    pairs = [each for pair in record.caches.items() for each in zip(pair, axes, strict=True)]
-    if (
-        record.ranks < 1
-        or record.order not in ((CYCLIC,) if record.caches else ORDERS)
-        or not all(type(axis) is int for axis in numbers)
-        or not all(type(known.get(each)) is int for each, known in pairs)
-    ):
+    if not _is_possible(record):
         raise _damaged(name)
     return record
+
+
+def _is_possible(record: Record) -> bool:
+    """Whether a record says what it may say: ranks, an order, and whole numbers as axes. The caches have axes, past
+    among the inputs and present among the outputs."""
+    if record.ranks < 1 or record.order not in ((CYCLIC,) if record.caches else ORDERS):
+        return False
+    stated = [axis for axis in (*record.inputs.values(), *record.outputs.values()) if axis is not None]
+    pasts = [record.inputs.get(past) for past in record.caches]
+    presents = [record.outputs.get(present) for present in record.caches.values()]
+    return all(type(axis) is int for axis in (*stated, *pasts, *presents))
 
 
 def _damaged(name: str) -> InputError:
@@ -129,37 +133,61 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
     Raises:
         InputError: the model holds a collective that this version does not know.
     """
-    level: dict[str, int] = {}
-    segments: defaultdict[int, list[onnx.NodeProto]] = defaultdict(list)
-    collectives: defaultdict[int, list[Collective]] = defaultdict(list)
-    part: tuple[str, ...] = ()
-    for node in proto.graph.node:
-        depth = max((level.get(each, 0) for each in _read(node)), default=0)
-        if node.domain != DOMAIN:
-            segments[depth].append(node)
-        elif node.op_type == SEQUENCE_PART and not node.input:
-            part = tuple(node.output)
-        else:
-            collectives[depth].append(_collective(node, name))
-            depth += 1
-        level.update(dict.fromkeys(node.output, depth))
+    levels = _levels(proto.graph.node, name)
     steps: list[Step] = []
     maker = _SegmentMaker.of(proto)
-    for depth in range(max((*segments, *collectives), default=-1) + 1):
-        if segments[depth]:
-            others = (node for other, nodes in segments.items() if other != depth for node in nodes)
-            outside = {each for node in others for each in _read(node)}
-            outside.update(each for group in collectives.values() for step in group for each in step.inputs if each)
-            steps.append(maker.segment(segments[depth], outside))
-        steps.extend(collectives[depth])
-    last_use = {each: index for index, step in enumerate(steps) for each in step.inputs}
-    own = [each for step in steps if isinstance(step, Collective) for each in step.inputs]
-    constants = {each: maker.weights[each] for each in own if each in maker.weights} | dict(maker.defaults)
-    return Plan(constants, part, tuple(steps), last_use)
+    for depth in range(levels.count):
+        if levels.segments[depth]:
+            others = (node for other, nodes in levels.segments.items() if other != depth for node in nodes)
+            read_by_segments = {value for node in others for value in _read(node)}
+            steps.append(maker.segment(levels.segments[depth], read_by_segments.union(levels.read)))
+        steps.extend(levels.collectives[depth])
+    last_use = {value: index for index, step in enumerate(steps) for value in step.inputs}
+    constants = {value: maker.weights[value] for value in levels.read if value in maker.weights}
+    return Plan(constants | dict(maker.defaults), levels.part, tuple(steps), last_use)
+
+
+@dataclass
+class _Levels:
+    """The nodes of a sharded model by the number of collectives before them, as many as lie on one path.
+
+    `part` names the outputs of the SequencePart without an input.
+    """
+
+    segments: defaultdict[int, list[onnx.NodeProto]]
+    collectives: defaultdict[int, list[Collective]]
+    part: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many levels there are."""
+        return max((*self.segments, *self.collectives), default=-1) + 1
+
+    @property
+    def read(self) -> list[str]:
+        """The values that the collectives read, in the order of their levels."""
+        collectives = (step for depth in sorted(self.collectives) for step in self.collectives[depth])
+        return [value for step in collectives for value in step.inputs if value]
+
+
+def _levels(nodes: Iterable[onnx.NodeProto], name: str) -> _Levels:
+    levels = _Levels(defaultdict(list), defaultdict(list))
+    depth_of: dict[str, int] = {}
+    for node in nodes:
+        depth = max((depth_of.get(value, 0) for value in _read(node)), default=0)
+        if node.domain != DOMAIN:
+            levels.segments[depth].append(node)
+        elif node.op_type == SEQUENCE_PART and not node.input:
+            levels.part = tuple(node.output)
+        else:
+            levels.collectives[depth].append(_collective(node, name))
+            depth += 1
+        depth_of.update(dict.fromkeys(node.output, depth))
+    return levels
 
 
 def _collective(node: onnx.NodeProto, name: str) -> Collective:
-    attrs = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
     known = (
         node.op_type in (ALL_GATHER, TOKEN_EXTREMES, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION)
@@ -180,6 +208,14 @@ def _read(node: onnx.NodeProto) -> Iterable[str]:
             yield from (output.name for output in graph.output)
 
 
+def _names_read(nodes: Iterable[onnx.NodeProto], made: Iterable[str]) -> list[str]:
+    """The names that nodes read, once, without those that they make themselves."""
+    read = dict.fromkeys(name for node in nodes for name in _read(node))
+    for name in made:
+        read.pop(name, None)
+    return list(read)
+
+
 @dataclass(frozen=True)
 class _SegmentMaker:
     """Makes segments of one model."""
@@ -198,23 +234,23 @@ class _SegmentMaker:
         given = {info.name for info in graph.input}
         weights = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
         defaults = {tensor.name: tensor for tensor in graph.initializer if tensor.name in given}
-        outer = {each for node in graph.node for each in node.output} | given
+        outer = {name for node in graph.node for name in node.output} | given
         return _SegmentMaker(proto, weights, defaults, {info.name: info for info in infos}, frozenset(outer))
 
     def segment(self, nodes: list[onnx.NodeProto], outside: set[str]) -> Segment:
         """The segment of these nodes. `outside` are the values that the rest of the graph reads."""
-        made = {each for node in nodes for each in node.output if each}
-        read = dict.fromkeys(each for node in nodes for each in _read(node) if each not in made)
-        inputs = [each for each in read if each in self.outer]
+        made = [name for node in nodes for name in node.output if name]
+        read = _names_read(nodes, made)
         ends = outside.union(output.name for output in self.proto.graph.output)
-        outputs = [each for node in nodes for each in node.output if each in ends]
+        inputs = [name for name in read if name in self.outer]
+        outputs = [name for name in made if name in ends]
         model = onnx.ModelProto(ir_version=self.proto.ir_version)
-        model.opset_import.extend(each for each in self.proto.opset_import if each.domain != DOMAIN)
+        model.opset_import.extend(entry for entry in self.proto.opset_import if entry.domain != DOMAIN)
         model.functions.extend(self.proto.functions)
         graph = model.graph
         graph.name = "segment"
         graph.node.extend(nodes)
-        graph.initializer.extend(self.weights[each] for each in read if each in self.weights)
+        graph.initializer.extend(self.weights[name] for name in read if name in self.weights)
         graph.input.extend(map(self._info, inputs))
         graph.output.extend(map(self._info, outputs))
         return Segment(model, tuple(inputs), tuple(outputs))

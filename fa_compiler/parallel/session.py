@@ -104,7 +104,7 @@ class ShardedSession:
         return divided(self.record.order, self.record.ranks, next(iter(lengths.values())))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of this rank: its part of those that `record.outputs` gives an axis, and all of the others.
+        """The outputs of this rank: a part of the outputs that have an axis in `record.outputs`, and the others whole.
 
         `inputs` are whole arrays by name, on every rank; a rank takes its part of them.
 
@@ -155,7 +155,7 @@ class ShardedSession:
         arrays = {}
         for name, present in self.record.caches.items():
             axis, kind = self.record.inputs[name], self._declared[name].elem_type
-            pairs = zip(*(self._declared[each].shape.dim for each in (name, present)), strict=True)
+            pairs = zip(*(self._declared[cache].shape.dim for cache in (name, present)), strict=True)
             sizes = [0 if dim == axis else size.dim_value or grown.dim_value for dim, (size, grown) in enumerate(pairs)]
             if sizes.count(0) > 2:
                 raise InputError(
@@ -214,7 +214,7 @@ class ShardedSession:
         name = next(iter(self.record.caches.values()))
         count = np.array([outputs[name].shape[self.record.outputs[name] or 0]], np.int64)
         counts = self.communicator.gather_all(count, [(1,)] * self.communicator.size)
-        return divided(parts.order, parts.ranks, sum(int(each[0]) for each in counts))
+        return divided(parts.order, parts.ranks, sum(int(count[0]) for count in counts))
 
     def gather(self, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The whole outputs of `run(inputs)` on rank 0; an empty dictionary on the other ranks. Raises RankError."""

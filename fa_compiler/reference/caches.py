@@ -100,20 +100,28 @@ class Caches:
         if len(keys) not in (1, self.batch) or (self.table is not None and len(keys) > 1):
             raise self.call.error("key", f"a list of {len(keys)} tensors for a batch of {self.batch}")
         for key in keys:
-            paged = self.table is not None
-            entries = key.shape[0] if paged else 1 if self.listed else self.batch
-            ranks = (3, 4) if paged and self.layout == "BNSD" else (3,) if paged else (LAYOUTS[self.layout],)
-            tokens = 1 if key.ndim == 3 or (self.layout == "BSND" and not paged) else 2
-            length = int(self.call.attrs["block_size"]) if paged else key.shape[min(tokens, key.ndim - 1)]
-            forms = {
-                3: (entries, length, self.key_heads * self.width),
-                4: (entries, self.key_heads, length, self.width)
-                if tokens == 2
-                else (entries, length, self.key_heads, self.width),
-            }
-            if key.ndim not in ranks or key.shape != forms[key.ndim]:
-                expected = " or ".join(str(list(forms[rank])) for rank in ranks)
+            forms = self._forms(key)
+            if key.shape not in forms:
+                expected = " or ".join(str(list(form)) for form in forms)
                 raise self.call.error("key", f"shape {list(key.shape)} is not {expected}")
+
+    def _forms(self, key: Array) -> list[tuple[int, ...]]:
+        """The shapes that a tensor with as many tokens as `key` may have: by the layout, or those of pages."""
+        paged, heads = self.table is not None, self.key_heads
+        heads_first = key.ndim != 3 and (paged or self.layout != "BSND")
+        if paged:
+            entries, length = key.shape[0], int(self.call.attrs["block_size"])
+        else:
+            entries, length = self.batch, key.shape[min(1 + heads_first, key.ndim - 1)]
+            if self.listed:
+                entries = 1
+        folded = (entries, length, heads * self.width)
+        by_head = (entries, length, heads, self.width)
+        if heads_first:
+            by_head = (entries, heads, length, self.width)
+        if paged:
+            return [folded, by_head] if self.layout == "BNSD" else [folded]
+        return [folded] if self.layout == "BSH" else [by_head]
 
     def _room(self) -> list[int]:
         """The capacity of each entry in tokens. With pages it is the capacity of the entry's row of the table."""
@@ -124,21 +132,25 @@ class Caches:
         return [keys[entry if self.listed else 0].shape[tokens] for entry in range(self.batch)]
 
     def _valid(self) -> list[Valid]:
-        room = self.room
-        given = self.call.optional("actual_seq_lengths")
+        room, given = self.room, self.call.optional("actual_seq_lengths")
         if given is None:
             if self.table is not None:
                 raise self.call.error("actual_seq_lengths", "absent beside a block_table")
             return [Valid(0, size) for size in room]
-        if given.shape not in ((1,), (self.batch,)):
-            raise self.call.error("actual_seq_lengths", f"shape {list(given.shape)} is not [1] or [{self.batch}]")
-        counts = [int(given[0 if given.size == 1 else entry]) for entry in range(self.batch)]
-        for entry, count in enumerate(counts):
-            if not 0 <= count <= room[entry]:
-                raise self.call.error("actual_seq_lengths", f"{count} keys in batch entry {entry} of {room[entry]}")
+        counts = self._counts(given)
         padding = self.call.optional("kv_padding_size")
         if padding is None or self.table is not None or self.listed:
             return [Valid(0, count) for count in counts]
         padding_size = max(0, int(padding.reshape(-1)[0]))
         firsts = [size - padding_size - count for size, count in zip(room, counts, strict=True)]
         return [Valid(first, count) if first >= 0 else Valid(0, 0) for first, count in zip(firsts, counts, strict=True)]
+
+    def _counts(self, given: Array) -> list[int]:
+        """The number of keys of each batch entry, by actual_seq_lengths."""
+        if given.shape not in ((1,), (self.batch,)):
+            raise self.call.error("actual_seq_lengths", f"shape {list(given.shape)} is not [1] or [{self.batch}]")
+        counts = [int(count) for count in np.broadcast_to(given, (self.batch,))]
+        for entry, (count, room) in enumerate(zip(counts, self.room, strict=True)):
+            if not 0 <= count <= room:
+                raise self.call.error("actual_seq_lengths", f"{count} keys in batch entry {entry} of {room}")
+        return counts

@@ -58,9 +58,9 @@ class Side:
     def width(self, call: OpCall, name: str) -> int:
         """The head size of a tensor of this side. Raises ReferenceInputError if its shape does not fit the side."""
         shape = call.tensor(name).shape
-        last = shape[-1] if shape else 0
-        folded = self.layout in ("BSH", "SBH")
-        width = (last // self.heads if self.heads else 0) if folded else last
+        width = shape[-1] if shape else 0
+        if self.layout in ("BSH", "SBH"):
+            width = width // self.heads if self.heads else 0
         if shape != self.shape(width):
             raise call.error(
                 name,

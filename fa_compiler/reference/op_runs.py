@@ -79,8 +79,8 @@ def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> Refere
     by itself is not called. Such a model cannot be evaluated if onnx has no reference of the operator.
     """
     proto = _loaded(model)
-    versions = {_domain(each.domain): each.version for each in proto.opset_import}
-    called = [each for each in proto.functions if not _is_shadowed(each, versions)]
+    versions = {_domain(opset.domain): opset.version for opset in proto.opset_import}
+    called = [function for function in proto.functions if not _is_shadowed(function, versions)]
     if len(called) < len(proto.functions):
         given, proto = proto, onnx.ModelProto()
         proto.CopyFrom(given)

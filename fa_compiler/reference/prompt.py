@@ -278,24 +278,28 @@ class Prompt:
         mask: Bools = given != 0
         if self.one_row:
             return self._row_mask(mask)
-        if self.mode in (2, 3, 4):
-            compressed = np.triu(np.ones((2048, 2048), np.bool_), 1)
-            if (
-                mask.shape[-2:] != compressed.shape
-                or mask.size != compressed.size
-                or (mask.reshape(compressed.shape) ^ compressed).any()
-            ):
-                raise self.call.error("atten_mask", f"sparse_mode {self.mode} takes [2048,2048], 1 above the diagonal")
-            return mask.reshape(1, *compressed.shape)
+        return self._compressed_mask(mask) if self.mode in (2, 3, 4) else self._full_mask(mask)
+
+    def _compressed_mask(self, mask: Bools) -> Bools:
+        """The mask of the compressed modes: [2048,2048], True above the diagonal."""
+        compressed = np.triu(np.ones((2048, 2048), np.bool_), 1)
+        has_size = mask.shape[-2:] == compressed.shape and mask.size == compressed.size
+        if not has_size or (mask.reshape(compressed.shape) ^ compressed).any():
+            raise self.call.error("atten_mask", f"sparse_mode {self.mode} takes [2048,2048], 1 above the diagonal")
+        return mask.reshape(1, *compressed.shape)
+
+    def _full_mask(self, mask: Bools) -> Bools:
+        """A mask [S1,S2], [1 or B,S1,S2] or [1 or B,1,S1,S2], which covers the scores."""
+        full = mask
         if mask.ndim == 2:
-            mask = mask[None]
+            full = mask[None]
         if mask.ndim == 4 and mask.shape[1] == 1:
-            mask = mask[:, 0]
+            full = mask[:, 0]
         rows, columns = self._covered()
-        is_valid = mask.ndim == 3 and mask.shape[0] in (1, len(self.rows))
-        if not is_valid or mask.shape[1] < rows or mask.shape[2] < columns:
-            raise self.call.error("atten_mask", f"shape {list(given.shape)} does not cover {[rows, columns]}")
-        return mask
+        is_valid = full.ndim == 3 and full.shape[0] in (1, len(self.rows))
+        if not is_valid or full.shape[1] < rows or full.shape[2] < columns:
+            raise self.call.error("atten_mask", f"shape {list(mask.shape)} does not cover {[rows, columns]}")
+        return full
 
     def _row_mask(self, mask: Bools) -> Bools:
         batch, columns = len(self.rows), self.keys.columns
@@ -397,12 +401,15 @@ class Prompt:
             raise call.error("quant_scale2", "given with a packed layout or a list, expected none")
         if scale.size > 1 and (self._padded() or call.attrs.get("softmax_lse_flag")):
             raise call.error("quant_scale2", "given for channels beside padding or softmax_lse")
-        if self.operator.fused and offset is None:
-            return
+        if offset is not None or not self.operator.fused:
+            self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Every row has a key."""
         for entry, (_, count) in enumerate(self.rows):
             if count and self.keys.count(entry) and not self._allowed(entry)[1].any(axis=1).all():
                 problem = f"{self.mode} leaves rows without a key, which INT8 results do not allow"
-                raise call.error("sparse_mode", problem)
+                raise self.call.error("sparse_mode", problem)
 
     def _quantised(self, out: Floats, head: int) -> Floats:
         scale, offset = self.quant

@@ -15,6 +15,7 @@ keys.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +26,10 @@ from fa_compiler.reference.quantised import FLOATS
 RANKS = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
 """The layouts of query, key and value, and their ranks."""
 
+_ANTIQUANT = ("antiquant_scale", "antiquant_offset")
+_KEY_ANTIQUANT = ("key_antiquant_scale", "key_antiquant_offset")
+_VALUE_ANTIQUANT = ("value_antiquant_scale", "value_antiquant_offset")
 _PAGE_UNITS = {"int8": 32}
-_HEADS_FIRST = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
 
 
 class Span(NamedTuple):
@@ -77,11 +80,11 @@ def split(call: OpCall, name: str, array: Array, layout: str, heads: int) -> Arr
         array = array.reshape(*array.shape[:2], heads, array.shape[2] // heads)
     if layout == "TND":
         array = array.transpose(1, 0, 2)
-    result: Array = (
-        array[None]
-        if RANKS[layout] == 3 and layout != "BSH"
-        else array.transpose(_HEADS_FIRST["BNSD" if layout == "BNSD" else "BSND"])
-    )
+    result: Array = array
+    if layout in ("TND", "NTD", "NSD"):
+        result = array[None]
+    elif layout != "BNSD":
+        result = array.transpose(0, 2, 1, 3)
     if result.shape[1] != heads:
         raise call.error(name, f"has {result.shape[1]} heads, expected {heads}")
     return result
@@ -182,20 +185,25 @@ class Keys:
             raise call.error("value", f"has {len(values)} tensors, expected {len(keys)} as key")
         if self.listed and (sizes.packed or self.table is not None or len(keys) != sizes.batch):
             raise call.error("key", f"a list of {len(keys)} tensors for a batch of {sizes.batch} in {sizes.layout}")
-        scaled = (
-            sizes.query_type != np.int8 and "key_antiquant_mode" in call.attrs
-        )  # PromptFlashAttention does not have this attribute
         for name, tensors in self.tensors.items():
             for tensor in tensors:
-                if tensor.dtype != sizes.query_type and not (scaled and tensor.dtype == np.int8):
-                    problem = f"dtype {tensor.dtype} beside a query of {sizes.query_type}; 4-bit keys are not computed"
-                    raise call.error(name, problem)
-                if tensor.dtype != keys[0].dtype:
-                    raise call.error(name, f"dtype {tensor.dtype} differs from {keys[0].dtype} of the first key")
-                if self.table is None and not self.sizes.packed:
-                    batch = self._split(name, tensor).shape[0]
-                    if batch != (1 if self.listed else sizes.batch):
-                        raise call.error(name, f"has the batch {batch} in {sizes.layout}")
+                self._check_tensor(name, tensor)
+
+    def _check_tensor(self, name: str, tensor: Array) -> None:
+        """A tensor of keys or values has the type of query, or INT8 with scales. It has the type of the first key and
+        the batch size of the call."""
+        sizes, call, first = self.sizes, self.call, self.tensors["key"][0]
+        # PromptFlashAttention does not have the attribute key_antiquant_mode.
+        scaled = sizes.query_type != np.int8 and "key_antiquant_mode" in call.attrs
+        if tensor.dtype != sizes.query_type and not (scaled and tensor.dtype == np.int8):
+            problem = f"dtype {tensor.dtype} beside a query of {sizes.query_type}; 4-bit keys are not computed"
+            raise call.error(name, problem)
+        if tensor.dtype != first.dtype:
+            raise call.error(name, f"dtype {tensor.dtype} differs from {first.dtype} of the first key")
+        if self.table is None and not sizes.packed:
+            batch = self._split(name, tensor).shape[0]
+            if batch != (1 if self.listed else sizes.batch):
+                raise call.error(name, f"has the batch {batch} in {sizes.layout}")
 
     def _split(self, name: str, tensor: Array) -> Array:
         return split(self.call, name, tensor, self.sizes.layout, self.sizes.key_heads)
@@ -229,7 +237,7 @@ class Keys:
         """Raise ReferenceInputError if the table names blocks that do not exist, or too few for the keys."""
         if self.table is None:
             return
-        size, blocks = int(self.call.attrs["block_size"]), min(len(each[0]) for each in self.tensors.values())
+        size, blocks = int(self.call.attrs["block_size"]), min(len(tensors[0]) for tensors in self.tensors.values())
         for entry, (_, count) in enumerate(self.spans):
             used = self.table[entry, : -(-count // size)]
             if len(used) and not 0 <= used.min() <= used.max() < blocks:
@@ -288,29 +296,30 @@ class Keys:
 
     def _prefix(self) -> dict[str, Array]:
         """The prefix of key and value as [N2, S, D]; empty if there is no prefix."""
-        names = {name: f"{name}_shared_prefix" for name in ("key", "value")}
-        given = {name: self.call.optional(full) for name, full in names.items()}
-        found = {name: tensor for name, tensor in given.items() if tensor is not None}
-        if not found:
+        given = {name: self.call.optional(f"{name}_shared_prefix") for name in ("key", "value")}
+        if all(tensor is None for tensor in given.values()):
             return {}
-        for name, full in names.items():
-            if name not in found:
-                raise self.call.error(full, "is absent, expected with the prefix of the other")
-            tensor = found[name]
-            integers = self.sizes.query_type == np.int8
-            if self.sizes.packed or self.table is not None or self.listed or integers:
-                raise self.call.error(full, "given with a packed layout, pages, a list or an INT8 query")
-            if self.call.optional("kv_padding_size") is not None:
-                raise self.call.error(full, "given beside kv_padding_size")
-            if tensor.dtype != self.tensors["key"][0].dtype:
-                raise self.call.error(full, f"dtype {tensor.dtype} is not that of key")
-            split_tensor = self._split(full, tensor)
-            if split_tensor.shape[0] != 1 or split_tensor.shape[3] != self.widths[name]:
-                raise self.call.error(full, f"shape {list(tensor.shape)} is not one entry as {name}")
-            found[name] = split_tensor[0]
-        if found["key"].shape[1] != found["value"].shape[1]:
+        prefix = {name: self._prefix_of(name, tensor) for name, tensor in given.items()}
+        if prefix["key"].shape[1] != prefix["value"].shape[1]:
             raise self.call.error("value_shared_prefix", "key_shared_prefix and value_shared_prefix differ in length")
-        return found
+        return prefix
+
+    def _prefix_of(self, name: str, tensor: Array | None) -> Array:
+        """The prefix of key or of value as [N2, S, D]."""
+        full, integers = f"{name}_shared_prefix", self.sizes.query_type == np.int8
+        if tensor is None:
+            raise self.call.error(full, "is absent, expected with the prefix of the other")
+        if self.sizes.packed or self.table is not None or self.listed or integers:
+            raise self.call.error(full, "given with a packed layout, pages, a list or an INT8 query")
+        if self.call.optional("kv_padding_size") is not None:
+            raise self.call.error(full, "given beside kv_padding_size")
+        if tensor.dtype != self.tensors["key"][0].dtype:
+            raise self.call.error(full, f"dtype {tensor.dtype} is not that of key")
+        split_tensor = self._split(full, tensor)
+        if split_tensor.shape[0] != 1 or split_tensor.shape[3] != self.widths[name]:
+            raise self.call.error(full, f"shape {list(tensor.shape)} is not one entry as {name}")
+        entry: Array = split_tensor[0]
+        return entry
 
     def _shared(self) -> int:
         if not self.prefix:
@@ -332,41 +341,55 @@ class Keys:
         They are [B,S] if they are by token; otherwise they broadcast to [N2,1,D].
         """
         call = self.call
-        scales = ("antiquant_scale", "key_antiquant_scale", "value_antiquant_scale")
-        offsets = ("antiquant_offset", "key_antiquant_offset", "value_antiquant_offset")
         quantised = self.sizes.query_type != np.int8 and self.tensors["key"][0].dtype == np.int8
-        given = {name: tensor for name in (*scales, *offsets) if (tensor := typed(call, name, *FLOATS)) is not None}
+        names = itertools.chain(*zip(_ANTIQUANT, _KEY_ANTIQUANT, _VALUE_ANTIQUANT, strict=True))
+        given = {name: tensor for name in names if (tensor := typed(call, name, *FLOATS)) is not None}
         if not quantised:
             for name in given:
                 raise call.error(name, "given, expected none: keys are not INT8 beside a query of floats")
             return {}
         if not any(self.count(entry) for entry in range(self.sizes.batch)):
             return {}  # no keys: scales by token would be empty
-        apart = ("key_antiquant_scale" in given, "value_antiquant_scale" in given)
-        if apart[0] != apart[1]:
-            raise call.error(scales[1 + apart[0]], "is absent, expected with the scale of the other")
-        if ("key_antiquant_offset" in given) != ("value_antiquant_offset" in given):
-            raise call.error("value_antiquant_offset", "key and value need offsets both, or none")
-        found = {}
-        modes = [int(call.attrs[f"{name}_antiquant_mode"]) for name in ("key", "value")]
-        if apart[0] and modes[0] != modes[1] and modes != [0, 1]:
-            raise call.error("value_antiquant_mode", f"is {modes[1]} beside a key_antiquant_mode of {modes[0]}")
-        for index, name in enumerate(("key", "value")):
-            if apart[0]:
-                mode = {3: index}.get(modes[index], modes[index])  # 3: key by channel, value by token
-                own = f"{name}_antiquant_scale", f"{name}_antiquant_offset"
-                scale, offset = given[own[0]], given.get(own[1])
-            else:
-                mode, own = int(call.attrs["antiquant_mode"]), ("antiquant_scale", "antiquant_offset")
-                both = given.get(own[0])
-                if both is None or both.ndim == 0 or both.shape[0] != 2:
-                    raise call.error(own[0], "two scales, of keys and values, are needed for INT8 keys")
-                scale, pair = both[index], given.get(own[1])
-                if pair is not None and pair.shape != both.shape:
-                    raise call.error(own[1], f"shape {list(pair.shape)} is not {list(both.shape)} as the scale")
-                offset = None if pair is None else pair[index]
-            found[name] = self._scale(own, mode, name, np.asarray(scale), offset)
-        return found
+        if not self._have_own_scales(given):
+            scales, offsets = self._common_scales(given)
+            mode = int(call.attrs["antiquant_mode"])
+            return {
+                "key": self._scale(_ANTIQUANT, mode, "key", scales[0], offsets[0]),
+                "value": self._scale(_ANTIQUANT, mode, "value", scales[1], offsets[1]),
+            }
+        (key_scale, key_offset), (value_scale, value_offset) = _KEY_ANTIQUANT, _VALUE_ANTIQUANT
+        key_mode, value_mode = self._own_modes()
+        return {
+            "key": self._scale(_KEY_ANTIQUANT, key_mode, "key", given[key_scale], given.get(key_offset)),
+            "value": self._scale(_VALUE_ANTIQUANT, value_mode, "value", given[value_scale], given.get(value_offset)),
+        }
+
+    def _have_own_scales(self, given: Mapping[str, Array]) -> bool:
+        """Whether keys and values have scales of their own: both, or neither."""
+        (key_scale, key_offset), (value_scale, value_offset) = _KEY_ANTIQUANT, _VALUE_ANTIQUANT
+        if (key_scale in given) != (value_scale in given):
+            missing = value_scale if key_scale in given else key_scale
+            raise self.call.error(missing, "is absent, expected with the scale of the other")
+        if (key_offset in given) != (value_offset in given):
+            raise self.call.error(value_offset, "key and value need offsets both, or none")
+        return key_scale in given
+
+    def _own_modes(self) -> tuple[int, int]:
+        """The modes of the own scales of keys and values. Mode 3 means keys by channel (0) and values by token (1)."""
+        key, value = (int(self.call.attrs[f"{name}_antiquant_mode"]) for name in ("key", "value"))
+        if key != value and (key, value) != (0, 1):
+            raise self.call.error("value_antiquant_mode", f"is {value} beside a key_antiquant_mode of {key}")
+        return (0, 1) if key == 3 else (key, value)
+
+    def _common_scales(self, given: Mapping[str, Array]) -> tuple[list[Array], list[Array | None]]:
+        """antiquant_scale and antiquant_offset, whose first dimension is keys and values, for each of the two."""
+        scales, offsets = (given.get(name) for name in _ANTIQUANT)
+        if scales is None or scales.ndim == 0 or scales.shape[0] != 2:
+            raise self.call.error("antiquant_scale", "two scales, of keys and values, are needed for INT8 keys")
+        if offsets is not None and offsets.shape != scales.shape:
+            problem = f"shape {list(offsets.shape)} is not {list(scales.shape)} as the scale"
+            raise self.call.error("antiquant_offset", problem)
+        return [*map(np.asarray, scales)], [None, None] if offsets is None else [*offsets]
 
     def _scale(
         self, names: tuple[str, str], mode: int, name: str, scale: Array, offset: Array | None

@@ -39,6 +39,13 @@ class TensorDesc:
         return self.dtype == UNDEFINED and self.layout in ("", "FORMAT_RESERVED")
 
 
+def known_sizes(shape: tuple[int, ...] | None) -> tuple[int | None, ...] | None:
+    """A shape with None for a dynamic size."""
+    if shape is None:
+        return None
+    return tuple(None if size < 0 else size for size in shape)
+
+
 def absent(name: str) -> TensorDesc:
     """The placeholder of an absent optional input."""
     return TensorDesc(name, UNDEFINED, (), "")

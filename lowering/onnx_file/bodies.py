@@ -25,7 +25,7 @@ place of such values, and a branch adds the effect of those that are read; it ru
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,17 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, get
-from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, UNLIMITED
+from fa_compiler.op_registry.geometry import (
+    BATCH_AXIS,
+    FOLDED,
+    LAYOUTS,
+    SEQUENCE_AXIS,
+    UNLIMITED,
+    divide,
+    shape_of,
+    sizes_by_letter,
+)
+from fa_compiler.op_registry.node import Dim
 
 OLDEST_OPSET = 13
 """ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
@@ -130,61 +140,88 @@ def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
 
 def _call_of(view: NodeView, opset: int) -> _Call | None:
     tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
-    attrs = {entry.name: entry.value_if_absent for entry in get(GRAPH_OP).attrs} | dict(view.attrs)
-    attrs = {name: value.decode() if isinstance(value, bytes) else value for name, value in attrs.items()}
+    attrs = _attributes(view)
     layout, dtype = str(attrs["input_layout"]), _TYPES.get(tensors["query"].dtype)
     if opset < OLDEST_OPSET or dtype is None or layout not in BATCH_AXIS or not _INPUTS.issuperset(view.inputs):
         return None
-    if attrs["keep_prob"] != 1.0 or not attrs.keys() <= _READ | _IGNORED | {"keep_prob"}:
-        return None
-    if attrs["pse_type"] not in (0, 1) or attrs["sparse_mode"] not in range(5):
+    if not _has_written_attributes(attrs) or not _has_written_shapes(tensors, attrs):
         return None
     sizes = _sizes(tensors, layout, int(attrs["head_num"]))
-    bias, mask, length = (tensors.get(name) for name in ("real_shift", "atten_mask", "actual_seq_kvlen"))
-    if sizes is None or (bias is not None and (bias.shape is None or len(bias.shape) != 4)):
+    if sizes is None:
         return None
-    if length is not None and length.shape != (1,):
-        return None
-    excludes = False
-    if mask is not None:
-        if mask.shape is None or len(mask.shape) not in (2, 4):
-            return None
-        beside_band = len(mask.shape) == 4 and mask.shape[2] == 1
-        excludes = attrs["sparse_mode"] in (0, 1) or beside_band
-        if not excludes and mask.shape[-2:] != (_COMPRESSED, _COMPRESSED):
-            return None
-        if len(mask.shape) == 2 and attrs.get("cpu_mask_batch") == "repeated":
-            return None
     heads, widths = sizes
     read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
     inputs = tuple(name for name in get(GRAPH_OP).input_names if name in tensors)
+    excludes = _mask_excludes(tensors, attrs)
     return _Call(layout, opset, dtype, heads, widths, inputs, read, tuple(sorted(view.attrs)), excludes)
+
+
+def _attributes(view: NodeView) -> dict[str, Any]:
+    """Every attribute of the prototype and of the node, with texts as str."""
+    attrs = {entry.name: entry.value_if_absent for entry in get(GRAPH_OP).attrs} | dict(view.attrs)
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in attrs.items()}
+
+
+def _has_written_attributes(attrs: Mapping[str, Any]) -> bool:
+    """Whether a body is written for calls with these attributes: without dropout, slopes and the modes of prefixes and
+    packed sequences."""
+    known = attrs.keys() <= _READ | _IGNORED | {"keep_prob"}
+    return known and attrs["keep_prob"] == 1.0 and attrs["pse_type"] in (0, 1) and attrs["sparse_mode"] in range(5)
+
+
+def _has_written_shapes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> bool:
+    """Whether a body is written for the ranks of bias, mask and key length, and for the size of a compressed mask."""
+    bias, mask, length = (tensors.get(name) for name in ("real_shift", "atten_mask", "actual_seq_kvlen"))
+    if bias is not None and (bias.shape is None or len(bias.shape) != 4):
+        return False
+    if length is not None and length.shape != (1,):
+        return False
+    if mask is None:
+        return True
+    if mask.shape is None or len(mask.shape) not in (2, 4):
+        return False
+    if not _mask_excludes(tensors, attrs) and mask.shape[-2:] != (_COMPRESSED, _COMPRESSED):
+        return False
+    return len(mask.shape) == 4 or attrs.get("cpu_mask_batch") != "repeated"
+
+
+def _mask_excludes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> bool:
+    """Whether the content of atten_mask counts: it does in the modes 0 and 1, and for a mask of keys beside a band."""
+    if "atten_mask" not in tensors:
+        return False
+    shape = tensors["atten_mask"].shape or ()
+    beside_band = len(shape) == 4 and shape[2] == 1
+    return attrs["sparse_mode"] in (0, 1) or beside_band
 
 
 def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[int, int], dict[str, int]] | None:
     """(N1, N2) and the head size of each tensor; None if one is unknown before the model runs."""
+    if n1 <= 0:
+        return None
     last: dict[str, int] = {}
     for name in ("query", "key", "value", "query_rope", "key_rope"):
         if name not in tensors:
             continue
-        shape = tensors[name].shape
-        if shape is None or len(shape) != LAYOUTS[layout] or not isinstance(shape[-1], int) or shape[-1] <= 0:
+        width = shape_of(tensors[name], LAYOUTS[layout])[-1]
+        if not isinstance(width, int) or width <= 0:
             return None
-        last[name] = shape[-1]
-    if layout in ("BSH", "SBH"):
-        width = last["query"] // n1
-        if not width or last["key"] % width:
-            return None
-        n2: int | str | None = last["key"] // width
-    else:
-        n2 = (tensors["key"].shape or ())[2 if layout == "BSND" else 1]
-    if not isinstance(n2, int) or n2 <= 0 or n1 <= 0 or n1 % n2:
+        last[name] = width
+    n2 = _key_heads(tensors["key"], layout, last, n1)
+    if not isinstance(n2, int) or n2 <= 0 or n1 % n2:
         return None
-    folded = layout in ("BSH", "SBH")
-    heads = {name: (n1 if name.startswith("query") else n2) if folded else 1 for name in last}
+    if layout not in FOLDED:
+        return (n1, n2), last
+    heads = {name: n1 if name.startswith("query") else n2 for name in last}
     if any(size % heads[name] for name, size in last.items()):
         return None
     return (n1, n2), {name: size // heads[name] for name, size in last.items()}
+
+
+def _key_heads(key: TensorInfo, layout: str, widths: Mapping[str, int], n1: int) -> Dim:
+    """N2, which follows in BSH and SBH from the width of a head of query; None if it does not fit."""
+    if layout not in FOLDED:
+        return sizes_by_letter(key, layout)["N"]
+    return divide(widths["key"], widths["query"] // n1)
 
 
 @dataclass
@@ -296,36 +333,44 @@ class _Writer:
         return self.op("Tile", mask, self.op("Concat", times, self.ints(1, 1, 1), axis=0))
 
     def _attend(self, scores: str, value: str, bias: str | None, batch: str | None) -> str:
-        attrs, nothing, infinite = self.call.attrs, self.number(0.0), self.number(-math.inf)
+        """The softmax of the scores, times the values."""
+        attrs = self.call.attrs
+        for constant in (0.0, -math.inf):
+            self.number(constant)  # these stand in front of whatever reads them
         allowed = self._allowed(scores, batch)
-        empty: str | None = None
         mask_value = float(np.float32(attrs.get("cpu_mask_value", -math.inf)))
         biased = attrs.get("cpu_masked_bias") == "added"
-        scored = biased or math.isfinite(mask_value)
-        rule = attrs.get("cpu_empty_rows", "")
-        if allowed is not None and scored:
-            fill = self.number(mask_value)
-            if biased and bias is not None:
-                fill = self.op("Add", fill, bias)
-            scores = self.op("Where", allowed, scores, fill)
-        elif allowed is not None:
-            count = self.op("ReduceSum", self.op("Cast", allowed, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
-            empty = self.op("Equal", count, nothing)
-            kept = self.op("Or", allowed, empty) if rule == "unmasked" else allowed
-            fill = self.op("Where", empty, nothing, infinite) if rule == "mean" else infinite
-            scores = self.op("Where", kept, scores, fill)
-        weights = self._softmax(scores, empty)
-        read = None if scored else allowed
-        if empty is not None and rule in ("", "zero", "nan"):
-            weights = self.op("Where", empty, nothing if rule != "nan" else self.number(math.nan), weights)
-        elif empty is not None and allowed is not None:
-            read = self.op("Or", allowed, empty)
-        if scored and allowed is not None and attrs.get("cpu_masked_values") == "zero":
-            weights, read = self.op("Where", allowed, weights, nothing), allowed
-        elif scored and allowed is not None:
-            weighty = self.op("GreaterOrEqual", weights, self.number(float(np.finfo(np.float32).tiny)))
-            read = self.op("Or", allowed, weighty)
-        return self.op("MatMul", weights, value) if read is None else self._weighted(weights, value, read)
+        if allowed is None:
+            return self.op("MatMul", self._softmax(scores, None), value)
+        if not biased and not math.isfinite(mask_value):
+            return self._attend_allowed(scores, value, allowed)
+        fill = self.number(mask_value)
+        if biased and bias is not None:
+            fill = self.op("Add", fill, bias)
+        return self._attend_scored(self.op("Where", allowed, scores, fill), value, allowed)
+
+    def _attend_allowed(self, scores: str, value: str, allowed: str) -> str:
+        """Excluded keys have no part in the softmax. cpu_empty_rows says what a row without keys is."""
+        nothing, infinite = self.number(0.0), self.number(-math.inf)
+        rule = self.call.attrs.get("cpu_empty_rows", "")
+        count = self.op("ReduceSum", self.op("Cast", allowed, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
+        empty = self.op("Equal", count, nothing)
+        kept = self.op("Or", allowed, empty) if rule == "unmasked" else allowed
+        fill = self.op("Where", empty, nothing, infinite) if rule == "mean" else infinite
+        weights = self._softmax(self.op("Where", kept, scores, fill), empty)
+        if rule not in ("", "zero", "nan"):
+            return self._weighted(weights, value, self.op("Or", allowed, empty))
+        of_empty = self.number(math.nan) if rule == "nan" else nothing
+        return self._weighted(self.op("Where", empty, of_empty, weights), value, allowed)
+
+    def _attend_scored(self, scores: str, value: str, allowed: str) -> str:
+        """Excluded keys have a finite score. Their values count where their weight is no less than a normal float32,
+        unless cpu_masked_values leaves them out."""
+        weights = self._softmax(scores, None)
+        if self.call.attrs.get("cpu_masked_values") == "zero":
+            return self._weighted(self.op("Where", allowed, weights, self.number(0.0)), value, allowed)
+        weighty = self.op("GreaterOrEqual", weights, self.number(float(np.finfo(np.float32).tiny)))
+        return self._weighted(weights, value, self.op("Or", allowed, weighty))
 
     def _softmax(self, scores: str, empty: str | None) -> str:
         """The softmax, with 0 for the rows that cpu_nan_rows names."""
@@ -370,8 +415,10 @@ class _Writer:
     def _band(self, scores: str, mode: int) -> list[str]:
         """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom right (3, 4)."""
         before, after = (int(self.call.attrs[name]) for name in ("pre_tockens", "next_tockens"))
-        lower = None if mode in (2, 3) or before >= UNLIMITED else -before
-        upper = 0 if mode in (2, 3) else None if after >= UNLIMITED else after
+        if mode in (2, 3):
+            before, after = UNLIMITED, 0
+        lower = None if before >= UNLIMITED else -before
+        upper = None if after >= UNLIMITED else after
         if lower is None and upper is None:
             return []
         shape = self.op("Shape", scores)
@@ -404,7 +451,7 @@ class _Writer:
         branch._names = {stem: 1000 + count for stem, count in self._names.items()}
         positive = branch.op("And", branch.op("Greater", weights, nothing), read)
         zero = branch.op("And", branch.op("Equal", weights, nothing), read)
-        used, unused = (branch.op("Cast", each, to=number) for each in (positive, zero))
+        used, unused = (branch.op("Cast", condition, to=number) for condition in (positive, zero))
 
         def found(factor: str, kind: str) -> str:
             return branch.op("Greater", branch.op("MatMul", factor, branch.op("Cast", kind, to=number)), nothing)

@@ -114,7 +114,8 @@ def restore_graph_operators(model: ir.Model) -> None:
     for node in list(all_nodes(model.graph)):
         if _is_of_file(node.domain, node.op_type) and len(node.outputs) == 1:
             _replace_node(node, DOMAIN, GRAPH_OP, _OUTPUTS_BEFORE + 1)
-    for identifier in [each for each in model.functions if _is_of_file(each[0], each[1])]:
+    bodies = [identifier for identifier in model.functions if _is_of_file(identifier[0], identifier[1])]
+    for identifier in bodies:
         del model.functions[identifier]
 
 
@@ -197,7 +198,7 @@ def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> li
 
 
 def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onnx.FunctionProto]:
-    """Name the nodes so that those with one body have one name, and return the bodies."""
+    """Give the nodes of one body the same name, and return the bodies."""
     names = dict(zip(dict.fromkeys(keys), FILE_OPS, strict=False))
     for node, key in zip(nodes, keys, strict=True):
         node.op_type = names[key]

@@ -133,9 +133,9 @@ def _tensors(spec: OpSpec) -> list[str]:
 
 def _types(record: Operator, spec: OpSpec) -> list[str]:
     variants = registered(record)
-    required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in variants)
-    outputs = max((each.outputs for each in variants), key=len)
-    rows = rows_of(spec, outputs, max(len(each.inputs) for each in variants))
+    required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in variant.inputs) for variant in variants)
+    outputs = max((variant.outputs for variant in variants), key=len)
+    rows = rows_of(spec, outputs, max(len(variant.inputs) for variant in variants))
     output = None if record.kernel is None else record.kernel.required_output
     return [
         f"inline constexpr size_t kRequiredInputs = {required};",
@@ -166,7 +166,9 @@ def _rules(record: Operator) -> list[str]:
 
 
 def _float(value: Any) -> str:
-    return f"{value!r}f" if math.isfinite(value) else f"{'-' if value < 0 else ''}__builtin_inff()"
+    if math.isfinite(value):
+        return f"{value!r}f"
+    return "-__builtin_inff()" if value < 0 else "__builtin_inff()"
 
 
 # For each type of attribute: its type in C++, a value for required attributes, and the function that writes a default.

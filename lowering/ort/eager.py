@@ -262,7 +262,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     if turns is not None:
         options.intra_op_num_threads = turns
         leave_cores(options)
-    options.add_session_config_entry(OPERATORS, ",".join(sorted({each.spec.name for each in requests.values()})))
+    options.add_session_config_entry(OPERATORS, ",".join(sorted({request.spec.name for request in requests.values()})))
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
@@ -277,17 +277,25 @@ def _output_type(
     the type.
     """
     if "quant_scale2" in spec.input_names or any(tensor.kind is Kind.DYNAMIC for tensor in spec.inputs):
-        infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in types]
-        given = {name: info for name, info in bind_inputs(spec, infos, dict(attributes)).items() if info}
-        own = {name: value for name, value in attributes if name in spec.attr_names}
-        if "quant_scale2" in given and any(isinstance(info, list) and len(info) > 1 for info in given.values()):
-            what = "is given with a list of tensors, expected one tensor of keys: the result's type cannot be inferred"
-            raise KernelError(f"{spec.name}: quant_scale2 {what}")
-        return dtypes.to_onnx(infer(spec.name, given, own)[entry.name].dtype) or TensorProto.FLOAT
+        return _inferred_type(spec, entry, types, attributes)
     source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
     position = spec.input_names.index(source) if source in spec.input_names else 0
     only = dtypes.to_onnx(entry.dtypes[0]) if len(entry.dtypes) == 1 else None
     return only or types[position] or TensorProto.FLOAT
+
+
+def _inferred_type(
+    spec: OpSpec, entry: OutputSpec, types: tuple[int | None, ...], attributes: tuple[tuple[str, Any], ...]
+) -> int:
+    """The type of an output that the registry infers. Raises KernelError for lists beside quant_scale2."""
+    infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in types]
+    given = {name: info for name, info in bind_inputs(spec, infos, dict(attributes)).items() if info}
+    own = {name: value for name, value in attributes if name in spec.attr_names}
+    listed = any(isinstance(info, list) and len(info) > 1 for info in given.values())
+    if "quant_scale2" in given and listed:
+        what = "is given with a list of tensors, expected one tensor of keys: the result's type cannot be inferred"
+        raise KernelError(f"{spec.name}: quant_scale2 {what}")
+    return dtypes.to_onnx(infer(spec.name, given, own)[entry.name].dtype) or TensorProto.FLOAT
 
 
 def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from fa_compiler.op_registry.diagnostic import Diagnostic, Stage
-from fa_compiler.op_registry.geometry import Geometry, Shape, differ, measure
+from fa_compiler.op_registry.geometry import Geometry, Shape, measure, shapes_differ
 from fa_compiler.op_registry.node import Dim, TensorInfo
 from fa_compiler.op_registry.products import Product
 from fa_compiler.op_registry.spec import Kind, OpSpec
@@ -113,10 +114,15 @@ class CheckedNode:
         """Whether the node is checked for the product of that name ("950")."""
         return self.product is not None and self.product.name == product
 
+    def shape(self, name: str) -> Shape | None:
+        """The shape of an input, or None if the input is absent or its rank unknown."""
+        tensor = self[name]
+        return None if tensor is None else tensor.shape
+
     def rank(self, name: str) -> int | None:
         """The rank of an input, or None if the input is absent or its rank unknown."""
-        tensor = self[name]
-        return None if tensor is None or tensor.shape is None else len(tensor.shape)
+        shape = self.shape(name)
+        return None if shape is None else len(shape)
 
     def dtype(self, name: str) -> str | None:
         """The type of an input, or None if the input is absent or its type unknown."""
@@ -145,8 +151,13 @@ def one_of(
 def shape_is(name: str, tensor: TensorInfo | None, expected: Shape) -> Iterator[Diagnostic]:
     """The tensor, if it is given, has the shape `expected`."""
     shape = None if tensor is None else tensor.shape
-    if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
+    if shape is not None and shapes_differ(shape, expected):
         yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
+
+
+def first(faults: Iterator[Diagnostic]) -> Iterator[Diagnostic]:
+    """The first of several faults, which says enough."""
+    return islice(faults, 1)
 
 
 def both_or_none(call: CheckedNode, names: tuple[str, str], stage: Stage, code: int) -> Iterator[Diagnostic]:

@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from fa_compiler.op_registry.constraints.core import CheckedNode
-from fa_compiler.op_registry.geometry import LAYOUTS, differ, divide, shape_of
+from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.geometry import differ, divide, product, shape_of, shapes_differ, sizes_by_letter
 from fa_compiler.op_registry.node import Dim, TensorInfo
 
 DECODE_LAYOUTS = ("BSH", "BNSD", "BSND")
@@ -53,34 +55,55 @@ class DecodeSizes:
         return shape[0], shape[tokens], product(shape[heads], shape[3])
 
 
-def product(a: Dim, b: Dim) -> Dim:
-    """a * b if both are numbers, otherwise None."""
-    return a * b if isinstance(a, int) and isinstance(b, int) else None
-
-
 def sizes_of(call: CheckedNode) -> DecodeSizes:
     """The sizes as far as they are known. Nothing is checked here."""
     layout, heads = call.attr("input_layout"), call.attr("num_heads")
     if layout not in DECODE_LAYOUTS:
         return DecodeSizes("")
-    q = shape_of(call["query"], LAYOUTS[layout])
+    q = sizes_by_letter(call["query"], layout)
+    n1, d = q.get("N"), q.get("D")
     if layout == "BSH":
-        n1, s1, d = heads if heads > 0 else None, q[1], divide(q[2], heads)
-    else:
-        (n1, s1), d = (q[1:3] if layout == "BNSD" else (q[2], q[1])), q[3]
-    stated = call.attr("num_key_value_heads")
-    table = call["block_table"]
-    paged = table is not None and not (table.shape is not None and 0 in table.shape)
+        n1 = heads if heads > 0 else None
+        d = divide(q["H"], n1)
+    stated, table = call.attr("num_key_value_heads"), call["block_table"]
     sizes = DecodeSizes(
-        layout, q[0], n1, stated if stated > 0 else n1, s1, d, paged=paged, block_size=call.attr("block_size")
+        layout,
+        q["B"],
+        n1,
+        stated if stated > 0 else n1,
+        q["S"],
+        d,
+        paged=table is not None and 0 not in (table.shape or ()),
+        block_size=call.attr("block_size"),
     )
-    keys = [sizes.cache(tensor)[1] for tensor in call.lists.get("key", ())]
-    s: Dim = None
-    if paged and table is not None:
-        s = product(shape_of(table, 2)[1], sizes.block_size if sizes.block_size % 16 == 0 < sizes.block_size else None)
-    elif keys and (len(keys) == 1 or all(isinstance(key, int) for key in keys)):
-        s = keys[0] if len(keys) == 1 else max(key for key in keys if isinstance(key, int))
-    return DecodeSizes(layout, sizes.b, n1, sizes.n2, s1, d, s, tuple(keys), paged, sizes.block_size)
+    lengths = tuple(sizes.cache(tensor)[1] for tensor in call.lists.get("key", ()))
+    s = _pages_of(table, sizes.block_size) if sizes.paged else _longest(lengths)
+    return replace(sizes, s=s, lengths=lengths)
+
+
+def _pages_of(table: TensorInfo | None, block_size: int) -> Dim:
+    """The number of keys for which a block table has room; unknown if block_size is not legal."""
+    if block_size <= 0 or block_size % 16:
+        return None
+    return product(shape_of(table, 2)[1], block_size)
+
+
+def _longest(lengths: tuple[Dim, ...]) -> Dim:
+    """The length of the only key tensor, or the longest of a list, or None if one of a list is unknown."""
+    if len(lengths) == 1:
+        return lengths[0]
+    known = [length for length in lengths if isinstance(length, int)]
+    return max(known) if known and len(known) == len(lengths) else None
+
+
+def query_heads(call: CheckedNode, layout: str, n1: Dim) -> Iterator[Diagnostic]:
+    """num_heads, which is positive, is the head count of query, or in BSH divides its width."""
+    given = call.attr("num_heads")
+    width = shape_of(call["query"], 3)[2] if layout == "BSH" else None
+    if isinstance(width, int) and width % given:
+        yield Diagnostic("num_heads", f"num_heads is {given}, expected a divisor of the width {width} of query")
+    elif differ(n1, given):
+        yield Diagnostic("num_heads", f"num_heads is {given}, expected {n1}, the head count of query")
 
 
 def shorter(found: Dim, needed: Dim) -> bool:
@@ -91,9 +114,4 @@ def shorter(found: Dim, needed: Dim) -> bool:
 def unlike(tensor: TensorInfo, other: TensorInfo) -> bool:
     """Whether two tensors certainly have different shapes."""
     a, b = tensor.shape, other.shape
-    return a is not None and b is not None and (len(a) != len(b) or any(map(differ, a, b)))
-
-
-def misfit(found: Dim, wanted: Dim) -> bool:
-    """Whether a size is certainly neither 1 nor the one wanted."""
-    return found != 1 and differ(found, wanted)
+    return a is not None and b is not None and shapes_differ(a, b)

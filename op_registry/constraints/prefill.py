@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fa_compiler.op_registry.constraints.core import CheckedNode, number, text
-from fa_compiler.op_registry.constraints.decode_sizes import shorter
+from fa_compiler.op_registry.constraints.decode_sizes import query_heads, shorter
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import Geometry, Shape, differ, divide, shape_of
+from fa_compiler.op_registry.geometry import Geometry, Shape, differ, divide, exceeds, misfit, shape_of, sizes_by_letter
 from fa_compiler.op_registry.node import Dim, TensorInfo
 
 RANKS: Mapping[str, int] = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
@@ -34,6 +34,9 @@ QUANT_SCALE2_PLACE = 10
 """The position of quant_scale2 among the inputs, if key and value are not lists."""
 
 MAX_B_310P, MAX_S_310P = 128, 65535
+
+STEPS = {"DT_INT4": 64, "DT_INT8": 32}
+"""Of what D is a multiple if query or key has that type. The first type counts."""
 
 
 def tensor(call: CheckedNode, name: str) -> TensorInfo | None:
@@ -51,23 +54,14 @@ def sizes_of(call: CheckedNode) -> Geometry:
     """The sizes of a call, with N2 by num_key_value_heads. Unknown layouts and wrong ranks give unknown sizes; nothing
     is checked here."""
     layout, heads, stated = query_layout(call), call.attr("num_heads"), call.attr("num_key_value_heads")
-    n1 = heads if heads > 0 else None
-    n2 = stated if stated > 0 else n1
-    rank = RANKS.get(layout, 0)
-    q, k, v = (shape_of(tensor(call, name), rank) for name in ("query", "key", "value"))
-    if layout == "BSH":
-        return Geometry(layout, q[0], n1, n2, q[1], k[1], divide(q[2], n1), divide(v[2], n2))
-    if layout == "BSND":
-        return Geometry(layout, q[0], q[2], n2, q[1], k[1], q[3], v[3])
-    if layout == "BNSD":
-        return Geometry(layout, q[0], q[1], n2, q[2], k[2], q[3], v[3])
-    if layout == "TND":
-        return Geometry(layout, None, q[1], n2, None, None, q[2], v[2])
-    if layout == "NSD":
-        return Geometry(layout, 1, q[0], n2, q[1], k[1], q[2], v[2])
-    if layout == "NTD":
-        return Geometry(layout, None, q[0], n2, None, None, q[2], v[2])
-    return Geometry("")
+    if layout not in RANKS:
+        return Geometry("")
+    q, k, v = (sizes_by_letter(tensor(call, name), layout) for name in ("query", "key", "value"))
+    given = heads if heads > 0 else None
+    n1, n2 = q.get("N", given), stated if stated > 0 else given
+    d, dv = (divide(q["H"], n1), divide(v["H"], n2)) if layout == "BSH" else (q["D"], v["D"])
+    b = 1 if layout == "NSD" else q.get("B")
+    return Geometry(layout, b, n1, n2, q.get("S"), k.get("S"), d, dv)
 
 
 def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Diagnostic]:
@@ -96,11 +90,7 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
     if given <= 0:
         yield Diagnostic("num_heads", f"num_heads is {given}, expected a positive number")
         return
-    width = shape_of(call["query"], 3)[2] if sizes.layout == "BSH" else None
-    if isinstance(width, int) and width % given:
-        yield Diagnostic("num_heads", f"num_heads is {given}, expected a divisor of the width {width} of query")
-    elif differ(sizes.n1, given):
-        yield Diagnostic("num_heads", f"num_heads is {given}, expected {sizes.n1}, the head count of query")
+    yield from query_heads(call, sizes.layout, sizes.n1)
     if stated < 0 or (stated and given % stated):
         message = f"num_key_value_heads is {stated}, expected 0 or a divisor of the {given} heads of query"
         yield Diagnostic("num_key_value_heads", message)
@@ -113,17 +103,14 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _key_heads(call: CheckedNode, sizes: Geometry, wanted: int) -> Iterator[Diagnostic]:
-    axis = {"BSND": 2, "BNSD": 1, "TND": 1, "NTD": 0, "NSD": 0}.get(sizes.layout)
     for name in ("key", "value"):
-        info = tensor(call, name)
-        shape = shape_of(info, RANKS.get(sizes.layout, 0))
-        if axis is not None and differ(shape[axis], wanted):
-            yield Diagnostic(name, f"{name} has {shape[axis]} heads, expected {wanted} by num_key_value_heads")
+        own = sizes_by_letter(tensor(call, name), sizes.layout)
+        if differ(own.get("N"), wanted):
+            yield Diagnostic(name, f"{name} has {own['N']} heads, expected {wanted} by num_key_value_heads")
             return
-        if sizes.layout == "BSH" and name == "key" and isinstance(sizes.d, int) and differ(shape[2], wanted * sizes.d):
-            yield Diagnostic(
-                name, f"key has the width {shape[2]}, expected {wanted * sizes.d}: {wanted} heads of {sizes.d}"
-            )
+        if name == "key" and isinstance(sizes.d, int) and differ(own.get("H"), wanted * sizes.d):
+            message = f"key has the width {own['H']}, expected {wanted * sizes.d}: {wanted} heads of {sizes.d}"
+            yield Diagnostic(name, message)
             return
 
 
@@ -157,25 +144,22 @@ def _has_narrow_value(sizes: Geometry) -> bool:
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
     """B, N, D and S are in their ranges. D is a multiple of 16, of 32 if query or key is INT8, of 64 if one of them is
     INT4."""
-    sizes = sizes_of(call)
+    sizes, older = sizes_of(call), call.on("310P")
     types = (call.dtype("query"), _dtype(tensor(call, "key")))
-    step = 64 if "DT_INT4" in types else 32 if "DT_INT8" in types else 16
+    step = next((step for dtype, step in STEPS.items() if dtype in types), 16)
     aligned = not isinstance(sizes.d, int) or sizes.d % step == 0
-    limit_b = MAX_B_310P if call.on("310P") else MAX_B if aligned else MAX_B_UNALIGNED
-    limit_s = MAX_S_310P if call.on("310P") else MAX_S
-    for what, size, limit in (
-        ("batch size", sizes.b, limit_b),
-        ("head count", sizes.n1, MAX_N),
-        ("head size", sizes.d, MAX_D),
-        ("sequence length", sizes.s1, limit_s),
+    limit_b = MAX_B if aligned else MAX_B_UNALIGNED
+    limit_b, limit_s = (MAX_B_310P, MAX_S_310P) if older else (limit_b, MAX_S)
+    for name, what, size, limit, computed in (
+        ("query", "batch size", sizes.b, limit_b, True),
+        ("query", "head count", sizes.n1, MAX_N, True),
+        ("query", "head size", sizes.d, MAX_D, not exceeds(sizes.d, MAX_D_CPU)),
+        ("query", "sequence length", sizes.s1, limit_s, True),
+        ("key", "sequence length", sizes.s2, limit_s, True),
     ):
-        if isinstance(size, int) and size > limit:
-            extension = None if what == "head size" and size > MAX_D_CPU else "EXT-PROMPT-SIZES"
-            message = f"query has the {what} {number(size)}, expected at most {number(limit)}"
-            yield Diagnostic("query", message, extension=extension)
-    if isinstance(sizes.s2, int) and sizes.s2 > limit_s:
-        message = f"key has the sequence length {number(sizes.s2)}, expected at most {number(limit_s)}"
-        yield Diagnostic("key", message, extension="EXT-PROMPT-SIZES")
+        if exceeds(size, limit):
+            message = f"{name} has the {what} {number(size)}, expected at most {number(limit)}"
+            yield Diagnostic(name, message, extension="EXT-PROMPT-SIZES" if computed else None)
     if not aligned:
         message = f"query has the head size {sizes.d}, expected a multiple of {step}"
         yield Diagnostic("query", message, "document", extension="EXT-PROMPT-SIZES" if step < 64 else None)
@@ -241,8 +225,8 @@ def bias(call: CheckedNode) -> Iterator[Diagnostic]:
     shape = given.shape
     if shape is None:
         return
-    good = len(shape) == 4 and (shape[0] == 1 or not differ(shape[0], sizes.b)) and not differ(shape[1], sizes.n1)
-    if not good or shorter(shape[2], sizes.s1) or shorter(shape[3], sizes.s2):
+    fits = len(shape) == 4 and not misfit(shape[0], sizes.b) and not differ(shape[1], sizes.n1)
+    if not fits or shorter(shape[2], sizes.s1) or shorter(shape[3], sizes.s2):
         whole = text((sizes.b, sizes.n1, sizes.s1, sizes.s2))
         yield Diagnostic("pse_shift", f"pse_shift has the shape {text(shape)}, expected {whole}, or 1 in place of B")
 
@@ -302,8 +286,9 @@ def _prefix_length(call: CheckedNode) -> int | None:
 def prefix_size(call: CheckedNode) -> Dim:
     """The dimension S of the shared prefix."""
     layout = query_layout(call)
-    axis = {"BSH": 1, "BSND": 1, "BNSD": 2}.get(layout)
-    return None if axis is None else shape_of(call["key_shared_prefix"], RANKS[layout])[axis]
+    if layout not in ("BSH", "BSND", "BNSD"):
+        return None
+    return sizes_by_letter(call["key_shared_prefix"], layout)["S"]
 
 
 def lengths(call: CheckedNode, name: str) -> Iterator[Diagnostic]:

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, both_or_none, number, out_of_range, size_text, text
+from fa_compiler.op_registry.constraints.core import (
+    CheckedNode,
+    both_or_none,
+    number,
+    out_of_range,
+    shape_is,
+    size_text,
+    text,
+)
 from fa_compiler.op_registry.diagnostic import Diagnostic, Stage
 from fa_compiler.op_registry.dtypes import FLOATS
-from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, Shape, differ, divide, shape_of
-from fa_compiler.op_registry.node import Dim
+from fa_compiler.op_registry.geometry import (
+    BATCH_AXIS,
+    LAYOUTS,
+    SEQUENCE_AXIS,
+    Geometry,
+    PackedSequence,
+    Shape,
+    differ,
+    divide,
+    elements,
+    exceeds,
+    misfit,
+    no_multiple,
+    shape_of,
+)
+from fa_compiler.op_registry.node import Dim, TensorInfo
 
 FP8 = ("DT_HIFLOAT8", "DT_FLOAT8_E5M2", "DT_FLOAT8_E4M3FN")
 FP8_SCALES = ("d_scale_q", "d_scale_k", "d_scale_v", "d_scale_dy", "d_scale_o", "ds_scale", "p_scale")
@@ -108,30 +130,39 @@ def head_sizes(call: CheckedNode, wider: str | None = None) -> Iterator[Diagnost
     """query and key have the same D, which is at most 768. Dv is at most D; the extension `wider` also allows a larger
     Dv."""
     g = call.geometry
-    rank = LAYOUTS.get(g.layout, 0)
-    if rank and g.layout not in ("BSH", "SBH"):
-        d_query, d_key = shape_of(call["query"], rank)[-1], shape_of(call["key"], rank)[-1]
-        if differ(d_query, d_key):
-            yield Diagnostic("key", f"key has the head size {d_key}, expected {d_query} as query", "aclnn")
-    if isinstance(g.n2, int) and g.layout in ("BSH", "SBH"):
-        width = shape_of(call["value"], rank)[2]
-        if isinstance(width, int) and (width % g.n2 if g.n2 else width):
-            wanted = f"a multiple of its {g.n2} heads" if g.n2 else "0: key has no heads"
-            yield Diagnostic("value", f"value has the width {width}, expected {wanted}")
-    if isinstance(g.d, int) and isinstance(g.dv, int) and g.dv > g.d:
+    yield from _folded_value(call) if g.folded else _stated_head_sizes(call)
+    if isinstance(g.d, int) and exceeds(g.dv, g.d):
         message = f"value has the head size {g.dv}, expected at most {g.d}, that of key"
-        yield Diagnostic("value", message, "aclnn", extension=wider if g.dv <= MAX_D else None)
-    if isinstance(g.d, int) and g.d > MAX_D:
+        yield Diagnostic("value", message, "aclnn", extension=None if exceeds(g.dv, MAX_D) else wider)
+    if exceeds(g.d, MAX_D):
         yield Diagnostic("query", f"query has the head size {g.d}, expected at most {MAX_D}", "aclnn")
+
+
+def _stated_head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """In a layout with a dimension D, query and key have the same one."""
+    rank = LAYOUTS.get(call.geometry.layout)
+    if rank is None:
+        return
+    d_query, d_key = shape_of(call["query"], rank)[-1], shape_of(call["key"], rank)[-1]
+    if differ(d_query, d_key):
+        yield Diagnostic("key", f"key has the head size {d_key}, expected {d_query} as query", "aclnn")
+
+
+def _folded_value(call: CheckedNode) -> Iterator[Diagnostic]:
+    """In BSH and SBH, the width of value is a multiple of N2."""
+    g = call.geometry
+    width = shape_of(call["value"], LAYOUTS[g.layout])[2]
+    if isinstance(g.n2, int) and no_multiple(width, g.n2):
+        wanted = f"a multiple of its {g.n2} heads" if g.n2 else "0: key has no heads"
+        yield Diagnostic("value", f"value has the width {width}, expected {wanted}")
 
 
 def head_groups(call: CheckedNode) -> Iterator[Diagnostic]:
     """N1 is a multiple of N2 and in the documented range."""
     g = call.geometry
-    rank = LAYOUTS.get(g.layout, 0)
-    if g.layout in ("BSH", "SBH") and isinstance(g.d, int):
-        width = shape_of(call["key"], rank)[2]
-        if isinstance(width, int) and (width % g.d if g.d else width):
+    if g.folded and isinstance(g.d, int):
+        width = shape_of(call["key"], LAYOUTS[g.layout])[2]
+        if no_multiple(width, g.d):
             wanted = f"a multiple of the head size {g.d}" if g.d else "0: query has the head size 0"
             yield Diagnostic("key", f"key has the width {width}, expected {wanted}")
     if isinstance(g.n1, int) and isinstance(g.n2, int) and g.n2 and g.n1 % g.n2:
@@ -140,26 +171,43 @@ def head_groups(call: CheckedNode) -> Iterator[Diagnostic]:
         yield out_of_range("query", "head count", g.n1, MAX_N, "document")
 
 
+KEY_AXES: Mapping[str, Mapping[int, str]] = {
+    "BSH": {1: "S"},
+    "SBH": {0: "S"},
+    "BSND": {1: "S", 2: "N2"},
+    "BNSD": {1: "N2", 2: "S"},
+    "TND": {0: "T", 1: "N2"},
+}
+"""The dimensions in which key and value agree besides the batch, with their names."""
+
+
 def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Diagnostic]:
     """query, key and value have one batch size, and key and value differ in D only. The sizes are in the documented
     ranges. `prefix_batch` is the largest batch size of a call with a prefix."""
     g = call.geometry
-    rank = LAYOUTS.get(g.layout, 0)
-    if not rank:
+    if g.layout not in LAYOUTS:
         return
     yield from _one_batch(call)
-    k, v = (shape_of(call[name], rank) for name in ("key", "value"))
-    names = {"BSH": "BS", "SBH": "SB", "BSND": ("B", "S", "N2"), "BNSD": ("B", "N2", "S"), "TND": ("T", "N2")}
-    for axis, what in enumerate(names[g.layout]):
-        if what != "B" and not (what == "S" and given_key_length(call)) and differ(k[axis], v[axis]):
+    yield from _keys_as_values(call)
+    limits = [("query", "batch size", g.b, MAX_B)]
+    if call["prefix"] is not None and not exceeds(g.b, MAX_B):
+        limits = [("query", "batch size beside a prefix", g.b, prefix_batch)]
+    limits.append(("query", "sequence length", g.t1 if g.tnd else g.s1, MAX_S))
+    limits.append(("key", "sequence length", g.t2 if g.tnd else g.s2, MAX_S))
+    for name, what, size, limit in limits:
+        if isinstance(size, int) and size > limit:
+            yield out_of_range(name, what, size, limit, "document")
+
+
+def _keys_as_values(call: CheckedNode) -> Iterator[Diagnostic]:
+    """key and value differ in D only."""
+    layout = call.geometry.layout
+    k, v = (shape_of(call[name], LAYOUTS[layout]) for name in ("key", "value"))
+    for axis, what in KEY_AXES[layout].items():
+        if what == "S" and given_key_length(call):
+            continue  # key and value may both have more rows than the length says
+        if differ(k[axis], v[axis]):
             yield Diagnostic("value", f"value has {v[axis]} as {what}, expected {k[axis]} as key: {text(k)}")
-    if isinstance(g.b, int) and g.b > MAX_B:
-        yield out_of_range("query", "batch size", g.b, MAX_B, "document")
-    elif isinstance(g.b, int) and g.b > prefix_batch and call["prefix"] is not None:
-        yield out_of_range("query", "batch size beside a prefix", g.b, prefix_batch, "document")
-    for name, size in (("query", g.t1 if g.tnd else g.s1), ("key", g.t2 if g.tnd else g.s2)):
-        if isinstance(size, int) and size > MAX_S:
-            yield out_of_range(name, "sequence length", size, MAX_S, "document")
 
 
 def _one_batch(call: CheckedNode) -> Iterator[Diagnostic]:
@@ -233,24 +281,39 @@ def _inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
     excludes them, and in sparse_mode 8 the queries and keys of each sequence must end at the same position."""
     g, mode = call.geometry, call.attr("sparse_mode")
     slopes_here = f"{shift} holds slopes of pse_type {call.attr('pse_type')}"
-    if not g.tnd and differ(g.s1, g.s2):
-        yield Diagnostic(shift, f"{slopes_here} for {g.s1} queries and {g.s2} keys, expected as many of both")
-    if not g.tnd or call["atten_mask"] is None:
+    if not g.tnd:
+        if differ(g.s1, g.s2):
+            yield Diagnostic(shift, f"{slopes_here} for {g.s1} queries and {g.s2} keys, expected as many of both")
+        return
+    if call["atten_mask"] is None:
         return
     if mode == 7:
         yield Diagnostic(shift, f"{slopes_here} in sparse_mode 7, expected pse_type 0 or 1")
-    if mode == 8 and g.q_lens and g.kv_lens:
-        pairs = list(zip(g.q_lens, g.kv_lens, strict=True))
-        if unequal := [i for i, (q, k) in enumerate(pairs) if i and q != k]:
-            q, k = pairs[unequal[0]]
-            message = f"{slopes_here} in sparse_mode 8 where sequence {unequal[0]} has {q} queries and {k} keys"
+    if mode == 8 and g.sequences:
+        yield from _common_ends(call, shift, f"{slopes_here} in sparse_mode 8 where sequence")
+
+
+def _common_ends(call: CheckedNode, shift: str, slopes_of_sequence: str) -> Iterator[Diagnostic]:
+    """The queries and keys of each packed sequence end at the same position. The start indices move sequence 0."""
+    first, *others = call.geometry.sequences
+    for index, sequence in enumerate(others, 1):
+        if sequence.queries != sequence.keys:
+            message = f"{slopes_of_sequence} {index} has {sequence.queries} queries and {sequence.keys} keys"
             yield Diagnostic(shift, f"{message}, expected as many of both")
-        starts = [call.content(name) if call[name] else [0] for name in ("q_start_idx", "kv_start_idx")]
-        if starts[0] and starts[1]:
-            apart = g.q_lens[0] - g.kv_lens[0] + starts[0][0] - starts[1][0]
-            if apart:
-                message = f"{slopes_here} in sparse_mode 8 where sequence 0 ends {apart} positions after its keys"
-                yield Diagnostic(shift, f"{message}, expected 0")
+            break
+    distance = _start_distance(call)
+    if distance is None:
+        return
+    beyond = first.queries - first.keys - distance
+    if beyond:
+        message = f"{slopes_of_sequence} 0 ends {beyond} positions after its keys"
+        yield Diagnostic(shift, f"{message}, expected 0")
+
+
+def _start_distance(call: CheckedNode) -> int | None:
+    """kv_start_idx - q_start_idx, where an absent start index is 0, or None if it is unknown."""
+    query, key = ([0] if call[name] is None else call.content(name) for name in ("q_start_idx", "kv_start_idx"))
+    return key[0] - query[0] if query and key else None
 
 
 def sparse_mode_known(call: CheckedNode) -> Iterator[Diagnostic]:
@@ -273,8 +336,8 @@ def masked_bias(call: CheckedNode, bias: str) -> Iterator[Diagnostic]:
 
 
 def mask_batch(call: CheckedNode, size: Dim) -> Dim:
-    """The batch size that a mask or bias with this batch size has to have: that of the operands, or with cpu_mask_batch
-    its own, if that divides it."""
+    """The batch size that a mask or bias has to have, whose own one is `size`: the batch size of the operands, or with
+    cpu_mask_batch any divisor of this number."""
     batch = call.geometry.b
     if call.attrs.get("cpu_mask_batch") != "repeated" or call.geometry.tnd:
         return batch
@@ -294,41 +357,51 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]
     `broadcast` is the extension that also allows 1 in any dimension. Where it is None, a mask of the keys beside a band
     (EXT-BAND-MASK) is refused as well.
     """
-    g, mask, mode = call.geometry, call["atten_mask"], call.attr("sparse_mode")
+    mask = call["atten_mask"]
     if mask is None:
         return
     if mask.dtype and mask.dtype not in ("DT_BOOL", "DT_UINT8"):
         yield Diagnostic("atten_mask", f"atten_mask is {mask.dtype}, expected DT_BOOL or DT_UINT8")
-    shape = mask.shape
-    if shape is None or any(sparse_mode_known(call)):
+    if mask.shape is None or any(sparse_mode_known(call)):
         return
-    if len(shape) not in (2, 4):
-        yield Diagnostic("atten_mask", f"atten_mask has rank {len(shape)}, expected 2 or 4")
-        return
-    if mode in MASK_SIZE:
-        size = MASK_SIZE[mode]
-        if any(map(differ, shape[-2:], size)):
-            message = f"atten_mask has the shape {text(shape)}, expected {text(size)} for sparse_mode {mode}"
-            beside_band = broadcast is not None and _is_key_mask(call, shape)
-            yield Diagnostic("atten_mask", message, extension="EXT-BAND-MASK" if beside_band else None)
-        elif mask.value is not None and not _is_compressed(mask.value, mode):
-            what = "ones above the diagonal" if mode != 6 else "the upper triangle over the prefix block"
-            yield Diagnostic("atten_mask", f"atten_mask does not hold {what}, as expected for sparse_mode {mode}")
-        return
-    if g.tnd:
-        yield from _packed_mask_shape(call, shape)
-        return
-    batch = mask_batch(call, shape[0]) if len(shape) == 4 else g.b
-    full: Shape = (batch, g.n1, g.s1, g.s2)
-    forms = [(g.s1, g.s2)] if len(shape) == 2 else [full, (batch, 1, g.s1, g.s2), (1, 1, g.s1, g.s2)]
+    if len(mask.shape) not in (2, 4):
+        yield Diagnostic("atten_mask", f"atten_mask has rank {len(mask.shape)}, expected 2 or 4")
+    elif call.attr("sparse_mode") in MASK_SIZE:
+        yield from _compressed_mask(call, mask, mask.shape, broadcast)
+    elif call.geometry.tnd:
+        yield from _packed_mask_shape(call, mask.shape)
+    else:
+        yield from _full_mask_shape(call, mask.shape, broadcast)
+
+
+def _compressed_mask(call: CheckedNode, mask: TensorInfo, shape: Shape, broadcast: str | None) -> Iterator[Diagnostic]:
+    """In a compressed mode, the mask has the size and the content of `compressed_mask`."""
+    mode = call.attr("sparse_mode")
+    size = MASK_SIZE[mode]
+    if any(map(differ, shape[-2:], size)):
+        message = f"atten_mask has the shape {text(shape)}, expected {text(size)} for sparse_mode {mode}"
+        beside_band = broadcast is not None and _is_key_mask(call, shape)
+        yield Diagnostic("atten_mask", message, extension="EXT-BAND-MASK" if beside_band else None)
+    elif mask.value is not None and not _is_compressed(mask.value, mode):
+        what = "ones above the diagonal" if mode != 6 else "the upper triangle over the prefix block"
+        yield Diagnostic("atten_mask", f"atten_mask does not hold {what}, as expected for sparse_mode {mode}")
+
+
+def _full_mask_shape(call: CheckedNode, shape: Shape, broadcast: str | None) -> Iterator[Diagnostic]:
+    """A mask of all scores is [S1,S2] or [B,N1|1,S1,S2] or [1,1,S1,S2]."""
+    g = call.geometry
+    if len(shape) == 2:
+        full: Shape = (g.s1, g.s2)
+        forms = [full]
+    else:
+        batch = mask_batch(call, shape[0])
+        full = (batch, g.n1, g.s1, g.s2)
+        forms = [full, (batch, 1, g.s1, g.s2), (1, 1, g.s1, g.s2)]
     if any(not any(map(_does_not_match, shape, form)) for form in forms):
         return
-    wanted = " or ".join(map(text, forms))
-    message = f"atten_mask has the shape {text(shape)}, expected {wanted}"
-    if any(size != 1 and differ(size, whole) for size, whole in zip(shape, full[-len(shape) :], strict=True)):
-        yield Diagnostic("atten_mask", message)
-    else:
-        yield Diagnostic("atten_mask", message, extension=broadcast)
+    message = f"atten_mask has the shape {text(shape)}, expected {' or '.join(map(text, forms))}"
+    repeats = not any(map(misfit, shape, full))
+    yield Diagnostic("atten_mask", message, extension=broadcast if repeats else None)
 
 
 def _is_compressed(value: np.ndarray[Any, Any], mode: int) -> bool:
@@ -343,8 +416,7 @@ def _is_key_mask(call: CheckedNode, shape: Shape) -> bool:
     g = call.geometry
     if call.attr("sparse_mode") not in (2, 3, 4) or g.tnd or len(shape) != 4 or shape[2] != 1:
         return False
-    full = (mask_batch(call, shape[0]), g.n1, 1, g.s2)
-    return not any(size != 1 and differ(size, whole) for size, whole in zip(shape, full, strict=True))
+    return not any(map(misfit, shape, (mask_batch(call, shape[0]), g.n1, 1, g.s2)))
 
 
 def _does_not_match(found: Dim, wanted: Dim) -> bool:
@@ -356,10 +428,10 @@ def _does_not_match(found: Dim, wanted: Dim) -> bool:
 
 def _packed_mask_shape(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
     """A mask of packed sequences is [S1,S2] of the longest sequences or of all tokens; [1,1,S1,S2] is the same."""
-    g = call.geometry
-    if not g.q_lens or not g.kv_lens:
+    if not call.geometry.sequences:
         return
-    forms = ((max(g.q_lens), max(g.kv_lens)), (sum(g.q_lens), sum(g.kv_lens)))
+    queries, keys = zip(*call.geometry.sequences, strict=True)
+    forms = ((max(queries), max(keys)), (sum(queries), sum(keys)))
     leading = any(differ(size, 1) for size in shape[:-2])
     if leading or all(any(map(differ, shape[-2:], form)) for form in forms):
         wanted = " or ".join(map(text, forms))
@@ -396,15 +468,17 @@ def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bo
         return
     wanted = f"[{size_text(g.b)} or 1,{size_text(g.n1)},{size_text(g.s1)} or 1,{size_text(g.s2)}]"
     message = f"{shift} has the shape {text(shape)}, expected {wanted}"
-    if shape[2] == COMPRESSED_ROWS and isinstance(g.s1, int) and g.s1 != COMPRESSED_ROWS:
+    if shape[2] == COMPRESSED_ROWS and differ(g.s1, COMPRESSED_ROWS):
         yield from _compressed_bias(call, shift)
         shape = (shape[0], shape[1], g.s1, shape[3])
     full: Shape = (mask_batch(call, shape[0]), g.n1, g.s1, g.s2)
-    if any(size != 1 and differ(size, whole) for size, whole in zip(shape, full, strict=True)):
+    repeated = {axis for axis, size in enumerate(shape) if size == 1 != full[axis]}
+    one_row_for_all = shape[0] == shape[2] == 1 and g.b != 1 and g.s1 != 1
+    if any(map(misfit, shape, full)):
         yield Diagnostic(shift, message)
-    elif any(shape[axis] == 1 and full[axis] != 1 for axis in (1, 3)):
+    elif repeated & {1, 3}:
         yield Diagnostic(shift, message, extension=broadcast)
-    elif not one_row and shape[0] == shape[2] == 1 and g.b != 1 and g.s1 != 1:
+    elif one_row_for_all and not one_row:
         yield Diagnostic(shift, f"{message}, not 1 in both", extension=broadcast)
 
 
@@ -426,152 +500,94 @@ def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Ite
     The flat form has N1*sum(S2) or N1*sum(S1*S2) elements. In the forward operator they are dimension 0 of a tensor of
     rank 2 or more, in the backward operator a tensor of rank 1 (`flat_rank_one`).
     """
-    g, tensor = call.geometry, call[shift]
+    tensor = call[shift]
     if tensor is None:
         return
-    if g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens):
+    if any(0 in sequence for sequence in call.geometry.sequences):
         message = f"{shift} is given although a sequence is empty, expected none"
         yield Diagnostic(shift, message, "document", extension="EXT-EMPTY-SEQUENCES")
     if tensor.shape is None:
         return
-    shape = tensor.shape
-    if len(shape) == 4 and shape[2] == COMPRESSED_ROWS:
-        longest = max(g.kv_lens) if g.kv_lens else None
-        if differ(shape[1], g.n1) or differ(shape[3], longest) or (shape[0] != 1 and differ(shape[0], g.b)):
-            form = text((g.b, g.n1, COMPRESSED_ROWS, longest))
-            yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected {form}, or 1 for the batch")
-        elif not causal(call):
-            message = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi), expected a causal atten_mask"
-            yield Diagnostic(shift, message)
-        elif g.q_lens and g.kv_lens and g.q_lens != g.kv_lens:
-            message = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi), expected equal lengths of query and key"
-            yield Diagnostic(shift, message)
-        return
-    fits = len(shape) == 1 if flat_rank_one else len(shape) >= 2
-    rank = "rank 1" if flat_rank_one else "rank 2 or more"
-    if not fits:
+    if len(tensor.shape) == 4 and tensor.shape[2] == COMPRESSED_ROWS:
+        yield from _packed_compressed_bias(call, shift, tensor.shape)
+    else:
+        yield from _flat_bias(call, shift, tensor.shape, flat_rank_one)
+
+
+def _packed_compressed_bias(call: CheckedNode, shift: str, shape: Shape) -> Iterator[Diagnostic]:
+    """Compressed ALiBi of packed sequences is [B|1,N1,1024,maxS2]. It needs a causal mask, and as many keys as queries
+    in each sequence."""
+    g = call.geometry
+    compressed = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi)"
+    form: Shape = (g.b, g.n1, COMPRESSED_ROWS, max(g.kv_lens) if g.kv_lens else None)
+    if misfit(shape[0], form[0]) or any(map(differ, shape[1:], form[1:])):
+        yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected {text(form)}, or 1 for the batch")
+    elif not causal(call):
+        yield Diagnostic(shift, f"{compressed}, expected a causal atten_mask")
+    elif any(differ(*sequence) for sequence in g.sequences):
+        yield Diagnostic(shift, f"{compressed}, expected equal lengths of query and key")
+
+
+def _flat_bias(call: CheckedNode, shift: str, shape: Shape, rank_one: bool) -> Iterator[Diagnostic]:
+    """A flat bias of packed sequences has N1 rows or N1 matrices for each sequence, and the lengths say which."""
+    g = call.geometry
+    rank_fits, rank = (len(shape) == 1, "rank 1") if rank_one else (len(shape) >= 2, "rank 2 or more")
+    if not rank_fits:
         yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected {rank}, or [B,N1,1024,maxS2]")
-    elif g.q_lens and g.kv_lens and isinstance(g.n1, int):
-        pairs = sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=True))
-        sizes = (g.n1 * sum(g.kv_lens), g.n1 * pairs)
-        if all(differ(shape[0], size) for size in sizes):
-            message = f"{shift} has {shape[0]} as dimension 0, expected {sizes[0]} or {sizes[1]} elements"
-            yield Diagnostic(shift, message)
-        elif any(size != 1 for size in shape[1:]):
-            yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected all elements on dimension 0")
-        elif sizes[0] == sizes[1] and any(q != 1 for q in g.q_lens):
-            yield Diagnostic(shift, f"{shift} could be one row or a matrix for each sequence with these lengths")
-
-
-def band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Outside TND, in sparse_mode 0 and 4, the band of pre_tockens and next_tockens overlaps the scores. The CPU kernel
-    also takes a band that misses them: its query rows then have no keys."""
-    outside = call.extension("EXT-BAND-OUTSIDE")
-    for tensor, message in _band_faults(call):
-        yield Diagnostic(tensor, message, extension=outside)
-
-
-def _band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
-    g, mode = call.geometry, call.attr("sparse_mode")
-    if call["atten_mask"] is None or mode not in (0, 4) or not isinstance(g.s1, int) or not isinstance(g.s2, int):
         return
-    pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
-    shift = g.s2 - g.s1 if mode == 4 else 0
-    # The scores that the band allows have -left <= j - i <= right.
-    left, right = pre - shift, nxt + shift
-    where = f"pre_tockens {pre} and next_tockens {nxt} in sparse_mode {mode}"
-    if left < 0 and right < 0:
-        yield "pre_tockens", f"{where} both lie outside, expected a band that meets the scores"
-    elif left < 0 and (right < -left or -left >= g.s2):
-        yield "pre_tockens", f"{where} leave an empty band, expected {-left} or more to the right of it"
-    elif right < 0 and (left < -right or -right >= g.s1):
-        yield "next_tockens", f"{where} leave an empty band, expected {-right} or more to the left of it"
-
-
-def packed_band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The limits that the sparse modes of TND put on the sequence lengths and on pre_tockens and next_tockens. The CPU
-    kernel has none of these limits."""
-    outside = call.extension("EXT-BAND-OUTSIDE")
-    for tensor, message in _packed_band_faults(call):
-        yield Diagnostic(tensor, message, extension=outside)
-
-
-def _packed_band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
-    """The faults by mode; q and k are the queries and keys of a sequence that has queries.
-
-    mode 0      next_tockens >= 0; k + pre_tockens >= q, unless the band reaches beyond every length
-    modes 3, 7  q <= k
-    mode 4      pre_tockens >= 0 and pre_tockens + next_tockens >= 0; next_tockens >= q - k
-    mode 7      the last sequence: pre_tockens >= k and q - k <= next_tockens <= 0
-    mode 8      the first sequence: pre_tockens >= k and next_tockens >= q - k
-    """
-    g, mode = call.geometry, call.attr("sparse_mode")
-    pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
-    if call["atten_mask"] is None or not g.q_lens or not g.kv_lens:
+    if not g.sequences or not isinstance(g.n1, int):
         return
-    pairs = [(i, q, k) for i, (q, k) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)) if q]
-    if not pairs:
-        return
-    if mode == 0:
-        unbounded = pre >= max(g.q_lens) and (nxt == 0 or nxt >= max(g.kv_lens))
-        if nxt < 0:
-            yield "next_tockens", f"next_tockens is {nxt}, expected 0 or more in sparse_mode 0 of TND"
-        elif not unbounded and (bad := [i for i, q, k in pairs if k + pre < q]):
-            message = f"pre_tockens {pre} leaves rows of sequence {bad[0]} without keys, expected a longer band"
-            yield "pre_tockens", message
-    if mode in (3, 7) and (longer := [(i, q, k) for i, q, k in pairs if q > k]):
-        i, q, k = longer[0]
-        message = (
-            f"actual_seq_qlen gives sequence {i} {q} queries for {k} keys, expected at least as many keys "
-            f"in sparse_mode {mode}"
-        )
-        yield "actual_seq_qlen", message
-    if mode == 4:
-        if pre < 0 or (nxt < 0 and pre + nxt < 0):
-            message = f"pre_tockens is {pre} and next_tockens {nxt}, expected pre_tockens and their sum to be >= 0"
-            yield "pre_tockens", message
-        elif beyond := [i for i, q, k in pairs if q - nxt > k]:
-            yield "next_tockens", f"next_tockens {nxt} leaves rows of sequence {beyond[0]} without keys"
-    if mode in (7, 8):
-        i, q, k = pairs[-1] if mode == 7 else pairs[0]
-        if pre < k:
-            yield "pre_tockens", f"pre_tockens is {pre}, expected at least {k}, the keys of sequence {i}"
-        if (mode == 7 and nxt > 0) or q - nxt > k:
-            bound = "0 or less and " if mode == 7 else ""
-            yield "next_tockens", f"next_tockens is {nxt}, expected {bound}at least {q - k} for sequence {i}"
+    rows = g.n1 * sum(sequence.keys for sequence in g.sequences)
+    matrices = g.n1 * sum(sequence.queries * sequence.keys for sequence in g.sequences)
+    if differ(shape[0], rows) and differ(shape[0], matrices):
+        message = f"{shift} has {shape[0]} as dimension 0, expected {rows} or {matrices} elements"
+        yield Diagnostic(shift, message)
+    elif any(size != 1 for size in shape[1:]):
+        yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected all elements on dimension 0")
+    elif rows == matrices and any(sequence.queries != 1 for sequence in g.sequences):
+        yield Diagnostic(shift, f"{shift} could be one row or a matrix for each sequence with these lengths")
 
 
 def prefix_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
     """prefix holds one length for each sequence, in range. sparse_mode 6 needs a prefix. sparse_mode 5 needs a mask for
     each batch entry."""
-    g, mode, tensor = call.geometry, call.attr("sparse_mode"), call["prefix"]
+    mode, tensor = call.attr("sparse_mode"), call["prefix"]
     if call["atten_mask"] is None or mode not in (5, 6):
         return
-    if mode == 5 and not g.tnd and g.b != 1:
-        shape = shape_of(call["atten_mask"], 4)
-        if call.rank("atten_mask") == 2 or (shape[0] == 1 and isinstance(g.b, int)):
-            forms = f"{text((g.b, g.n1, g.s1, g.s2))} or {text((g.b, 1, g.s1, g.s2))}"
-            message = f"atten_mask is shared by the batch, expected {forms} in sparse_mode 5"
-            yield Diagnostic("atten_mask", message, extension="EXT-MASK-BROADCAST")
+    if mode == 5:
+        yield from _prefix_mask(call)
     if tensor is None:
         if mode == 6:
             yield Diagnostic("prefix", "prefix is absent, expected a length for each sequence in sparse_mode 6")
         return
-    if tensor.shape is not None and (len(tensor.shape) != 1 or differ(tensor.shape[0], g.b)):
-        yield Diagnostic("prefix", f"prefix has the shape {text(tensor.shape)}, expected {text((g.b,))}")
+    wrong = list(shape_is("prefix", tensor, (call.geometry.b,)))
+    yield from wrong
+    if mode == 6 and not wrong:
+        yield from _prefix_range(call)
+
+
+def _prefix_mask(call: CheckedNode) -> Iterator[Diagnostic]:
+    """In sparse_mode 5, the batch entries have different prefixes, so they do not share a mask."""
+    g = call.geometry
+    if g.tnd or g.b == 1:
         return
-    given = call.content("prefix")
-    if mode == 5 or given is None:
-        return
-    sizes: list[tuple[int, int]] = []
-    if g.tnd:
-        sizes = list(zip(g.q_lens or (), g.kv_lens or (), strict=False))
-    elif isinstance(g.s1, int) and isinstance(g.s2, int):
-        sizes = [(g.s1, g.s2)] * len(given)
-    for index, (length, (s1, s2)) in enumerate(zip(given, sizes, strict=False)):
-        low = max(s2 - s1, 0)
-        if s1 and not low <= length <= s2:  # without queries the prefix has no effect
-            yield Diagnostic("prefix", f"prefix of sequence {index} is {length}, expected {low} to {s2}")
+    batch = shape_of(call["atten_mask"], 4)[0]
+    if call.rank("atten_mask") == 2 or (batch == 1 and isinstance(g.b, int)):
+        forms = f"{text((g.b, g.n1, g.s1, g.s2))} or {text((g.b, 1, g.s1, g.s2))}"
+        message = f"atten_mask is shared by the batch, expected {forms} in sparse_mode 5"
+        yield Diagnostic("atten_mask", message, extension="EXT-MASK-BROADCAST")
+
+
+def _prefix_range(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The first length of prefix that is not in its range: from S2 - S1, so that every row has a key, to S2."""
+    g, given = call.geometry, call.content("prefix") or []
+    sequences = g.sequences
+    if not g.tnd and isinstance(g.s1, int) and isinstance(g.s2, int):
+        sequences = (PackedSequence(g.s1, g.s2),) * len(given)
+    for index, (length, (queries, keys)) in enumerate(zip(given, sequences, strict=False)):
+        low = max(keys - queries, 0)
+        if queries and not low <= length <= keys:  # without queries the prefix has no effect
+            yield Diagnostic("prefix", f"prefix of sequence {index} is {length}, expected {low} to {keys}")
             return
 
 
@@ -586,22 +602,28 @@ def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
 
 def _drop_bytes(call: CheckedNode) -> Iterator[Diagnostic]:
     """drop_mask is UINT8 and has at least one bit for each score."""
-    g, tensor = call.geometry, call["drop_mask"]
+    tensor = call["drop_mask"]
     if tensor is None:
         return
     if tensor.dtype and tensor.dtype != "DT_UINT8":
         yield Diagnostic("drop_mask", f"drop_mask is {tensor.dtype}, expected DT_UINT8")
-    bits = None
-    if g.tnd and g.q_lens and g.kv_lens and isinstance(g.n1, int):
-        bits = g.n1 * sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=True))
-    elif not g.tnd and all(isinstance(size, int) for size in (g.b, g.n1, g.s1, g.s2)):
-        bits = int(np.prod([size for size in (g.b, g.n1, g.s1, g.s2) if isinstance(size, int)], dtype=object))
-    if bits is None or tensor.shape is None or not all(isinstance(size, int) for size in tensor.shape):
+    bits = _score_count(call.geometry)
+    found = None if tensor.shape is None else elements(tensor.shape)
+    if bits is None or found is None:
         return
-    found = int(np.prod([size for size in tensor.shape if isinstance(size, int)], dtype=object))
-    if found < -(-bits // 8):
-        message = f"drop_mask has {number(found)} bytes, expected at least {number(-(-bits // 8))}, a bit a score"
+    needed = -(-bits // 8)
+    if found < needed:
+        message = f"drop_mask has {number(found)} bytes, expected at least {number(needed)}, a bit a score"
         yield Diagnostic("drop_mask", message)
+
+
+def _score_count(g: Geometry) -> int | None:
+    """The number of scores of a call, or None if it is unknown."""
+    if not g.tnd:
+        return elements((g.b, g.n1, g.s1, g.s2))
+    if not g.sequences or not isinstance(g.n1, int):
+        return None
+    return g.n1 * sum(sequence.queries * sequence.keys for sequence in g.sequences)
 
 
 def sink_shape(call: CheckedNode) -> Iterator[Diagnostic]:
@@ -617,13 +639,12 @@ def sink_shape(call: CheckedNode) -> Iterator[Diagnostic]:
 
 def starts(call: CheckedNode) -> Iterator[Diagnostic]:
     """The start indices are vectors, and their difference fits 32 bits. An absent start index is 0."""
-    names = ("q_start_idx", "kv_start_idx")
-    for name in names:
+    for name in ("q_start_idx", "kv_start_idx"):
         if call.rank(name) not in (1, None):
             yield Diagnostic(name, f"{name} has rank {call.rank(name)}, expected 1")
-    query, key = ([0] if call[name] is None else call.content(name) for name in names)
-    if query and key and not -(2**31) <= key[0] - query[0] < 2**31:
-        yield Diagnostic("kv_start_idx", f"kv_start_idx - q_start_idx is {key[0] - query[0]}, expected 32 bits")
+    distance = _start_distance(call)
+    if distance is not None and not -(2**31) <= distance < 2**31:
+        yield Diagnostic("kv_start_idx", f"kv_start_idx - q_start_idx is {distance}, expected 32 bits")
 
 
 def given_key_length(call: CheckedNode) -> bool:
@@ -701,31 +722,45 @@ def _rope_shapes(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic(name, f"{name} is {rope.dtype}, expected {base.dtype} as {like}", "document")
         if rope.shape is None or base.shape is None:
             continue
-        heads = call.geometry.n1 if like == "query" else call.geometry.n2
-        if call.geometry.layout in ("BSH", "SBH") and len(rope.shape) == 3 and isinstance(heads, int):
-            width = rope.shape[2]
-            if isinstance(width, int) and width % heads if heads else differ(width, 0):
-                yield Diagnostic(
-                    name, f"{name} has the width {width}, expected a multiple of its {heads} heads", "document"
-                )
-        apart = {axis for axis, sizes in enumerate(zip(rope.shape[:-1], base.shape, strict=False)) if differ(*sizes)}
-        if name == "key_rope" and given_key_length(call):
-            apart.discard(SEQUENCE_AXIS[call.geometry.layout])
-        if len(rope.shape) != len(base.shape) or apart:
+        yield from _rope_width(call, name)
+        if _rope_unlike(call, name, rope.shape, base.shape):
             wanted = text((*base.shape[:-1], "Dr"))
             yield Diagnostic(name, f"{name} has the shape {text(rope.shape)}, expected {wanted}", "document")
             return
-    sizes = [_rope_size(call, name) for name in ("query_rope", "key_rope")]
-    if differ(*sizes):
-        yield Diagnostic(
-            "key_rope", f"key_rope has the head size {sizes[1]}, expected {sizes[0]} as query_rope", "document"
-        )
+    query_size, key_size = (_rope_size(call, name) for name in ("query_rope", "key_rope"))
+    if differ(query_size, key_size):
+        message = f"key_rope has the head size {key_size}, expected {query_size} as query_rope"
+        yield Diagnostic("key_rope", message, "document")
+
+
+def _rope_width(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
+    """In BSH and SBH, the width of a rope input is a multiple of its heads."""
+    heads, width = _rope_heads(call, name), shape_of(call[name], 3)[2]
+    if call.geometry.folded and isinstance(heads, int) and no_multiple(width, heads):
+        message = f"{name} has the width {width}, expected a multiple of its {heads} heads"
+        yield Diagnostic(name, message, "document")
+
+
+def _rope_unlike(call: CheckedNode, name: str, rope: Shape, base: Shape) -> bool:
+    """Whether the shape of a rope input is certainly not that of the input beside it, the last dimension aside. With a
+    given key length, key_rope may have other rows than key."""
+    if len(rope) != len(base):
+        return True
+    unequal = {axis for axis, sizes in enumerate(zip(rope[:-1], base, strict=False)) if differ(*sizes)}
+    if name == "key_rope" and given_key_length(call):
+        unequal.discard(SEQUENCE_AXIS[call.geometry.layout])
+    return bool(unequal)
+
+
+def _rope_heads(call: CheckedNode, name: str) -> Dim:
+    """The head count of a rope input."""
+    return call.geometry.n1 if name == "query_rope" else call.geometry.n2
 
 
 def _rope_size(call: CheckedNode, name: str) -> Dim:
     """The head size of a rope input, or None if it is unknown."""
-    rope, g = call[name], call.geometry
+    rope = call[name]
     if rope is None or not rope.shape:
         return None
-    heads = g.n1 if name == "query_rope" else g.n2
-    return divide(rope.shape[-1], heads) if g.layout in ("BSH", "SBH") else rope.shape[-1]
+    width = rope.shape[-1]
+    return divide(width, _rope_heads(call, name)) if call.geometry.folded else width

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints import training
+from fa_compiler.op_registry.constraints import bands, training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, size_text, text
 from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
@@ -237,7 +237,7 @@ rules.shared(12, "sparse_mode", training.sparse_mode_known)
 def band(call: CheckedNode) -> Iterator[Diagnostic]:
     """Outside TND, the band overlaps the scores. In TND, the sparse modes limit the lengths, pre_tockens and
     next_tockens."""
-    yield from training.packed_band(call) if call.geometry.tnd else training.band(call)
+    yield from bands.packed_band(call) if call.geometry.tnd else bands.band(call)
 
 
 rules.shared(14, "prefix", training.prefix_lengths)

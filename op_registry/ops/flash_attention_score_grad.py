@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints import training
+from fa_compiler.op_registry.constraints import bands, training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, text
 from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import INVALID, NULLPTR, Diagnostic
-from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Shape, differ
+from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Shape, differ, exceeds, product
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
@@ -265,9 +265,9 @@ def masking(call: CheckedNode) -> Iterator[Diagnostic]:
         message = "sparse_mode is 6 beside rope inputs, expected another"
         yield Diagnostic("sparse_mode", message, "aclnn", extension="EXT-GRAD-ROPE")
     if not g.tnd:
-        yield from training.band(call)
+        yield from bands.band(call)
         return
-    yield from training.packed_band(call)
+    yield from bands.packed_band(call)
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if mode in (0, 4, 7, 8) and pre + nxt <= 0:
         message = f"pre_tockens {pre} and next_tockens {nxt} add up to {pre + nxt}, expected more than 0"
@@ -302,27 +302,31 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
 
 def _device_rope(call: CheckedNode) -> Iterator[tuple[str, str, int]]:
     """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of these limits."""
+    g = call.geometry
     if call["atten_mask"] is None:
         yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
     for name in ("query", "key", "value", "query_rope", "key_rope"):
         dtype = call.dtype(name)
-        if dtype and dtype != "DT_BF16":
+        if dtype not in (None, "DT_BF16"):
             yield name, f"{name} is {dtype} with rope inputs, expected DT_BF16", INVALID
     for name in ("pse_shift", "drop_mask"):
         if call[name] is not None:
             yield name, f"{name} is given beside rope inputs, expected none", INVALID
     if call.attr("keep_prob") != 1.0:
         yield "keep_prob", f"keep_prob is {call.attr('keep_prob')} beside rope inputs, expected 1", INVALID
-    g = call.geometry
     if not g.tnd:
         yield "input_layout", f"input_layout is {g.layout} beside rope inputs, expected TND", INVALID
-        return
-    if isinstance(g.d, int) and g.d % 128:
-        yield "query", f"query has the head size {g.d} beside rope inputs, expected a multiple of 128", INVALID
-    tensor = call["query_rope"]
-    width = tensor.shape[-1] if tensor and tensor.shape else None
-    if isinstance(width, int) and isinstance(g.d, int) and width > g.d:
-        yield "query_rope", f"query_rope has the size {width}, expected at most {g.d}, that of query", INVALID
+    elif isinstance(g.d, int):
+        yield from _device_rope_sizes(call, g.d)
+
+
+def _device_rope_sizes(call: CheckedNode, d: int) -> Iterator[tuple[str, str, int]]:
+    """In TND with rope inputs, D is a multiple of 128, and the rope part is no wider."""
+    if d % 128:
+        yield "query", f"query has the head size {d} beside rope inputs, expected a multiple of 128", INVALID
+    *_, width = call.shape("query_rope") or (None,)
+    if exceeds(width, d):
+        yield "query_rope", f"query_rope has the size {width}, expected at most {d}, that of query", INVALID
 
 
 @rules(11)
@@ -351,20 +355,27 @@ rules.values(12, "softmax_in_layout", ("", "same_as_input"), "aclnn")
 def forward_result(call: CheckedNode) -> Iterator[Diagnostic]:
     """attention_in is given and has the type and shape of dy. dy has the shape of query with Dv in place of D."""
     tensor, dy = call["attention_in"], call["dy"]
-    g = call.geometry
-    if dy is not None and dy.shape is not None and len(dy.shape) == LAYOUTS.get(g.layout, 0):
-        query = call["query"]
-        if query is not None and query.shape is not None and len(query.shape) == len(dy.shape):
-            folded = g.layout in ("BSH", "SBH")
-            last = g.n1 * g.dv if folded and isinstance(g.n1, int) and isinstance(g.dv, int) else g.dv
-            yield from shape_is("dy", dy, (*query.shape[:-1], None if folded and isinstance(last, str) else last))
+    if dy is not None:
+        yield from _result_gradient(call, dy)
     if tensor is None:
         yield Diagnostic("attention_in", "attention_in is absent, expected attention_out of the forward pass")
-    elif dy is not None:
-        if tensor.dtype and dy.dtype and tensor.dtype != dy.dtype:
-            yield Diagnostic("attention_in", f"attention_in is {tensor.dtype}, expected {dy.dtype} as dy")
-        if tensor.shape is not None and dy.shape is not None and len(dy.shape) >= 3 <= len(tensor.shape):
-            yield from shape_is("attention_in", tensor, dy.shape)
+        return
+    if dy is None:
+        return
+    if tensor.dtype and dy.dtype and tensor.dtype != dy.dtype:
+        yield Diagnostic("attention_in", f"attention_in is {tensor.dtype}, expected {dy.dtype} as dy")
+    if tensor.shape is not None and dy.shape is not None and len(dy.shape) >= 3 <= len(tensor.shape):
+        yield from shape_is("attention_in", tensor, dy.shape)
+
+
+def _result_gradient(call: CheckedNode, dy: TensorInfo) -> Iterator[Diagnostic]:
+    """dy has the shape of query with Dv in place of D, as far as both have the rank of the layout."""
+    g, query = call.geometry, call.shape("query")
+    rank = LAYOUTS.get(g.layout)
+    if rank is None or query is None or dy.shape is None or not len(dy.shape) == len(query) == rank:
+        return
+    width = product(g.n1, g.dv) if g.folded else g.dv
+    yield from shape_is("dy", dy, (*query[:-1], width))
 
 
 @rules(14)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, first, shape_is, size_text, text
 from fa_compiler.op_registry.constraints.decode_sizes import shorter
 from fa_compiler.op_registry.constraints.prefill import RANKS
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, MOST_LISTED, OF_QUERY, CpuKernel, TypeRow, type_row
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import differ
+from fa_compiler.op_registry.geometry import differ, shapes_differ
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.operator import Operator
@@ -298,21 +298,26 @@ def quantised(call: CheckedNode) -> Iterator[Diagnostic]:
     """An INT8 query without scales of its own has several rows and all three scales of the INT8 path. A query that is
     not INT8 has none of these scales. An INT8 result needs quant_scale2."""
     given = [name for name in _INT8_CHAIN if call[name] is not None]
-    out = call.outputs.get("attention_out")
-    stated = None if out is None else out.dtype
-    if call.dtype("query") == "DT_INT8" and call["dequant_scale_query"] is None:
-        if len(given) < len(_INT8_CHAIN):
-            missing = next(name for name in _INT8_CHAIN if name not in given)
-            yield Diagnostic(missing, f"{missing} is absent, expected with an INT8 query")
-        elif prefill.sizes_of(call).s1 == 1:
-            yield Diagnostic("query", "query is DT_INT8 and has one row, expected DT_FLOAT16 or DT_BF16")
-        scaled = [name for name in _OUTPUT_SCALES if call[name] is not None]
-        if stated in prefill.HALFS and scaled:
-            yield Diagnostic(scaled[0], f"{scaled[0]} is given, expected none with an attention_out of {stated}")
-    elif call.dtype("query") in prefill.HALFS and given:
-        yield Diagnostic(given[0], f"{given[0]} is given, expected none beside a query of {call.dtype('query')}")
-    if stated == "DT_INT8" and call["quant_scale2"] is None:
+    query, out = call.dtype("query"), call.outputs.get("attention_out")
+    result = "" if out is None else out.dtype
+    if query == "DT_INT8" and call["dequant_scale_query"] is None:
+        yield from _int8_path(call, result)
+    elif query in prefill.HALFS and given:
+        yield Diagnostic(given[0], f"{given[0]} is given, expected none beside a query of {query}")
+    if result == "DT_INT8" and call["quant_scale2"] is None:
         yield Diagnostic("quant_scale2", "quant_scale2 is absent, expected with an INT8 attention_out")
+
+
+def _int8_path(call: CheckedNode, result: str) -> Iterator[Diagnostic]:
+    """A query of the INT8 path has its three scales and several rows. A result of 16 bits has no scale."""
+    missing = [name for name in _INT8_CHAIN if call[name] is None]
+    if missing:
+        yield Diagnostic(missing[0], f"{missing[0]} is absent, expected with an INT8 query")
+    elif prefill.sizes_of(call).s1 == 1:
+        yield Diagnostic("query", "query is DT_INT8 and has one row, expected DT_FLOAT16 or DT_BF16")
+    scaled = [name for name in _OUTPUT_SCALES if call[name] is not None]
+    if result in prefill.HALFS and scaled:
+        yield Diagnostic(scaled[0], f"{scaled[0]} is given, expected none with an attention_out of {result}")
 
 
 @rules(8)
@@ -330,15 +335,18 @@ def rows_without_keys(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_mode", message, extension="EXT-PROMPT-MODES")
     if call["quant_offset2"] is not None and not one_row(call):
         yield from prefill.empty_rows(call)
-    if scale.shape is None or all(size == 1 or not isinstance(size, int) for size in scale.shape):
-        return
+    if any(differ(size, 1) for size in scale.shape or ()):
+        yield from _scale_for_channels(call)
+
+
+def _scale_for_channels(call: CheckedNode) -> Iterator[Diagnostic]:
+    """A quant_scale2 for channels excludes left padding and softmax_lse, and requires a D that is a multiple of 32."""
     for name in _PADDINGS:
         if call[name] is not None:
             yield Diagnostic(name, f"{name} is given, expected none with a quant_scale2 for channels")
     if call.attr("softmax_lse_flag"):
-        yield Diagnostic(
-            "softmax_lse_flag", "softmax_lse_flag is set, expected it unset with a quant_scale2 for channels"
-        )
+        message = "softmax_lse_flag is set, expected it unset with a quant_scale2 for channels"
+        yield Diagnostic("softmax_lse_flag", message)
     d = prefill.sizes_of(call).d
     if isinstance(d, int) and d % 32:
         message = f"query has the head size {d}, expected a multiple of 32 with a quant_scale2 for channels"
@@ -348,24 +356,29 @@ def rows_without_keys(call: CheckedNode) -> Iterator[Diagnostic]:
 @rules(9)
 def pages(call: CheckedNode) -> Iterator[Diagnostic]:
     """Pages need block_size and the lengths of the keys. They allow one tensor of keys and no prefix."""
-    table = call["block_table"]
+    table, keys = call["block_table"], call.lists.get("key", ())
     if table is None:
         return
-    size, keys = call.attr("block_size"), call.lists.get("key", ())
-    unit = 32 if any(info.dtype == "DT_INT8" for info in keys) else 16
-    most = 1024 if call.attr("input_layout") in _PACKED or call["query_rope"] is not None else 512
-    if size <= 0 or size > most or size % unit:
-        message = f"block_size is {size}, expected a multiple of {unit} from {unit} to {most}"
-        yield Diagnostic("block_size", message, extension="EXT-PROMPT-SIZES" if 0 < size < 2**31 else None)
+    yield from _block_size(call)
     if call["actual_seq_lengths_kv"] is None:
         yield Diagnostic("actual_seq_lengths_kv", "actual_seq_lengths_kv is absent, expected with pages")
-    b = prefill.sizes_of(call).b
-    if table.shape is not None and (len(table.shape) != 2 or differ(table.shape[0], b)):
-        yield Diagnostic("block_table", f"block_table has the shape {text(table.shape)}, expected {text((b, None))}")
+    wanted = (prefill.sizes_of(call).b, None)
+    if table.shape is not None and shapes_differ(table.shape, wanted):
+        yield Diagnostic("block_table", f"block_table has the shape {text(table.shape)}, expected {text(wanted)}")
     if len(keys) > 1:
         yield Diagnostic("key", f"key is a list of {len(keys)} beside a block_table, expected one tensor")
     if call["key_shared_prefix"] is not None:
         yield Diagnostic("key_shared_prefix", "key_shared_prefix is given beside a block_table, expected none")
+
+
+def _block_size(call: CheckedNode) -> Iterator[Diagnostic]:
+    """block_size is a multiple of 16, or of 32 for INT8, up to 512. Packed layouts and rope allow 1024."""
+    size = call.attr("block_size")
+    unit = 32 if any(info.dtype == "DT_INT8" for info in call.lists.get("key", ())) else 16
+    most = 1024 if call.attr("input_layout") in _PACKED or call["query_rope"] is not None else 512
+    if size <= 0 or size > most or size % unit:
+        message = f"block_size is {size}, expected a multiple of {unit} from {unit} to {most}"
+        yield Diagnostic("block_size", message, extension="EXT-PROMPT-SIZES" if 0 < size < 2**31 else None)
 
 
 @rules(10)
@@ -396,21 +409,23 @@ def lists(call: CheckedNode) -> Iterator[Diagnostic]:
         return
     if call.attr("input_layout") in _PACKED:
         yield Diagnostic("key", f"key has {len(keys)} tensors, expected one with {call.attr('input_layout')}")
-        return
-    if differ(sizes.b, len(keys)) or len(keys) > MAX_LIST:
+    elif differ(sizes.b, len(keys)) or len(keys) > MAX_LIST:
         message = f"key has {len(keys)} tensors, expected {size_text(sizes.b)}, one for each batch, or one"
         yield Diagnostic("key", f"{message}; at most {MAX_LIST}")
-        return
-    if sizes.layout not in _LENGTH_AXIS:  # another rule reports an unknown layout
-        return
-    places = [axis for axis in range(RANKS[sizes.layout]) if axis != _LENGTH_AXIS[sizes.layout]]
-    for name, tensors in (("key", keys), ("value", values)):
-        shapes = [shape for info in tensors if (shape := info.shape) is not None and len(shape) > max(places)]
-        for shape in shapes:
-            if differ(shape[0], 1) or any(differ(shape[axis], shapes[0][axis]) for axis in places):
-                message = f"{name} holds a tensor of shape {text(shape)}, expected batch 1, and heads and their size"
-                yield Diagnostic(name, f"{message} as in {text(shapes[0])}")
-                return
+    elif sizes.layout in _LENGTH_AXIS:  # another rule reports an unknown layout
+        faults = (fault for name in ("key", "value") for fault in _list_shapes(call, name, sizes.layout))
+        yield from first(faults)
+
+
+def _list_shapes(call: CheckedNode, name: str, layout: str) -> Iterator[Diagnostic]:
+    """The tensors of a list have batch 1 and differ in S only. Those of another rank are left to another rule."""
+    places = [axis for axis in range(RANKS[layout]) if axis != _LENGTH_AXIS[layout]]
+    known = [info.shape for info in call.lists[name] if info.shape is not None]
+    shapes = [shape for shape in known if len(shape) > max(places)]
+    for shape in shapes:
+        if differ(shape[0], 1) or any(differ(shape[axis], shapes[0][axis]) for axis in places):
+            message = f"{name} holds a tensor of shape {text(shape)}, expected batch 1, and heads and their size"
+            yield Diagnostic(name, f"{message} as in {text(shapes[0])}")
 
 
 @rules(12)
@@ -483,29 +498,30 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
     """query_rope and key_rope are both given, or neither. They are float16 or bfloat16, of head size 64. They exclude
     padding, lists, bias, prefix and scales."""
     yield from _pair(call, "query_rope", "key_rope")
-    query, key = call["query_rope"], call["key_rope"]
-    if query is None or key is None:
+    if call["query_rope"] is None or call["key_rope"] is None:
         return
-    for name, info in (("query_rope", query), ("key_rope", key)):
-        if info.dtype and info.dtype not in prefill.HALFS:
-            extension = "EXT-PROMPT-FLOAT" if info.dtype == "DT_FLOAT" else None
-            yield Diagnostic(
-                name, f"{name} is {info.dtype}, expected {' or '.join(prefill.HALFS)}", extension=extension
-            )
-        paged_key = name == "key_rope" and prefill.paged(call)
-        folded = prefill.query_layout(call) == "BSH"
-        if info.shape and not paged_key and not folded and differ(info.shape[-1], ROPE):
-            message = f"{name} has the head size {info.shape[-1]}, expected {ROPE}"
-            yield Diagnostic(name, message, extension="EXT-PROMPT-SIZES")
-    for name in (*_PADDINGS, "pse_shift", "key_shared_prefix", "antiquant_scale", "key_antiquant_scale"):
-        # With an 8-bit query, the scale of the keys belongs to the full quantisation, which may be used with rope.
-        full = name == "key_antiquant_scale" and call["dequant_scale_query"] is not None
-        if call[name] is not None and not full:
+    yield from _rope_tensor(call, "query_rope", folded=prefill.query_layout(call) == "BSH")
+    yield from _rope_tensor(call, "key_rope", folded=prefill.query_layout(call) == "BSH" or prefill.paged(call))
+    # With an 8-bit query, the scale of the keys belongs to the full quantisation, which may be used with rope.
+    excluded = [*_PADDINGS, "pse_shift", "key_shared_prefix", "antiquant_scale", "quant_scale2"]
+    if call["dequant_scale_query"] is None:
+        excluded.insert(-1, "key_antiquant_scale")
+    for name in excluded:
+        if call[name] is not None:
             yield Diagnostic(name, f"{name} is given, expected none with query_rope")
-    if call["quant_scale2"] is not None:
-        yield Diagnostic("quant_scale2", "quant_scale2 is given, expected none with query_rope")
     if len(call.lists.get("key", ())) > 1:
         yield Diagnostic("key", "key is a list of tensors, expected one tensor with query_rope")
+
+
+def _rope_tensor(call: CheckedNode, name: str, folded: bool) -> Iterator[Diagnostic]:
+    """A rope input has 16 bits and the head size 64. If it is `folded`, its last dimension may hold several heads."""
+    dtype, shape = call.dtype(name), call.shape(name)
+    if dtype and dtype not in prefill.HALFS:
+        extension = "EXT-PROMPT-FLOAT" if dtype == "DT_FLOAT" else None
+        yield Diagnostic(name, f"{name} is {dtype}, expected {' or '.join(prefill.HALFS)}", extension=extension)
+    if shape and not folded and differ(shape[-1], ROPE):
+        message = f"{name} has the head size {shape[-1]}, expected {ROPE}"
+        yield Diagnostic(name, message, extension="EXT-PROMPT-SIZES")
 
 
 @rules(14)
@@ -522,18 +538,10 @@ def prefix(call: CheckedNode) -> Iterator[Diagnostic]:
     """A shared prefix has keys and values, which have batch 1 and the type of key. Its length is one number, at most
     its S."""
     yield from _pair(call, *_PREFIX)
-    key = call["key_shared_prefix"]
-    if key is None or call["value_shared_prefix"] is None:
+    if call["key_shared_prefix"] is None or call["value_shared_prefix"] is None:
         return
-    own = prefill.tensor(call, "key")
     for name in _PREFIX:
-        info = call[name]
-        if info is None:
-            continue
-        if own is not None and own.dtype and info.dtype and info.dtype != own.dtype:
-            yield Diagnostic(name, f"{name} is {info.dtype}, expected {own.dtype} as key")
-        if info.shape and prefill.query_layout(call).startswith("B") and differ(info.shape[0], 1):
-            yield Diagnostic(name, f"{name} has the batch size {info.shape[0]}, expected 1")
+        yield from _prefix_tensor(call, name)
     length = call["actual_shared_prefix_len"]
     if length is None:
         return
@@ -541,6 +549,15 @@ def prefix(call: CheckedNode) -> Iterator[Diagnostic]:
     content, size = call.content("actual_shared_prefix_len"), prefill.prefix_size(call)
     if content and isinstance(size, int) and not 0 <= content[0] <= size:
         yield Diagnostic("actual_shared_prefix_len", f"actual_shared_prefix_len is {content[0]}, expected 0 to {size}")
+
+
+def _prefix_tensor(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
+    """The keys or values of the prefix have the type of key and batch 1."""
+    key, dtype, shape = prefill.tensor(call, "key"), call.dtype(name), call.shape(name)
+    if key is not None and key.dtype and dtype and dtype != key.dtype:
+        yield Diagnostic(name, f"{name} is {dtype}, expected {key.dtype} as key")
+    if shape and prefill.query_layout(call).startswith("B") and differ(shape[0], 1):
+        yield Diagnostic(name, f"{name} has the batch size {shape[0]}, expected 1")
 
 
 @rules(16)

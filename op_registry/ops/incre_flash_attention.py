@@ -7,14 +7,13 @@ attribute of the CPU kernel. The products are A2, A3, 950 and, with fewer featur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, out_of_range, shape_is, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, first, number, out_of_range, shape_is, text
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
-    misfit,
-    product,
+    query_heads,
     shorter,
     sizes_of,
     unlike,
@@ -22,7 +21,7 @@ from fa_compiler.op_registry.constraints.decode_sizes import (
 from fa_compiler.op_registry.constraints.softcap import softcap
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, MOST_LISTED, OF_QUERY, CpuKernel, TypeRow, type_row
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ
+from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ, exceeds, misfit, product, shapes_differ
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
@@ -151,7 +150,11 @@ rules = Rules(
 )
 
 MAX_D, MAX_N, MAX_B, MAX_GROUP, MAX_LIST = 512, 256, 65536, 64, 256
+MAX_B_310P, MAX_S_310P = 256, 65536
 MAX_BLOCK = 512
+PAGE_RANKS: dict[str, tuple[int, ...]] = {"BSH": (3,), "BSND": (3,), "BNSD": (3, 4)}
+"""The ranks that a cache of pages may have, by the layout of query."""
+
 MAX_PAGE_WIDTH = 65536
 
 _HALFS = ("DT_FLOAT16", "DT_BF16")
@@ -206,15 +209,14 @@ def one_token(call: CheckedNode) -> Iterator[Diagnostic]:
     if rank is not None and rank != LAYOUTS[layout]:
         yield Diagnostic("query", f"query has rank {rank}, expected {LAYOUTS[layout]} for {layout}")
     sizes = sizes_of(call)
+    ranks: tuple[int, ...] = (LAYOUTS[layout],)
+    where = layout
+    if sizes.paged:
+        ranks, where = PAGE_RANKS[layout], f"a paged cache beside {layout}"
     for name, tensor in _caches(call):
-        if tensor.shape is None:
-            continue
-        ranks = (3, 4) if sizes.paged and layout == "BNSD" else (3,) if sizes.paged else (LAYOUTS[layout],)
-        if len(tensor.shape) not in ranks:
+        if tensor.shape is not None and len(tensor.shape) not in ranks:
             wanted = " or ".join(map(str, ranks))
-            where = "a paged cache beside " if sizes.paged else ""
-            message = f"{name} has rank {len(tensor.shape)}, expected {wanted} for {where}{layout}"
-            yield Diagnostic(name, message)
+            yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected {wanted} for {where}")
             return
     if differ(sizes.s1, 1):
         yield Diagnostic("query", f"query has {sizes.s1} tokens, expected 1")
@@ -229,13 +231,7 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
     if heads <= 0:
         yield Diagnostic("num_heads", f"num_heads is {heads}, expected a positive number")
         return
-    if sizes.layout == "BSH":
-        query = call["query"]
-        width = query.shape[2] if query is not None and query.shape is not None and len(query.shape) == 3 else None
-        if isinstance(width, int) and width % heads:
-            yield Diagnostic("num_heads", f"num_heads is {heads}, expected a divisor of the width {width} of query")
-    elif differ(sizes.n1, heads):
-        yield Diagnostic("num_heads", f"num_heads is {heads}, expected {sizes.n1}, the head count of query")
+    yield from query_heads(call, sizes.layout, sizes.n1)
     if stated < 0 or (stated and heads % stated):
         message = f"num_key_value_heads is {stated}, expected 0 or a divisor of the {heads} heads of query"
         yield Diagnostic("num_key_value_heads", message)
@@ -249,21 +245,17 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
 @rules(4)
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
     """D, N2, B and S are in the documented ranges."""
-    sizes = sizes_of(call)
-    if isinstance(sizes.d, int) and sizes.d > MAX_D:
+    sizes, older = sizes_of(call), call.on("310P")
+    if exceeds(sizes.d, MAX_D):
         yield Diagnostic("query", f"query has the head size {sizes.d}, expected at most {MAX_D}")
-    if isinstance(sizes.n2, int) and sizes.n2 > MAX_N:
-        yield out_of_range("key", "head count", sizes.n2, MAX_N, "tiling")
-    most = 256 if call.on("310P") else MAX_B
-    if isinstance(sizes.b, int) and sizes.b > most:
-        yield out_of_range("query", "batch size", sizes.b, most, "tiling")
-    if not call.on("310P"):
-        return
-    for length in sizes.lengths:
-        if isinstance(length, int) and length > 65536:
-            yield out_of_range("key", "sequence length", length, 65536, "tiling")
+    limits = [("key", "head count", sizes.n2, MAX_N), ("query", "batch size", sizes.b, MAX_B_310P if older else MAX_B)]
+    if older:
+        limits += [("key", "sequence length", length, MAX_S_310P) for length in sizes.lengths]
+    for name, what, size, limit in limits:
+        if exceeds(size, limit):
+            yield out_of_range(name, what, size, limit, "tiling")
     unit = 32 if any(tensor.dtype == "DT_INT8" for _, tensor in _caches(call)) else 16
-    if isinstance(sizes.d, int) and sizes.d % unit:
+    if older and isinstance(sizes.d, int) and sizes.d % unit:
         yield Diagnostic("query", f"query has the head size {sizes.d}, expected a multiple of {unit} on 310P")
 
 
@@ -271,10 +263,8 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
 def caches(call: CheckedNode) -> Iterator[Diagnostic]:
     """key and value have the same shapes and fit query. A list has one tensor for each batch entry."""
     sizes = sizes_of(call)
-    if not sizes.layout or any(one_token(call)):
-        return
     keys, values = call.lists.get("key", ()), call.lists.get("value", ())
-    if not keys or not values:
+    if not sizes.layout or not keys or not values or any(one_token(call)):
         return
     if len(keys) != len(values):
         yield Diagnostic("value", f"value is a list of {len(values)}, expected {len(keys)} tensors as key")
@@ -286,20 +276,20 @@ def caches(call: CheckedNode) -> Iterator[Diagnostic]:
     if sizes.listed and not sizes.paged and (differ(sizes.b, len(keys)) or len(keys) > MAX_LIST):
         yield Diagnostic("key", f"key is a list of {len(keys)}, expected one tensor or {sizes.b}, at most {MAX_LIST}")
         return
-    width = product(sizes.n2, sizes.d)
-    for key in keys:
-        batch, _, own = sizes.cache(key)
-        if not sizes.paged and differ(batch, 1 if sizes.listed else sizes.b):
-            wanted = "1 in a list" if sizes.listed else f"{sizes.b} as query"
-            yield Diagnostic("key", f"key has the batch size {batch}, expected {wanted}")
-            return
-        if differ(own, width):
-            message = f"key has the shape {text(key.shape)}, expected {sizes.n2} heads of size {sizes.d}"
-            yield Diagnostic("key", message)
-            return
-        if len(key.shape or ()) == 4 and differ(_heads_of(sizes, key), sizes.n2):
-            yield Diagnostic("key", f"key has {_heads_of(sizes, key)} heads, expected {sizes.n2} (num_key_value_heads)")
-            return
+    yield from first(fault for key in keys for fault in _key_faults(sizes, key))
+
+
+def _key_faults(sizes: DecodeSizes, key: TensorInfo) -> Iterator[Diagnostic]:
+    """One tensor of keys has the batch size of query, or 1 in a list, and the heads and the head size of the call."""
+    batch, _, width = sizes.cache(key)
+    wanted, stated = (1, "1 in a list") if sizes.listed else (sizes.b, f"{sizes.b} as query")
+    if not sizes.paged and differ(batch, wanted):
+        yield Diagnostic("key", f"key has the batch size {batch}, expected {stated}")
+    if differ(width, product(sizes.n2, sizes.d)):
+        message = f"key has the shape {text(key.shape)}, expected {sizes.n2} heads of size {sizes.d}"
+        yield Diagnostic("key", message)
+    if len(key.shape or ()) == 4 and differ(_heads_of(sizes, key), sizes.n2):
+        yield Diagnostic("key", f"key has {_heads_of(sizes, key)} heads, expected {sizes.n2} (num_key_value_heads)")
 
 
 def _heads_of(sizes: DecodeSizes, key: TensorInfo) -> int | str | None:
@@ -319,12 +309,14 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
     if tensor.value is not None and tensor.dtype in ("DT_INT8", "DT_UINT8") and not ((tensor.value | 1) == 1).all():
         message = "atten_mask holds other values than 0 and 1"
         yield Diagnostic("atten_mask", message, "document", extension="EXT-DECODE-MASK-BYTES")
-    shape = tensor.shape
-    if shape is None:
-        return
-    middle = shape[1:-1]
-    wrong = len(shape) not in (2, 3, 4) or differ(shape[0], sizes.b) or any(differ(size, 1) for size in middle)
-    if wrong or shorter(shape[-1], sizes.s):
+    if tensor.shape is not None:
+        yield from _mask_shape(sizes, tensor.shape)
+
+
+def _mask_shape(sizes: DecodeSizes, shape: Shape) -> Iterator[Diagnostic]:
+    """A mask of the keys is [B,S], [B,1,S] or [B,1,1,S], where S may be padded."""
+    fits = len(shape) in (2, 3, 4) and not shapes_differ(shape[:-1], (sizes.b, *(1,) * (len(shape) - 2)))
+    if not fits or shorter(shape[-1], sizes.s):
         forms = " or ".join(text((sizes.b, *(1,) * ones, sizes.s)) for ones in range(3))
         yield Diagnostic("atten_mask", f"atten_mask has the shape {text(shape)}, expected {forms}, or with more keys")
 
@@ -377,14 +369,9 @@ def pages(call: CheckedNode) -> Iterator[Diagnostic]:
     if not sizes.paged or table is None or not sizes.layout:
         return
     keys = call.lists.get("key", ())
-    size, unit = sizes.block_size, 32 if any(key.dtype == "DT_INT8" for key in keys) else 16
-    if size <= 0 or size > MAX_BLOCK or size % unit:
-        message = f"block_size is {size} beside a block_table, expected a multiple of {unit} up to {MAX_BLOCK}"
-        yield Diagnostic("block_size", message)
-        return
-    if table.shape is not None and (len(table.shape) != 2 or differ(table.shape[0], sizes.b)):
-        message = f"block_table has the shape {text(table.shape)}, expected {text((sizes.b, '?'))}"
-        yield Diagnostic("block_table", message)
+    wrong = list(first(_page_form(sizes, keys, table)))
+    yield from wrong
+    if wrong:
         return
     if call["actual_seq_lengths"] is None:
         yield Diagnostic("actual_seq_lengths", "actual_seq_lengths is absent beside a block_table, expected one")
@@ -394,12 +381,29 @@ def pages(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("key", f"key is a list of {len(keys)} beside a block_table, expected one tensor")
         return
     for key in keys:
-        blocks, tokens, width = sizes.cache(key)
-        if differ(tokens, size):
-            yield Diagnostic("key", f"key has blocks of {tokens} tokens, expected {size} (block_size)")
-        if len(key.shape or ()) == 3 and isinstance(width, int) and width > MAX_PAGE_WIDTH:
-            yield Diagnostic("key", f"key has the width {number(width)} in a cache of pages, expected at most 65 536")
-        yield from _block_table_entries(call, sizes, blocks)
+        yield from _paged_key(call, sizes, key)
+
+
+def _page_form(sizes: DecodeSizes, keys: Sequence[TensorInfo], table: TensorInfo) -> Iterator[Diagnostic]:
+    """block_size is legal, and block_table has one row for each batch entry."""
+    size = sizes.block_size
+    unit = 32 if any(key.dtype == "DT_INT8" for key in keys) else 16
+    if size <= 0 or size > MAX_BLOCK or size % unit:
+        message = f"block_size is {size} beside a block_table, expected a multiple of {unit} up to {MAX_BLOCK}"
+        yield Diagnostic("block_size", message)
+    if table.shape is not None and shapes_differ(table.shape, (sizes.b, None)):
+        message = f"block_table has the shape {text(table.shape)}, expected {text((sizes.b, '?'))}"
+        yield Diagnostic("block_table", message)
+
+
+def _paged_key(call: CheckedNode, sizes: DecodeSizes, key: TensorInfo) -> Iterator[Diagnostic]:
+    """The blocks of key have block_size tokens and a documented width, and block_table names existing ones."""
+    blocks, tokens, width = sizes.cache(key)
+    if differ(tokens, sizes.block_size):
+        yield Diagnostic("key", f"key has blocks of {tokens} tokens, expected {sizes.block_size} (block_size)")
+    if len(key.shape or ()) == 3 and exceeds(width, MAX_PAGE_WIDTH):
+        yield Diagnostic("key", f"key has the width {number(width)} in a cache of pages, expected at most 65 536")
+    yield from _block_table_entries(call, sizes, blocks)
 
 
 def _block_table_entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | str | None) -> Iterator[Diagnostic]:
@@ -407,8 +411,8 @@ def _block_table_entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | st
     table, content = call["block_table"], call.content("actual_seq_lengths")
     if table is None or table.value is None or content is None or not isinstance(blocks, int):
         return
-    for entry, row in enumerate(table.value):
-        length = content[0] if len(content) == 1 else content[entry] if entry < len(content) else 0
+    lengths = content * len(table.value) if len(content) == 1 else content
+    for entry, (row, length) in enumerate(zip(table.value, lengths, strict=False)):
         for used in row[: max(0, -(-length // sizes.block_size))]:
             if not 0 <= used < blocks:
                 message = f"block_table names block {used} for batch entry {entry}, expected 0 to {blocks - 1}"
@@ -439,37 +443,40 @@ def padding(call: CheckedNode) -> Iterator[Diagnostic]:
 def antiquant(call: CheckedNode) -> Iterator[Diagnostic]:
     """INT8 keys and values with a float query need antiquant_scale. antiquant_offset has the shape of
     antiquant_scale."""
-    sizes, scale, offset = sizes_of(call), call["antiquant_scale"], call["antiquant_offset"]
-    query = call.dtype("query")
-    keys = [tensor.dtype for name, tensor in _caches(call) if name == "key"]
-    quantised = "DT_INT8" in keys and query not in (None, "DT_INT8")
-    if quantised and scale is None:
+    scale, offset = call["antiquant_scale"], call["antiquant_offset"]
+    given = [name for name in ("antiquant_scale", "antiquant_offset") if call[name] is not None]
+    keys = [tensor.dtype for tensor in call.lists.get("key", ())]
+    quantised = "DT_INT8" in keys and call.dtype("query") not in (None, "DT_INT8")
+    if given and not quantised and any(keys[:1]):
+        yield Diagnostic(given[0], f"{given[0]} is given beside a key of type {keys[0]}, expected an INT8 key")
+        return
+    if scale is None and quantised:
         yield Diagnostic("antiquant_scale", "antiquant_scale is absent beside an INT8 key, expected one")
-    if not quantised and keys and keys[0]:
-        for name in ("antiquant_scale", "antiquant_offset"):
-            if call[name] is not None:
-                yield Diagnostic(name, f"{name} is given beside a key of type {keys[0]}, expected an INT8 key")
-                return
-    if offset is not None and scale is None:
+    if scale is None and offset is not None:
         yield Diagnostic("antiquant_scale", "antiquant_scale is absent beside antiquant_offset, expected both")
-    for name, tensor in (("antiquant_scale", scale), ("antiquant_offset", offset)):
-        if tensor is None:
-            continue
-        if tensor.dtype and query and tensor.dtype != query:
-            yield Diagnostic(name, f"{name} is {tensor.dtype}, expected {query} as query")
-        yield from _antiquant_shape(sizes, name, tensor)
-    if scale is not None and offset is not None and unlike(scale, offset):
-        message = f"antiquant_offset has the shape {text(offset.shape)}, expected {text(scale.shape)}"
-        yield Diagnostic("antiquant_offset", f"{message} as antiquant_scale")
+    for name in given:
+        yield from _antiquant_tensor(call, name)
+    yield from _same_shape(call, "antiquant_offset", "antiquant_scale")
 
 
-def _antiquant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[Diagnostic]:
-    shape = tensor.shape
+def _same_shape(call: CheckedNode, name: str, like: str) -> Iterator[Diagnostic]:
+    """An input has the shape of another, if both are given."""
+    given, other = call[name], call[like]
+    if given is not None and other is not None and unlike(given, other):
+        message = f"{name} has the shape {text(given.shape)}, expected {text(other.shape)} as {like}"
+        yield Diagnostic(name, message)
+
+
+def _antiquant_tensor(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
+    """antiquant_scale or antiquant_offset has the type of query, and two numbers for each column, or two in all."""
+    sizes, query, own, shape = sizes_of(call), call.dtype("query"), call.dtype(name), call.shape(name)
+    if own and query and own != query:
+        yield Diagnostic(name, f"{name} is {own}, expected {query} as query")
     if shape is None or not sizes.layout:
         return
     n2, d = sizes.n2, sizes.d
     forms: tuple[Shape, ...] = ((2,), (2, n2, 1, d), (2, n2, d), (2, product(n2, d)))
-    if not any(len(shape) == len(form) and not any(map(differ, shape, form)) for form in forms):
+    if all(shapes_differ(shape, form) for form in forms):
         wanted = " or ".join(map(text, forms))
         yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {wanted}")
 
@@ -478,41 +485,47 @@ def _antiquant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Itera
 def output_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
     """An INT8 attention_out needs quant_scale2, which has one number, or one for each head and column. An INT8 query
     needs its three scales."""
-    sizes, scale, offset = sizes_of(call), call["quant_scale2"], call["quant_offset2"]
-    query = call.dtype("query")
+    scale, offset, out = call["quant_scale2"], call["quant_offset2"], call.outputs.get("attention_out")
     if offset is not None and scale is None:
         yield Diagnostic("quant_scale2", "quant_scale2 is absent beside quant_offset2, expected one")
-    out = call.outputs.get("attention_out")
     if out is not None and out.dtype == "DT_INT8" and scale is None:
         yield Diagnostic("quant_scale2", "quant_scale2 is absent although attention_out is DT_INT8, expected one")
-    given = [name for name in _INT8_PATH if call[name] is not None]
-    if query == "DT_INT8" and len(given) < len(_INT8_PATH):
-        missing = next(name for name in _INT8_PATH if name not in given)
-        yield Diagnostic(missing, f"{missing} is absent beside an INT8 query, expected one")
+    yield from _int8_path(call)
+    for name in ("quant_scale2", "quant_offset2"):
+        yield from _output_scale(call, name)
+    yield from _same_shape(call, "quant_offset2", "quant_scale2")
+
+
+def _int8_path(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The three scales of the INT8 path are given beside an INT8 query, and only there. Each is one number."""
+    query = call.dtype("query")
+    given = {name: tensor for name in _INT8_PATH if (tensor := call[name]) is not None}
+    missing = [name for name in _INT8_PATH if name not in given]
+    if query == "DT_INT8" and missing:
+        yield Diagnostic(missing[0], f"{missing[0]} is absent beside an INT8 query, expected one")
     if query not in (None, "DT_INT8") and given:
-        yield Diagnostic(given[0], f"{given[0]} is given beside a query of type {query}, expected none")
-    for name in given:
-        shape = call[name].shape  # type: ignore[union-attr]  # the inputs in `given` are present
-        if shape is not None and (len(shape) > 1 or any(differ(size, 1) for size in shape)):
+        name = next(iter(given))
+        yield Diagnostic(name, f"{name} is given beside a query of type {query}, expected none")
+    for name, tensor in given.items():
+        shape = tensor.shape or ()
+        if len(shape) > 1 or any(differ(size, 1) for size in shape):
             yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected [1]")
-    for name, tensor in (("quant_scale2", scale), ("quant_offset2", offset)):
-        if tensor is None:
-            continue
-        legal = ("DT_FLOAT", "DT_BF16") if query == "DT_BF16" else ("DT_FLOAT",)
-        if tensor.dtype and query and tensor.dtype not in legal:
-            yield Diagnostic(
-                name, f"{name} is {tensor.dtype}, expected {' or '.join(legal)} beside a query of type {query}"
-            )
-        elif scale is not None and scale.dtype and tensor.dtype and tensor.dtype != scale.dtype:
-            yield Diagnostic(name, f"{name} is {tensor.dtype}, expected {scale.dtype} as quant_scale2")
-        yield from _quant_shape(sizes, name, tensor)
-    if scale is not None and offset is not None and unlike(scale, offset):
-        message = f"quant_offset2 has the shape {text(offset.shape)}, expected {text(scale.shape)} as quant_scale2"
-        yield Diagnostic("quant_offset2", message)
 
 
-def _quant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[Diagnostic]:
-    shape = tensor.shape
+def _output_scale(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
+    """quant_scale2 or quant_offset2 is float32, beside a bfloat16 query also bfloat16, and both have one type."""
+    query, own, scale = call.dtype("query"), call.dtype(name), call.dtype("quant_scale2")
+    legal = ("DT_FLOAT", "DT_BF16") if query == "DT_BF16" else ("DT_FLOAT",)
+    if own and query and own not in legal:
+        message = f"{name} is {own}, expected {' or '.join(legal)} beside a query of type {query}"
+        yield Diagnostic(name, message)
+    elif own and scale and own != scale:
+        yield Diagnostic(name, f"{name} is {own}, expected {scale} as quant_scale2")
+    yield from _quant_shape(sizes_of(call), name, call.shape(name))
+
+
+def _quant_shape(sizes: DecodeSizes, name: str, shape: Shape | None) -> Iterator[Diagnostic]:
+    """quant_scale2 or quant_offset2 has one number, or one for each head and column of query."""
     if shape is None or not sizes.layout:
         return
     n1, d, h = sizes.n1, sizes.d, product(sizes.n1, sizes.d)
@@ -520,7 +533,7 @@ def _quant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[
         *((1,), (1, n1, 1, d), (1, 1, n1, d), (n1, 1, d), (1, n1, d)),
         *((1, 1, h), (1, h), (n1, d), (h,)),
     )
-    if not any(len(shape) == len(form) and not any(map(differ, shape, form)) for form in forms):
+    if all(shapes_differ(shape, form) for form in forms):
         message = f"{name} has the shape {text(shape)}, expected [1] or {text((n1, d))} (the heads of query)"
         yield Diagnostic(name, message)
 

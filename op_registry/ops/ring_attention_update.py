@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fa_compiler.op_registry import dtypes
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, first, shape_is, text
 from fa_compiler.op_registry.constraints.decode_sizes import unlike
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic
-from fa_compiler.op_registry.geometry import STATISTICS, Shape, differ
+from fa_compiler.op_registry.geometry import STATISTICS, Shape, no_multiple
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
@@ -93,31 +93,33 @@ def layout(call: CheckedNode) -> Iterator[Diagnostic]:
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
     """The statistics are [B,N,S,8] for SBH and [T,N,8] for TND, and their shapes are equal. Constant sums are
     positive."""
-    result = call["prev_attn_out"]
-    if any(layout(call)) or result is None:
+    if any(layout(call)) or call["prev_attn_out"] is None:
         return
-    own = result.shape or (None, None, None)
-    expected: Shape = (own[0], own[1], STATISTICS)
-    if call.attr("input_layout") == "SBH":
-        expected = (own[1], None, own[0], STATISTICS)
+    own = call.shape("prev_attn_out") or (None, None, None)
+    packed = call.attr("input_layout") == "TND"
+    expected: Shape = (own[0], own[1], STATISTICS) if packed else (own[1], None, own[0], STATISTICS)
     for name in _STATISTICS:
-        tensor = call[name]
-        if tensor is None or tensor.shape is None:
-            continue
-        if len(tensor.shape) != len(expected) or any(map(differ, tensor.shape, expected)):
-            yield Diagnostic(name, f"{name} has the shape {text(tensor.shape)}, expected {text(expected)}")
+        faults = list(first(_statistic(call, name, expected)))
+        yield from faults
+        if faults:
             return
-        if len(tensor.shape) == 4:
-            expected = (expected[0], expected[1] or tensor.shape[1], *expected[2:])
-        if tensor.value is not None and name.endswith("sum") and not (tensor.value > 0).all():
-            yield Diagnostic(name, f"{name} holds numbers that are not positive", "document")
-            return
+        found = call.shape(name)
+        if not packed and found is not None:  # the first head count that is known is that of all
+            expected = (expected[0], expected[1] or found[1], *expected[2:])
     heads, width = expected[1], own[2]
-    folded = call.attr("input_layout") == "SBH" and isinstance(heads, int) and isinstance(width, int)
-    if folded and heads and width % heads:  # type: ignore[operator]  # if `folded` is set, both are numbers
-        yield Diagnostic(
-            "prev_attn_out", f"prev_attn_out has the width {width}, expected a multiple of its {heads} heads"
-        )
+    if not packed and isinstance(heads, int) and heads and no_multiple(width, heads):
+        message = f"prev_attn_out has the width {width}, expected a multiple of its {heads} heads"
+        yield Diagnostic("prev_attn_out", message)
+
+
+def _statistic(call: CheckedNode, name: str, expected: Shape) -> Iterator[Diagnostic]:
+    """One statistic, if its rank is known, has the expected shape, and its constant sums are positive."""
+    tensor = call[name]
+    if tensor is None or tensor.shape is None:
+        return
+    yield from shape_is(name, tensor, expected)
+    if tensor.value is not None and name.endswith("sum") and not (tensor.value > 0).all():
+        yield Diagnostic(name, f"{name} holds numbers that are not positive", "document")
 
 
 @rules(4)

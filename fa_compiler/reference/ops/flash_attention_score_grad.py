@@ -75,14 +75,17 @@ def flash_attention_score_grad(call: OpCall) -> dict[str, Output]:
     d_query_main, d_query_rope = _apart(attention, q_side, d_query)
     d_key_main, d_key_rope = _apart(attention, kv_side, d_key)
     pse = call.optional("pse_shift")
+    d_pse = np.zeros(0 if pse is None else pse.shape)
+    if attention.sink is None:
+        d_sink = np.zeros(0)
     return {
         "dq": Output(d_query_main, dtype),
         "dk": Output(d_key_main, dtype),
         "dv": Output(kv_side.join(d_value, attention.value_width), dtype),
-        "dpse": Output(np.zeros(0 if pse is None else pse.shape), dtype),
+        "dpse": Output(d_pse, dtype),
         "dq_rope": Output(d_query_rope, dtype),
         "dk_rope": Output(d_key_rope, dtype),
-        "dsink": Output(np.zeros(0) if attention.sink is None else d_sink, np.dtype(np.float32)),
+        "dsink": Output(d_sink, np.dtype(np.float32)),
     }
 
 

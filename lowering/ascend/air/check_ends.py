@@ -63,6 +63,8 @@ def check(model: Proto) -> Iterator[FileDiagnostic]:
 
 
 def _subgraphs(model: Proto) -> Iterator[FileDiagnostic]:
+    """Graphs have different names, and every graph but the root is the subgraph of one operator."""
+    root = model.graph[0].name
     for name, count in Counter(graph.name for graph in model.graph).items():
         if count > 1:
             yield GRAPH_TWICE(name, f"{count} graphs have this name")
@@ -70,18 +72,25 @@ def _subgraphs(model: Proto) -> Iterator[FileDiagnostic]:
     for name, count in uses.items():
         if count > 1:
             yield SHARED(name, f"the graph is the subgraph of {count} operators")
+    reached = _reached(model)
+    for graph in model.graph[1:]:
+        if graph.name not in reached:
+            yield UNREACHABLE(graph.name, "no operator has this graph as a subgraph")
+    if uses[root]:
+        yield SHARED(root, "the root graph is the subgraph of an operator")
+
+
+def _reached(model: Proto) -> set[str]:
+    """The names of the root graph and of the graphs in it."""
     graphs = {graph.name: graph for graph in model.graph}
-    reached, ahead = set(), [model.graph[0].name]
+    reached: set[str] = set()
+    ahead = [model.graph[0].name]
     while ahead:
         name = ahead.pop()
         if name in graphs and name not in reached:
             reached.add(name)
             ahead += [inner for op in graphs[name].op for inner in op.subgraph_name]
-    for graph in model.graph[1:]:
-        if graph.name not in reached:
-            yield UNREACHABLE(graph.name, "no operator has this graph as a subgraph")
-    if uses[model.graph[0].name]:
-        yield SHARED(model.graph[0].name, "the root graph is the subgraph of an operator")
+    return reached
 
 
 def _data(op: Proto) -> Iterator[FileDiagnostic]:

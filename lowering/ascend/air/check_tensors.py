@@ -41,26 +41,20 @@ def check(graph: Proto, folder: Path | None) -> Iterator[FileDiagnostic]:
 
 
 def _desc(node: str, desc: Proto) -> Iterator[FileDiagnostic]:
-    dims = list(desc.shape.dim)
+    tensor, dims = desc.name or "a tensor", list(desc.shape.dim)
     if any(dim < -1 for dim in dims) and dims != [-2]:
-        yield DIMS(node, f"{desc.name or 'a tensor'} has the shape {dims}")
+        yield DIMS(node, f"{tensor} has the shape {dims}")
     if desc.dtype not in _TYPES:
-        yield TYPE(node, f"{desc.name or 'a tensor'} has type number {desc.dtype}, which GE does not have")
+        yield TYPE(node, f"{tensor} has type number {desc.dtype}, which GE does not have")
     if desc.layout not in _LAYOUTS:
-        yield LAYOUT(
-            node,
-            f"{desc.name or 'a tensor'} has the layout {desc.layout!r}, which GE may not know",
-        )
+        yield LAYOUT(node, f"{tensor} has the layout {desc.layout!r}, which GE may not know")
     if "format_for_int" in desc.attr and not _is_same_layout(desc):
-        number = desc.attr["format_for_int"].i
-        text = f"has the layout {desc.layout!r} and format_for_int {number}"
-        yield LAYOUT_NUMBER(
-            node, f"{desc.name or 'a tensor'} {text}: GE takes the number, {layout_of(desc) or 'reserved'}"
-        )
+        text = f"has the layout {desc.layout!r} and format_for_int {desc.attr['format_for_int'].i}"
+        yield LAYOUT_NUMBER(node, f"{tensor} {text}: GE takes the number, {layout_of(desc) or 'reserved'}")
     if "shape_range" in desc.attr:
         rows = [list(row.list_i) for row in desc.attr["shape_range"].list_list_int.list_list_i]
         if len(rows) != len(dims) or not all(map(_covers, rows, dims)):
-            yield RANGE(node, f"the ranges {rows} of {desc.name or 'a tensor'} do not match its shape {dims}")
+            yield RANGE(node, f"the ranges {rows} of {tensor} do not match its shape {dims}")
 
 
 def _is_same_layout(desc: Proto) -> bool:

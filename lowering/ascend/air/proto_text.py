@@ -51,7 +51,12 @@ def _statements(text: str) -> Iterator[tuple[str, str]]:
         if found is None:
             raise ValueError(f"{text[place:].strip()[:40]!r} is not understood")
         block, name, end, statement = found.groups()
-        yield (block, name) if block else ("end", "") if end else ("", " ".join(statement.split()))
+        if block:
+            yield block, name
+        elif end:
+            yield "end", ""
+        else:
+            yield "", " ".join(statement.split())
         place = found.end()
 
 

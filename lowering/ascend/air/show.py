@@ -24,17 +24,19 @@ def summary(model: Model) -> str:
 def lines(graph: Graph) -> Iterator[str]:
     """One line for each operator: "name = Type(input=source, ...) {attribute=value, ...} -> output=type[shape]"."""
     for op in graph.ops:
-        attrs, outputs = _attrs(op), _outputs(op)
-        yield (
-            f"{op.name} = {op.type}({_inputs(op)})"
-            + (f" {{{attrs}}}" if attrs else "")
-            + (f" -> {outputs}" if outputs else "")
-        )
+        line = f"{op.name} = {op.type}({_inputs(op)})"
+        if attrs := _attrs(op):
+            line += f" {{{attrs}}}"
+        if outputs := _outputs(op):
+            line += f" -> {outputs}"
+        yield line
 
 
 def tensor(desc: TensorDesc) -> str:
     """A descriptor without its name, such as "float16[1, 12, ?, 64]"."""
-    sizes = "unknown rank" if desc.shape is None else ", ".join("?" if size < 0 else str(size) for size in desc.shape)
+    sizes = "unknown rank"
+    if desc.shape is not None:
+        sizes = ", ".join("?" if size < 0 else str(size) for size in desc.shape)
     bounds = ""
     if desc.ranges is not None:
         bounds = " in " + ", ".join(f"{low}..{'' if high < 0 else high}" for low, high in desc.ranges)

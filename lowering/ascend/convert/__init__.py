@@ -1,6 +1,6 @@
 """Conversions from ONNX to GE (`forward`) and from GE to ONNX (`backward`).
 
-Their tables were written independently of each other, so each of them tests the other.
+The tables of the two directions were written independently, so a round trip tests both.
 """
 
 from __future__ import annotations

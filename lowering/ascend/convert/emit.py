@@ -50,6 +50,10 @@ class Tensor(Type):
             raise CannotMapError("the rank of an input is not known", "declare the shapes of the model's inputs")
         return len(self.shape)
 
+    def size(self, axis: int) -> int:
+        """The size of an axis, -1 if it is dynamic or the rank unknown."""
+        return -1 if self.shape is None else self.shape[axis]
+
     def with_shape(self, shape: Shape) -> Type:
         """The same type with another shape."""
         return Type(self.dtype, shape)

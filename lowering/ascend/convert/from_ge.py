@@ -16,7 +16,7 @@ from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.convert.backward import HANDLERS, GeCall
 from fa_compiler.lowering.ascend.convert.backward.ge_call import NodeCollector, onnx_type, tensor_proto
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
-from fa_compiler.lowering.ascend.graph import Graph, Model, Op, TensorDesc, Weight
+from fa_compiler.lowering.ascend.graph import Graph, Model, Op, TensorDesc, Weight, known_sizes
 from fa_compiler.op_registry import DOMAIN, VERSION
 
 OPSET = 20
@@ -118,8 +118,7 @@ class _GraphReader:
 
 
 def _sorted(graph: Graph) -> list[Op]:
-    """The operators, each after those that it reads or that control edges put before it. A file may hold them in any
-    order."""
+    """The operators in an order in which they can run, by data and by control edges. A file may have any order."""
     by_name = {op.name: op for op in graph.ops}
     done: dict[str, bool] = {}
     ordered: list[Op] = []
@@ -156,5 +155,4 @@ def _integer(op: Op, name: str) -> int:
 
 
 def _info(name: str, desc: TensorDesc) -> onnx.ValueInfoProto:
-    shape = None if desc.shape is None else [None if size < 0 else size for size in desc.shape]
-    return helper.make_tensor_value_info(name, onnx_type(desc.dtype), shape)
+    return helper.make_tensor_value_info(name, onnx_type(desc.dtype), known_sizes(desc.shape))

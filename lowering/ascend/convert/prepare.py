@@ -89,32 +89,41 @@ def _expand(model: ir.Model, info: ShapeInfo, known: Known) -> bool:
 def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int], known: Known) -> onnx.FunctionProto | None:
     """The function that defines a node, in operators of the model's opset; None if there is none."""
     domain = "" if node.domain in STANDARD else node.domain
-    version = versions.get(domain)
+    version, wanted = versions.get(domain), versions[""]
     graphs = any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
     if version is None or graphs or not onnx.defs.has(node.op_type, version, domain):
         return None
-    schema: Any = onnx.defs.get_schema(
-        node.op_type, version, domain
-    )  # onnx's type stubs lack the methods for functions
-    wanted = versions[""]
-    plain = [number for number in schema.function_opset_versions if number <= wanted]
-    made = [number for number in schema.context_dependent_function_opset_versions if number <= wanted]
-    types = [_type(value, info) for value in node.inputs]
-    if plain:
-        body = schema.get_function_with_opset_version(max(plain))
-    elif made and None not in types:
-        described = ir.to_proto(node).SerializeToString()
-        body = schema.get_context_dependent_function_with_opset_version(max(made), described, types)
-    else:
+    schema: Any = onnx.defs.get_schema(node.op_type, version, domain)  # onnx's stubs lack the methods for functions
+    body = _body(schema, node, info, wanted)
+    if body is None:
         return None
     proto = onnx.FunctionProto()
     proto.ParseFromString(body)
+    _write_defaults(proto, schema)
+    kinds = {key_of(inner.domain, inner.op_type) for inner in proto.node}
+    explained = bool(kinds) and all(known(key) or _has_definition(key, wanted) for key in kinds)
+    return proto if explained and _fit(proto, node, wanted) else None
+
+
+def _write_defaults(proto: onnx.FunctionProto, schema: Any) -> None:
+    """Give the attributes of a function the defaults of the schema."""
     for name in [name for name in proto.attribute if schema.attributes[name].default_value.type]:
         proto.attribute.remove(name)
         proto.attribute_proto.append(schema.attributes[name].default_value)
-    kinds = {key_of(inner.domain, inner.op_type) for inner in proto.node}
-    explained = all(known(key) or _has_definition(key, wanted) for key in kinds)
-    return proto if proto.node and explained and _fit(proto, node, wanted) else None
+
+
+def _body(schema: Any, node: ir.Node, info: ShapeInfo, wanted: int) -> bytes | None:
+    """The newest serialised function of a schema up to opset `wanted`: one that serves all nodes, or else one that is
+    made for the types of this node."""
+    plain = [number for number in schema.function_opset_versions if number <= wanted]
+    if plain:
+        return bytes(schema.get_function_with_opset_version(max(plain)))
+    made = [number for number in schema.context_dependent_function_opset_versions if number <= wanted]
+    types = [_type(value, info) for value in node.inputs]
+    if not made or None in types:
+        return None
+    described = ir.to_proto(node).SerializeToString()
+    return bytes(schema.get_context_dependent_function_with_opset_version(max(made), described, types))
 
 
 def _has_definition(key: tuple[str, str], version: int) -> bool:

@@ -166,8 +166,8 @@ class _Body:
     def node(self, node: ir.Node) -> None:
         """Convert one ONNX node.
 
-        A node without a counterpart is recorded. The nodes that read it are still converted, with placeholders of its
-        type, so that all unsupported nodes are found. The graph is not used then.
+        A node without a counterpart is recorded. Its readers are still converted, with placeholders of the right types:
+        so all unsupported nodes are found. The graph is not used then.
         """
         if any(value in self._broken for value in node.inputs if value is not None):
             self._broken.update(node.outputs)

@@ -18,7 +18,7 @@ outputs and the same names of attributes. The generated plugin does this.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,46 +95,66 @@ def check_model(
     """All diagnostics of a model. `folder` is the folder of its weights' files; None does not check these files."""
     if (text := _no_text(model)) is not None:
         return [NOT_ONNX("", f"it holds the text {text!r}, which is not UTF-8")]
-    own = frozenset(plugins)
+    own, graphs = frozenset(plugins), list(_graphs(model.graph))
     imports = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    initial = {tensor.name for tensor in model.graph.initializer}
-    ends = {
-        "inputs": [value for value in model.graph.input if value.name not in initial],
-        "outputs": model.graph.output,
-    }
-    found = [NO_ENDS("", f"the graph has no {what}") for what, values in ends.items() if not values]
-    if found:
-        return found
-    graphs = list(_graphs(model.graph))
-    for graph in graphs:
-        found += _names(graph)
-        found += [diagnostic for node in graph.node for diagnostic in _registered(node, imports, own)]
+    found = list(_ends(model.graph)) or list(_pre_check(graphs, imports, own))
     if found:
         return found
     found += _empty_outputs(graphs)
     found += _flags(graphs)
-    facts = input_facts(model, graphs)
-    known: set[str] = set()
-    read: set[str] = set()
-    for graph in graphs:
-        known |= _made(graph)
-        read |= {*(value.name for value in graph.output), *(name for node in graph.node for name in node.input)}
-    for graph in graphs:
-        for value in (*graph.input, *graph.output):
-            if not value.type.HasField("tensor_type"):
-                found.append(ELEMENT(value.name, "it is not a tensor"))
-        for node in graph.node:
-            found += [
-                UNLINKED(_label(node), f"nothing makes its input '{name}'") for name in node.input if name not in known
-            ]
-            found += _node(node, own)
-            if node.domain in STANDARD and node.op_type != "If":
-                found += _plugin(node, imports["ai.onnx"], read, facts)
-            if graph is not model.graph and "" in node.input:
-                found.append(GAP(_label(node), "it has an absent input and lies in a branch of an If"))
-        found += check_weights(graph, folder, is_main=graph is model.graph)
+    found += _tensors_and_nodes(model, graphs, folder, own, imports)
     found += check_outputs(model.graph)
     return sorted(found, key=lambda diagnostic: diagnostic.severity is not Severity.REJECTED)
+
+
+def _ends(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
+    """The main graph has inputs and outputs."""
+    initial = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in initial]
+    for what, values in (("inputs", inputs), ("outputs", graph.output)):
+        if not values:
+            yield NO_ENDS("", f"the graph has no {what}")
+
+
+def _pre_check(graphs: Sequence[onnx.GraphProto], imports: Domains, own: frozenset[str]) -> Iterator[FileDiagnostic]:
+    """Names are unique, and there is a plugin for each node."""
+    for graph in graphs:
+        yield from _names(graph)
+        for node in graph.node:
+            yield from _registered(node, imports, own)
+
+
+def _tensors_and_nodes(
+    model: onnx.ModelProto,
+    graphs: Sequence[onnx.GraphProto],
+    folder: Path | None,
+    own: frozenset[str],
+    imports: Domains,
+) -> Iterator[FileDiagnostic]:
+    """What the parser finds in the graphs, one after the other: inputs and outputs, nodes, weights."""
+    facts = input_facts(model, graphs)
+    known = set[str]().union(*map(_made, graphs))
+    read = set[str]().union(*map(_read, graphs))
+    for graph in graphs:
+        is_main = graph is model.graph
+        for value in (*graph.input, *graph.output):
+            if not value.type.HasField("tensor_type"):
+                yield ELEMENT(value.name, "it is not a tensor")
+        for node in graph.node:
+            for name in node.input:
+                if name not in known:
+                    yield UNLINKED(_label(node), f"nothing makes its input '{name}'")
+            yield from _node(node, own)
+            if node.domain in STANDARD and node.op_type != "If":
+                yield from _plugin(node, imports["ai.onnx"], read, facts)
+            if not is_main and "" in node.input:
+                yield GAP(_label(node), "it has an absent input and lies in a branch of an If")
+        yield from check_weights(graph, folder, is_main=is_main)
+
+
+def _read(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that are outputs of a graph or inputs of its nodes."""
+    return {*(value.name for value in graph.output), *(name for node in graph.node for name in node.input)}
 
 
 def _no_text(message: Any) -> bytes | None:
@@ -147,8 +167,9 @@ def _no_text(message: Any) -> bytes | None:
             continue
         items = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
         for item in items:
-            found = item if isinstance(item, bytes) else None if isinstance(item, str) else _no_text(item)
-            if found is not None:
+            if isinstance(item, bytes):
+                return item
+            if not isinstance(item, str) and (found := _no_text(item)) is not None:
                 return found
     return None
 
@@ -251,8 +272,8 @@ def _plugin(
     except (ValueError, TypeError, AttributeError) as error:
         yield FORM(_label(node), f"an attribute is of another type than {node.op_type} has ({error})")
         return
-    for each in found:
-        yield PLUGIN_RULES[each.severity](_label(node), each.sentence)
+    for mismatch in found:
+        yield PLUGIN_RULES[mismatch.severity](_label(node), mismatch.sentence)
 
 
 def _attention(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:

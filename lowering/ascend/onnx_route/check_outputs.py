@@ -7,7 +7,7 @@ output of another node is dropped, nothing is reported, and the outputs behind i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx
 
@@ -48,24 +48,27 @@ def _read(node: onnx.NodeProto) -> set[str]:
 def _lost(graph: onnx.GraphProto, starts: set[str]) -> Iterator[FileDiagnostic]:
     """The outputs that are not connected with the tensors of `starts`, which are inputs of the graph."""
     nodes = list(graph.node)
-    ends: dict[str, list[int]] = {}
-    for place, node in enumerate(nodes):
-        for name in {*_read(node), *node.output} - {""}:
-            ends.setdefault(name, []).append(place)
-    reached: set[int] = set()
-    ahead = [place for name in starts for place in ends.get(name, ())]
-    while ahead:
-        place = ahead.pop()
-        if place not in reached:
-            reached.add(place)
-            ahead += [
-                other for name in {*_read(nodes[place]), *nodes[place].output} - {""} for other in ends.pop(name, ())
-            ]
+    connected = _connected(nodes, starts)
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
     for value in graph.output:
         at = makers.get(value.name)
-        if at is not None and at not in reached and _read(nodes[at]):
-            label = nodes[at].name or value.name
-            yield LOST(
-                label, f"the output '{value.name}' depends on constants only: ATC drops it, and later outputs move up"
-            )
+        if at is not None and at not in connected and _read(nodes[at]):
+            message = f"the output '{value.name}' depends on constants only: ATC drops it, and later outputs move up"
+            yield LOST(nodes[at].name or value.name, message)
+
+
+def _connected(nodes: Sequence[onnx.NodeProto], starts: set[str]) -> set[int]:
+    """The places of the nodes that are connected with the tensors of `starts`, in any direction."""
+    tensors = [{*_read(node), *node.output} - {""} for node in nodes]
+    neighbours: dict[str, list[int]] = {}
+    for place, names in enumerate(tensors):
+        for name in names:
+            neighbours.setdefault(name, []).append(place)
+    connected: set[int] = set()
+    ahead = list(starts)
+    while ahead:
+        for place in neighbours.pop(ahead.pop(), ()):
+            if place not in connected:
+                connected.add(place)
+                ahead += tensors[place]
+    return connected

@@ -85,7 +85,7 @@ def _makers(node: ir.Node) -> list[ir.Node]:
 def _read(node: ir.Node) -> list[ir.Value]:
     """What a node reads of the graph that it is in and of those around it."""
     bodies = subgraphs(node)
-    inner = {each for body in bodies for reader in all_nodes(body) for each in reader.outputs}
+    inner = {value for body in bodies for reader in all_nodes(body) for value in reader.outputs}
     for body in bodies:
         inner |= {*body.inputs, *body.initializers.values()}
         for reader in all_nodes(body):

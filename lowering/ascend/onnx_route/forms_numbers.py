@@ -143,7 +143,7 @@ def zero_bias(rewrite: Rewrite) -> None:
         return
     sizes = [size.const for size in rewrite.shape(scale)]
     if None not in sizes:
-        zeros = builder.constant(np.zeros([each or 0 for each in sizes], rewrite.dtype(scale).numpy()), "bias")
+        zeros = builder.constant(np.zeros([size or 0 for size in sizes], rewrite.dtype(scale).numpy()), "bias")
     else:
         zeros = rewrite.op("Expand", [rewrite.scalar(0, scale), builder.op("Shape", [scale], INT64)], scale)
     node.resize_inputs(3)

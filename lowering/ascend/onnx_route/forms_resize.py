@@ -9,10 +9,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import RIGHT_PIXELS, TIES
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
@@ -21,34 +20,41 @@ from fa_compiler.passes.ir.nodes import constant, int_attr
 
 def resize(rewrite: Rewrite) -> None:
     """Resize of opset 11 and newer, Upsample of 9 and Resize of 10."""
-    node = rewrite.node
     mode = rewrite.text("mode", "nearest")
     if rewrite.builder.opset > 10:
         _resized_axes(rewrite)
-        if len(node.inputs) < 3:
+        if len(rewrite.node.inputs) < 3:
             rewrite.fail("it has neither scales nor sizes")
-    if mode != "nearest":
-        return None
-    if rewrite.builder.opset > 10:
-        coordinates = rewrite.text("coordinate_transformation_mode", "half_pixel")
-        rounding = rewrite.text("nearest_mode", "round_prefer_floor")
-    else:
-        coordinates, rounding = "asymmetric", "downwards" if node.op_type == "Upsample" else "simple"
+    if mode == "nearest":
+        _resize_to_nearest(rewrite)
+
+
+def _resize_to_nearest(rewrite: Rewrite) -> None:
+    """Gather along each axis, unless GE's operator takes the same pixels."""
+    coordinates, rounding = _rule(rewrite)
     sizes = [size.const for size in rewrite.shape(rewrite.needed(0))]
     scales, wanted = _scales(rewrite)
+    known = [size for size in sizes if size is not None]
     pixels = None
-    if None not in sizes and (scales is not None or wanted is not None) and coordinates != "tf_crop_and_resize":
-        known = [size or 0 for size in sizes]
+    if len(known) == len(sizes) and coordinates != "tf_crop_and_resize":
         pixels = _nearest(rewrite, known, scales, wanted, coordinates, rounding)
     if pixels is None:
         return _trust(rewrite, scales, coordinates, rounding)
-    changed = {axis: places for axis, places in enumerate(pixels) if places != list(range(sizes[axis] or 0))}
-    if len(sizes) == 4 and changed.keys() <= {2, 3} and _by_operator(node, sizes, pixels, coordinates):
+    changed = {axis: places for axis, places in enumerate(pixels) if places != list(range(known[axis]))}
+    if len(sizes) == 4 and changed.keys() <= {2, 3} and _by_operator(sizes, pixels, coordinates):
         return None
     result = rewrite.needed(0)
     for axis, places in changed.items():
         result = rewrite.op("Gather", [result, rewrite.builder.ints(places)], result, {"axis": axis})
     return rewrite.replace(result if changed else rewrite.op("Identity", [result], result))
+
+
+def _rule(rewrite: Rewrite) -> tuple[str, str]:
+    """The coordinates and the rounding of the nearest pixel. Up to opset 10 the operator decides them."""
+    if rewrite.builder.opset > 10:
+        coordinates = rewrite.text("coordinate_transformation_mode", "half_pixel")
+        return coordinates, rewrite.text("nearest_mode", "round_prefer_floor")
+    return "asymmetric", "downwards" if rewrite.node.op_type == "Upsample" else "simple"
 
 
 def _scales(rewrite: Rewrite) -> tuple[np.ndarray | None, list[int] | None]:
@@ -68,59 +74,67 @@ def _nearest(
     rounding: str,
 ) -> list[list[int]] | None:
     """The index of the nearest pixel for every output index of each axis; None for an unknown rule."""
-    policy = rewrite.text("keep_aspect_ratio_policy", "stretch")
+    if wanted is None and scales is None:
+        return None
+    if wanted is not None and rewrite.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
     pixels = []
-    ratios = [] if wanted is None else [there / here for here, there in zip(sizes, wanted, strict=True) if here]
     for axis, size in enumerate(sizes):
-        if wanted is None:
-            assert scales is not None
-            scale = np.float32(scales.reshape(-1)[axis])
-            length = int(np.floor(np.float32(size) * scale))
-        elif policy == "stretch":
+        if wanted is not None:
             length = wanted[axis]
             scale = np.float32(length / size) if size else np.float32(1)
         else:
-            return None
+            assert scales is not None
+            scale = np.float32(scales.reshape(-1)[axis])
+            length = int(np.floor(np.float32(size) * scale))
         places = _pixels(size, length, scale, coordinates, rounding)
         if places is None:
             return None
         pixels.append(places)
-    return pixels if ratios or scales is not None else None
+    return pixels
+
+
+_HALF = np.float32(0.5)
+
+COORDINATES: Mapping[str, Callable[[np.ndarray, int, int, np.float32], np.ndarray]] = {
+    "asymmetric": lambda places, size, length, scale: places / scale,
+    "half_pixel": lambda places, size, length, scale: (places + _HALF) / scale - _HALF,
+    "pytorch_half_pixel": lambda places, size, length, scale: (places + _HALF) / scale - _HALF,
+    "align_corners": lambda places, size, length, scale: places * np.float32(size - 1) / np.float32(length - 1),
+    "tf_half_pixel_for_nn": lambda places, size, length, scale: (places + _HALF) / scale,
+}
+"""The coordinates of the output's places in the input, by ONNX's names. `size` is that of the input, `length` that of
+the output."""
+
+FIRST_PIXEL = ("pytorch_half_pixel", "align_corners")
+"""The coordinates of which an output of one pixel takes the first one."""
+
+ROUNDINGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "floor": np.floor,
+    "downwards": np.floor,
+    "ceil": np.ceil,
+    "round_prefer_ceil": lambda exact: np.floor(exact + _HALF),
+    "round_prefer_floor": lambda exact: np.ceil(exact - _HALF),
+}
+"""How coordinates become pixels. "downwards" is the rule of Upsample."""
 
 
 def _pixels(size: int, length: int, scale: np.float32, coordinates: str, rounding: str) -> list[int] | None:
     """The indices by ONNX's definition, in float32 as in ONNX Runtime."""
     if length == size and scale == 1:
         return list(range(size))
-    places = np.arange(length, dtype=np.float32)
-    half = np.float32(0.5)
-    if coordinates == "asymmetric":
-        exact = places / scale
-    elif coordinates == "half_pixel" or (coordinates == "pytorch_half_pixel" and length > 1):
-        exact = (places + half) / scale - half
-    elif coordinates == "align_corners" and length > 1:
-        exact = places * np.float32(size - 1) / np.float32(length - 1)
-    elif coordinates in ("pytorch_half_pixel", "align_corners"):
-        exact = np.zeros_like(places)
-    elif coordinates == "tf_half_pixel_for_nn":
-        exact = (places + half) / scale
-    else:
+    if rounding == "simple":
+        rounding = "floor" if scale >= 1 else "ceil"
+    if coordinates not in COORDINATES or rounding not in ROUNDINGS:
         return None
-    rounded: np.ndarray
-    if rounding in ("floor", "downwards") or (rounding == "simple" and scale >= 1):
-        rounded = np.floor(exact)
-    elif rounding in ("ceil", "simple"):
-        rounded = np.ceil(exact)
-    elif rounding == "round_prefer_ceil":
-        rounded = np.floor(exact + half)
-    elif rounding == "round_prefer_floor":
-        rounded = np.ceil(exact - half)
-    else:
-        return None
+    exact = np.zeros(length, np.float32)
+    if length > 1 or coordinates not in FIRST_PIXEL:
+        exact = COORDINATES[coordinates](np.arange(length, dtype=np.float32), size, length, scale)
+    rounded = ROUNDINGS[rounding](exact)
     return [int(place) for place in np.clip(rounded, 0, max(size - 1, 0))]
 
 
-def _by_operator(node: ir.Node, sizes: Sequence[int | None], pixels: Sequence[Sequence[int]], coordinates: str) -> bool:
+def _by_operator(sizes: Sequence[int | None], pixels: Sequence[Sequence[int]], coordinates: str) -> bool:
     """Whether GE's operator takes these pixels along axes 2 and 3.
 
     It computes them from the sizes only: it rounds down, or to the nearest pixel with aligned corners.
@@ -139,19 +153,28 @@ def _by_operator(node: ir.Node, sizes: Sequence[int | None], pixels: Sequence[Se
 
 def _trust(rewrite: Rewrite, scales: np.ndarray | None, coordinates: str, rounding: str) -> None:
     """Refuse a rule that differs from GE's, because the pixels cannot be compared: the sizes are not known."""
-    integral = scales is not None and all(scale == int(scale) and scale >= 1 for scale in scales.reshape(-1))
-    inner = scales is None or (len(scales.reshape(-1)) == 4 and all(scales.reshape(-1)[:2] == 1))
-    pair = (coordinates, "floor" if rounding in ("simple", "downwards") else rounding)
-    right = pair in RIGHT_PIXELS if scales is None else integral and pair in RIGHT_PIXELS | TIES
-    if rewrite.builder.opset <= 10 and scales is None:
-        right = False
-    if coordinates == "align_corners" and rounding != "round_prefer_ceil":
-        right = False
-    if not right or not inner or len(rewrite.shape(rewrite.needed(0))) != 4:
+    if not _is_rule_of_ge(rewrite, scales, coordinates, rounding) or len(rewrite.shape(rewrite.needed(0))) != 4:
         rewrite.fail(
             f"coordinates {coordinates} with nearest_mode {rounding} and unknown sizes or scales, which ATC's plugin "
             "computes otherwise; fix the sizes, or export with coordinates asymmetric and nearest_mode floor"
         )
+
+
+def _is_rule_of_ge(rewrite: Rewrite, scales: np.ndarray | None, coordinates: str, rounding: str) -> bool:
+    """Whether GE's operator takes the pixels of this rule, whatever the sizes are.
+
+    With integral scales of axes 2 and 3, it takes those of more rules.
+    """
+    if coordinates == "align_corners" and rounding != "round_prefer_ceil":
+        return False
+    pair = (coordinates, "floor" if rounding in ("simple", "downwards") else rounding)
+    if scales is None:
+        return rewrite.builder.opset > 10 and pair in RIGHT_PIXELS
+    factors = scales.reshape(-1)
+    if len(factors) != 4 or any(factors[:2] != 1):
+        return False
+    integral = all(scale == int(scale) and scale >= 1 for scale in factors)
+    return integral and pair in RIGHT_PIXELS | TIES
 
 
 def _resized_axes(rewrite: Rewrite) -> None:

@@ -145,7 +145,7 @@ def size(rewrite: Rewrite) -> None:
     shape = builder.info.shape(data)
     sizes = [None] if shape is None else [dim.const for dim in shape]
     if None not in sizes:
-        count = np.array(np.prod([each or 0 for each in sizes], dtype=np.int64))
+        count = np.array(np.prod([size or 0 for size in sizes], dtype=np.int64))
         return rewrite.replace(builder.constant(count, "number"))
     every = builder.op("Shape", [data], INT64)
     return rewrite.replace(builder.op("ReduceProd", [every], INT64, {"keepdims": 0}))

@@ -53,30 +53,43 @@ def _weight_kernel(rewrite: Rewrite) -> list[int] | None:
 def window(rewrite: Rewrite) -> None:
     """Conv and the pooling operators."""
     node = rewrite.node
-    if node.op_type == "Conv" and "kernel_shape" not in node.attributes and (known := _weight_kernel(rewrite)):
-        rewrite.write(kernel_shape=known)
-    kernel, auto = rewrite.numbers("kernel_shape"), rewrite.text("auto_pad", "NOTSET")
-    if node.op_type == "Conv" and "strides" not in node.attributes and kernel:
-        rewrite.write(strides=[1] * len(kernel))
-    strides, dilations = rewrite.numbers("strides", [1] * len(kernel)), rewrite.numbers("dilations", [1] * len(kernel))
-    if node.op_type == "MaxPool" and not rewrite.is_read(1):
-        rewrite.drop("storage_order")
-        node.resize_outputs(1)
-    if node.op_type == "MaxPool" and len(kernel) < 3 and any(step != 1 for step in dilations):
-        return _as_volume(rewrite, kernel, strides, dilations)
-    if not auto.startswith("SAME") or not kernel:
-        return None
-    volume = len(kernel) == 3
     if node.op_type == "Conv":
-        is_open = max(strides) > 1 and None in [size.const for size in rewrite.shape(rewrite.needed(0))[2:]]
-        unread = volume or not is_open  # the operator computes pads that cannot be written
-    else:
-        large = not volume and (math.prod(kernel) > LARGE_WINDOW or max(strides) > LARGE_STRIDE)
-        unread = auto == "SAME_LOWER" or large or (volume and node.op_type != "MaxPool")
-    if unread:
+        _complete_convolution(rewrite)
+    kernel, auto = rewrite.numbers("kernel_shape"), rewrite.text("auto_pad", "NOTSET")
+    strides, dilations = rewrite.numbers("strides", [1] * len(kernel)), rewrite.numbers("dilations", [1] * len(kernel))
+    if node.op_type == "MaxPool":
+        if not rewrite.is_read(1):
+            rewrite.drop("storage_order")
+            node.resize_outputs(1)
+        if len(kernel) < 3 and any(step != 1 for step in dilations):
+            return _as_volume(rewrite, kernel, strides, dilations)
+    if auto.startswith("SAME") and kernel and _is_unread(rewrite, auto, kernel, strides):
         rewrite.write(pads=_same_pads(rewrite, kernel, strides, dilations))
         rewrite.drop("auto_pad", "ceil_mode")
     return None
+
+
+def _complete_convolution(rewrite: Rewrite) -> None:
+    """Write kernel_shape and strides, as far as the size of the weight is known."""
+    attributes = rewrite.node.attributes
+    if "kernel_shape" not in attributes and (known := _weight_kernel(rewrite)):
+        rewrite.write(kernel_shape=known)
+    if "strides" not in attributes and (kernel := rewrite.numbers("kernel_shape")):
+        rewrite.write(strides=[1] * len(kernel))
+
+
+def _is_unread(rewrite: Rewrite, auto: str, kernel: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether auto_pad becomes pads, because the plugin or the operator lacks this value.
+
+    The operator of a Conv computes the pads of images, which cannot be written where the sizes are open.
+    """
+    op_type, volume = rewrite.node.op_type, len(kernel) == 3
+    if op_type == "Conv":
+        is_open = max(strides) > 1 and None in [size.const for size in rewrite.shape(rewrite.needed(0))[2:]]
+        return volume or not is_open
+    if volume:
+        return auto == "SAME_LOWER" or op_type != "MaxPool"
+    return auto == "SAME_LOWER" or math.prod(kernel) > LARGE_WINDOW or max(strides) > LARGE_STRIDE
 
 
 def _as_volume(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> None:

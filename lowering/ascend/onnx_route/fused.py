@@ -57,11 +57,11 @@ def _alone(node: ir.Node, info: ShapeInfo, model: ir.Model) -> ir.Model:
 
 def _copy(value: ir.Value, info: ShapeInfo, content: bool = True) -> ir.Value:
     shape, dtype = info.shape(value), info.dtype(value)
-    copy = ir.Value(
-        name=value.name,
-        shape=None if shape is None else ir.Shape([size.const for size in shape]),
-        type=None if dtype is None else ir.TensorType(dtype),
-    )
+    copy = ir.Value(name=value.name)
+    if shape is not None:
+        copy.shape = ir.Shape([size.const for size in shape])
+    if dtype is not None:
+        copy.type = ir.TensorType(dtype)
     array = constant(value, SMALL) if content else None
     if array is not None:
         copy.const_value = ir.tensor(array, name=value.name)

@@ -95,7 +95,7 @@ def only_known_entries(proto: onnx.ModelProto) -> None:
 
 def _proto_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
     inner = (attr.g for node in graph.node for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
-    return [graph, *(found for each in inner for found in _proto_graphs(each))]
+    return [graph, *(found for nested in inner for found in _proto_graphs(nested))]
 
 
 # -- before ---------------------------------------------------------------------------------------

@@ -135,9 +135,9 @@ def _fact(value: ir.Value | None, info: ShapeInfo) -> InputFact:
     if value is None:
         return UNKNOWN
     dtype, shape = info.dtype(value), info.shape(value)
-    return InputFact(
-        None if dtype is None else int(dtype), None if shape is None else len(shape), value.producer() is not None
-    )
+    number = None if dtype is None else int(dtype)
+    rank = None if shape is None else len(shape)
+    return InputFact(number, rank, value.producer() is not None)
 
 
 def _plain(value: Any) -> Any:
@@ -258,19 +258,16 @@ def plugin_mismatches(form: NodeForm) -> Iterator[PluginMismatch]:
 
 def _mismatches(form: NodeForm, row: PluginRow) -> Iterator[PluginMismatch]:
     for name, value in form.attributes.items():
-        entry = row.entries.get(name)
-        if entry is None:
-            if not _is_default(form, name, value):
-                yield PluginMismatch(f"ATC's plugin does not read {name}, which is {_shown(value)}")
-        elif entry.values and not any(_same(value, text) for text in entry.values):
-            listed = " or ".join(entry.values)
-            verb = "takes" if entry.refuses else "computes"
-            sentence = f"ATC's plugin {verb} {name} {listed} only, and it is {_shown(value)}"
-            yield PluginMismatch(sentence, Severity.REJECTED if entry.refuses else Severity.WRONG)
-    for name in row.entries.keys() - form.attributes.keys():
-        if row.entries[name].mark == "!":
+        if name in row.entries:
+            yield from _value_mismatches(row.entries[name], value)
+        elif not _is_default(form, name, value):
+            yield PluginMismatch(f"ATC's plugin does not read {name}, which is {_shown(value)}")
+    for name, entry in row.entries.items():
+        if name in form.attributes:
+            continue
+        if entry.mark == "!":
             yield _refused(f"ATC's plugin needs the attribute {name}")
-        elif row.entries[name].mark == "?":
+        elif entry.mark == "?":
             yield PluginMismatch(f"ATC's plugin treats a node without {name} differently from ONNX")
     for kind, names, count in (("input", form.inputs, row.inputs), ("output", form.outputs, row.outputs)):
         if count is not None and any(names[count:]):
@@ -278,6 +275,15 @@ def _mismatches(form: NodeForm, row: PluginRow) -> Iterator[PluginMismatch]:
     case = CASES.get(form.op_type)
     if case is not None:
         yield from case(form)
+
+
+def _value_mismatches(entry: PluginAttribute, value: Any) -> Iterator[PluginMismatch]:
+    """An attribute that the plugin reads has one of the values that it takes, or for which it computes the same."""
+    if not entry.values or any(_same(value, text) for text in entry.values):
+        return
+    verb, severity = ("takes", Severity.REJECTED) if entry.refuses else ("computes", Severity.WRONG)
+    listed = " or ".join(entry.values)
+    yield PluginMismatch(f"ATC's plugin {verb} {entry.name} {listed} only, and it is {_shown(value)}", severity)
 
 
 def _shown(value: Any) -> str:

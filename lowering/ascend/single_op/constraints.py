@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fa_compiler.lowering.ascend.air.check_prototypes import entry_of
-from fa_compiler.lowering.ascend.graph import Op, Weight
+from fa_compiler.lowering.ascend.graph import Op, Weight, known_sizes
 from fa_compiler.op_registry import Diagnostic, NodeView, TensorInfo, get, names, verify
 from fa_compiler.op_registry.diagnostic import GENERIC
 from fa_compiler.op_registry.dtypes import to_numpy
@@ -27,17 +27,13 @@ def broken_constraints(
     """
     if op.type not in names():
         return []
-    outputs = {desc.name: TensorInfo(desc.dtype, _sizes(desc.shape)) for desc in op.output_descs}
+    outputs = {desc.name: TensorInfo(desc.dtype, known_sizes(desc.shape)) for desc in op.output_descs}
     attrs = {name: attr.value for name, attr in op.attrs.items()}
     view = NodeView(op.type, op.name, _inputs(op, constants, cann), outputs, attrs)
     if product is not None:
         return verify(view, product, cann)
     found = verify(view, cann=cann)
     return [broken for broken in found if broken.constraint != GENERIC and broken.stage != "document"]
-
-
-def _sizes(shape: tuple[int, ...] | None) -> tuple[int | None, ...] | None:
-    return None if shape is None else tuple(size if size >= 0 else None for size in shape)
 
 
 def _inputs(op: Op, constants: Mapping[str, Weight], cann: str | None) -> dict[str, Any]:
@@ -49,7 +45,7 @@ def _inputs(op: Op, constants: Mapping[str, Weight], cann: str | None) -> dict[s
             continue
         weight = constants.get(desc.name)
         value = None if weight is None else np.frombuffer(weight.load(), to_numpy(weight.dtype)).reshape(weight.shape)
-        info = TensorInfo(desc.dtype, _sizes(desc.shape), value)
+        info = TensorInfo(desc.dtype, known_sizes(desc.shape), value)
         if found[0].kind is Kind.DYNAMIC:
             infos.setdefault(found[0].name, []).append(info)
         else:

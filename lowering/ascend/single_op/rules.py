@@ -85,14 +85,10 @@ def _entry(entry: Any, node: str) -> list[FileDiagnostic]:
     if not isinstance(op_type, str) or not op_type:
         return [NO_OP(node, "it has no operator name")]
     node = f"{node} ({op_type})"
-    found = [*_keys(entry, node)]
+    found = list(_keys(entry, node))
     if found:
         return found
-    for side in ("input_desc", "output_desc"):
-        for number, tensor in enumerate(entry.get(side, [])):
-            found += _tensor(tensor, node, f"{side}[{number}]", side == "input_desc")
-    for number, attr in enumerate(entry.get("attr", [])):
-        found += _attr(attr, node, f"attr[{number}]")
+    found += _parts(entry, node)
     if any(diagnostic.severity is Severity.REJECTED for diagnostic in found):
         return found
     found += _counts(entry, op_type, node)
@@ -101,6 +97,15 @@ def _entry(entry: Any, node: str) -> list[FileDiagnostic]:
     if any(diagnostic.severity is not Severity.NOTE for diagnostic in found):
         return found
     return [*found, *(CONSTRAINT(node, str(broken)) for broken in broken_constraints(op, constants))]
+
+
+def _parts(entry: Mapping[str, Any], node: str) -> Iterator[FileDiagnostic]:
+    """The tensors and the attributes of an operator."""
+    for side in ("input_desc", "output_desc"):
+        for number, tensor in enumerate(entry.get(side, [])):
+            yield from _tensor(tensor, node, f"{side}[{number}]", side == "input_desc")
+    for number, attr in enumerate(entry.get("attr", [])):
+        yield from _attr(attr, node, f"attr[{number}]")
 
 
 def _keys(entry: Mapping[str, Any], node: str) -> Iterator[FileDiagnostic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
@@ -14,10 +14,15 @@ def matmul(call: OnnxCall, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: boo
     shape = None
     if a.shape is not None and b.shape is not None:
         batch = broadcast(a.shape[:-2], b.shape[:-2]) or ()
-        shape = (*batch, a.shape[-1 if adj_a else -2], b.shape[-2 if adj_b else -1])
+        shape = (*batch, _sides(a.shape, adj_a)[0], _sides(b.shape, adj_b)[1])
         if len(shape) == 2:
             return call.emitter.op("MatMulV2", a, b, transpose_x1=adj_a, transpose_x2=adj_b, out=a.with_shape(shape))
     return call.emitter.op("BatchMatMulV2", a, b, adj_x1=adj_a, adj_x2=adj_b, out=a.with_shape(shape))
+
+
+def _sides(shape: tuple[int, ...], flip: bool) -> tuple[int, int]:
+    """The rows and columns of a matrix, after its transposition if it is flipped."""
+    return (shape[-1], shape[-2]) if flip else (shape[-2], shape[-1])
 
 
 @handles("MatMul")
@@ -25,7 +30,11 @@ def _matmul(call: OnnxCall) -> Tensor:
     """A vector is a row on the left and a column on the right. The added axis is not in the result."""
     a, b = call.x(0), call.x(1)
     row, column = a.rank == 1, b.rank == 1
-    product = matmul(call, call.unsqueeze(a, [0]) if row else a, call.unsqueeze(b, [1]) if column else b)
+    if row:
+        a = call.unsqueeze(a, [0])
+    if column:
+        b = call.unsqueeze(b, [1])
+    product = matmul(call, a, b)
     rank = product.rank
     return call.squeeze(product, [rank - 2] * row + [rank - 1] * column)
 
@@ -46,8 +55,8 @@ def _gemm(call: OnnxCall) -> Tensor:
     flip_a, flip_b = bool(call.integer("transA", 0)), bool(call.integer("transB", 0))
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     out = call.out()
-    columns = -1 if b.shape is None else b.shape[0 if flip_b else 1]
-    c = call.x(2) if call.has(2) else None
+    columns = b.size(0 if flip_b else 1)
+    c = call.optional(2)
     if c is not None and alpha == 1 and beta == 1 and columns > 0 and c.shape == (columns,):
         return call.emitter.op("MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
     product = call.emitter.op("MatMulV2", a, b, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
@@ -65,26 +74,31 @@ def _einsum(call: OnnxCall) -> Tensor:
 
     GE's Einsum takes few types and, after its expansion for a device, few equations.
     """
+    terms, wanted = _equation(call)
+    if any(len(set(term)) != len(term) for term in [*terms, wanted]):
+        raise CannotMapError("an operand names an axis twice", "take the diagonal by other operators")
+    tensor, labels = call.x(0), terms[0]
+    for place, term in enumerate(terms[1:], start=1):
+        later = {*wanted, *(label for following in terms[place + 1 :] for label in following)}
+        tensor, labels = _contract(call, (tensor, labels), (call.x(place), term), later)
+    tensor, labels = _summed(call, tensor, labels, set(wanted))
+    return call.transpose(tensor, [labels.index(label) for label in wanted])
+
+
+def _equation(call: OnnxCall) -> tuple[list[list[str]], list[str]]:
+    """The labels of the axes of each operand, and of the result. Without an arrow, the result has the axes of the
+    ellipsis, and then the labels that occur once, in the order of the alphabet."""
     equation = call.text("equation", "").replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     ranks = [tensor.rank for tensor in call.present()]
-    hidden = max((rank - len(term.replace("...", ""))) for rank, term in zip(ranks, terms, strict=True))
-    spread = [_spread(term, rank - len(term.replace("...", ""))) for rank, term in zip(ranks, terms, strict=True)]
+    hidden = [rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True)]
+    labels = [_spread(term, count) for term, count in zip(terms, hidden, strict=True)]
     if arrow:
-        wanted = _spread(result, hidden if "..." in result else 0)
-    else:
-        letters = sorted(label for term in terms for label in term if label.isalpha())
-        once = [label for label in letters if letters.count(label) == 1]
-        wanted = [*_spread("...", hidden), *once]
-    if any(len(set(term)) != len(term) for term in [*spread, wanted]):
-        raise CannotMapError("an operand names an axis twice", "take the diagonal by other operators")
-    tensor, labels = call.x(0), spread[0]
-    for place, other in enumerate(spread[1:], start=1):
-        later = {*wanted, *(label for term in spread[place + 1 :] for label in term)}
-        tensor, labels = _contract(call, (tensor, labels), (call.x(place), other), later)
-    tensor, labels = _summed(call, tensor, labels, set(wanted))
-    return call.transpose(tensor, [labels.index(label) for label in wanted])
+        return labels, _spread(result, max(hidden) if "..." in result else 0)
+    letters = sorted(label for term in terms for label in term if label.isalpha())
+    once = [label for label in letters if letters.count(label) == 1]
+    return labels, [*_spread("...", max(hidden)), *once]
 
 
 def _spread(term: str, hidden: int) -> list[str]:
@@ -99,27 +113,27 @@ _Operand = tuple[Tensor, list[str]]
 def _contract(call: OnnxCall, a: _Operand, b: _Operand, later: set[str]) -> _Operand:
     """The contraction of two operands. `later` are the labels that are still needed afterwards."""
     (x, xs), (y, ys) = _summed(call, *a, later | set(b[1])), _summed(call, *b, later | set(a[1]))
-    both = [label for label in xs if label in ys]
-    for label in both:
-        sizes = {_known(x, xs, label), _known(y, ys, label)} - {-1}
+    shared = [label for label in xs if label in ys]
+    for label in shared:
+        sizes = {x.size(xs.index(label)), y.size(ys.index(label))} - {-1}
         if len(sizes) > 1:
             raise CannotMapError(f"the axis {label} has different sizes", "expand the smaller one before it")
-    batch = [label for label in both if label in later]
-    inner = [label for label in both if label not in later]
-    mine = [label for label in xs if label not in both]
-    other = [label for label in ys if label not in both]
-    row = _folded(call, x, xs, [*batch, *mine, *inner], len(batch), len(mine))
-    column = _folded(call, y, ys, [*batch, *inner, *other], len(batch), len(inner))
-    product = matmul(call, row, column)
-    labels = [*batch, *mine, *other]
-    if len(mine) != 1 or len(other) != 1:
+    batch = [label for label in shared if label in later]
+    inner = _without(shared, later)
+    rows, columns = _without(xs, shared), _without(ys, shared)
+    left = _folded(call, x, xs, [*batch, *rows, *inner], len(batch), len(rows))
+    right = _folded(call, y, ys, [*batch, *inner, *columns], len(batch), len(inner))
+    product = matmul(call, left, right)
+    labels = [*batch, *rows, *columns]
+    if len(rows) != 1 or len(columns) != 1:
         parts = [_size(call, (x, xs), (y, ys), label) for label in labels]
         product = call.reshape(product, _one_open(parts))
     return product, labels
 
 
-def _known(x: Tensor, labels: list[str], label: str) -> int:
-    return -1 if x.shape is None else x.shape[labels.index(label)]
+def _without(labels: Iterable[str], others: Container[str]) -> list[str]:
+    """The labels that are not among the others."""
+    return [label for label in labels if label not in others]
 
 
 def _size(call: OnnxCall, a: _Operand, b: _Operand, label: str) -> int | Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa_compiler.lowering.ascend.convert.emit import Input, Tensor, Type
+from fa_compiler.lowering.ascend.convert.emit import Input, Shape, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import HANDLERS, OnnxCall
 from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, names
@@ -54,13 +54,19 @@ def _outputs(call: OnnxCall) -> list[Type]:
     for index, name in enumerate(spec.output_names):
         found = inferred.get(name)
         if found is not None and found.dtype:
-            shape = None if found.shape is None else tuple(d if isinstance(d, int) else -1 for d in found.shape)
-            types.append(Type(dtypes.canonical(found.dtype), shape))
+            types.append(Type(dtypes.canonical(found.dtype), _shape(found)))
         elif index < len(known) and (declared := known[index]) is not None:
             types.append(declared)
         else:
             raise CannotMapError(f"the type and shape of its output {name} are not known")
     return types
+
+
+def _shape(info: TensorInfo) -> Shape:
+    """The shape as GE has it, with -1 for an unknown size."""
+    if info.shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else -1 for size in info.shape)
 
 
 HANDLERS.update({(DOMAIN, op_type): _fused for op_type in names()})

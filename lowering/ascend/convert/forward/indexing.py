@@ -117,7 +117,7 @@ def _scatter_nd(call: OnnxCall) -> Tensor:
     if reduction not in operators:
         raise CannotMapError(f"GE has no ScatterND with reduction {reduction}")
     if not _never_negative(call, 1):
-        depth = -1 if indices.shape is None else indices.shape[-1]
+        depth = indices.size(-1)
         if depth < 0:
             raise CannotMapError("the number of indexed axes is not known", "declare the shape of its indices")
         sizes = call.cast(call.vector([call.size(x, axis) for axis in range(depth)]), indices.dtype)

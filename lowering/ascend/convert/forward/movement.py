@@ -43,12 +43,17 @@ def _reshape(call: OnnxCall) -> Tensor:
     return call.emitter.op("Reshape", x, call.vector(parts), out=out)
 
 
+def _target_length(target: Tensor) -> int:
+    """The number of sizes in a target shape."""
+    if not target.shape or target.shape[0] < 0:
+        raise CannotMapError("the length of the target shape is not known", _FIX)
+    return target.shape[0]
+
+
 def _with_copies(call: OnnxCall) -> Tensor:
     """The target with the input's sizes in place of zeros."""
     x, target = call.x(), call.x(1)
-    length = -1 if target.shape is None else target.shape[0]
-    if length < 0:
-        raise CannotMapError("the length of the target shape is not known", _FIX)
+    length = _target_length(target)
     own = [call.size(x, axis) for axis in range(min(length, x.rank))] + [0] * max(0, length - x.rank)
     zero = call.binary("Equal", target, call.emitter.ints(0), "DT_BOOL")
     return call.emitter.op("SelectV2", zero, call.vector(own), target, out=target)
@@ -168,19 +173,12 @@ def _split(call: OnnxCall) -> Sequence[Tensor]:
     axis = call.axis(0)
     count = len(call.node.outputs)
     outs = [call.out(index) for index in range(count)]
-    sizes = call.integer_list("split")
-    sizes = call.integers(1) if sizes is None else sizes
-    if sizes is None and call.has(1):
-        return call.emitter.op("SplitV", x, call.x(1), call.emitter.ints(axis), num_split=count, out=outs)
-    size = x.shape[axis] if x.shape is not None else -1
+    sizes = call.listed("split", 1)
     if sizes is None:
-        if size >= 0 and -(-size // count) * (count - 1) > size:
-            raise CannotMapError(f"an axis of size {size} has no {count} equal parts", "give the sizes of the parts")
-        if size < 0 and call.opset >= 18:
-            raise CannotMapError("the parts of an axis of unknown size may differ", _FIX)
-        if size >= 0 and size % count:
-            part = -(-size // count)
-            sizes = [part] * (count - 1) + [size - part * (count - 1)]
+        if call.has(1):
+            return call.emitter.op("SplitV", x, call.x(1), call.emitter.ints(axis), num_split=count, out=outs)
+        size = x.shape[axis] if x.shape is not None else -1
+        sizes = _equal_parts(call, size, count)
     if count == 1:
         return [x]
     if (sizes is None or len(set(sizes)) == 1) and x.dtype != "DT_DOUBLE":
@@ -188,6 +186,20 @@ def _split(call: OnnxCall) -> Sequence[Tensor]:
     if sizes is None:
         raise CannotMapError("the sizes of the parts are not known", _FIX)
     return call.emitter.op("SplitV", x, call.emitter.ints(sizes), call.emitter.ints(axis), num_split=count, out=outs)
+
+
+def _equal_parts(call: OnnxCall, size: int, count: int) -> list[int] | None:
+    """The sizes of `count` equal parts, of which the last may be smaller; None if all are equal, or if the size of the
+    axis is unknown (-1)."""
+    if size < 0:
+        if call.opset >= 18:
+            raise CannotMapError("the parts of an axis of unknown size may differ", _FIX)
+        return None
+    part = -(-size // count)
+    before = part * (count - 1)
+    if before > size:
+        raise CannotMapError(f"an axis of size {size} has no {count} equal parts", "give the sizes of the parts")
+    return [part] * (count - 1) + [size - before] if size % count else None
 
 
 @handles("Slice")
@@ -198,38 +210,56 @@ def _slice(call: OnnxCall) -> Tensor:
     the resulting bounds are written.
     """
     x = call.x()
-    begins, ends, axes = call.integer_list("starts"), call.integer_list("ends"), call.integer_list("axes")
-    begins = call.integers(1) if begins is None else begins
-    ends = call.integers(2) if ends is None else ends
-    axes = call.integers(3) if axes is None and call.has(3) else axes
-    steps = call.integers(4) if call.has(4) else None
+    begins, ends = call.listed("starts", 1), call.listed("ends", 2)
     count = _length(call, begins)
-    if axes is None:
-        if call.has(3):
-            raise CannotMapError("its axes are computed", "make them constants")
-        axes = list(range(count))
-    if steps is None and not call.has(4):
-        steps = [1] * count
-    if steps is not None and 0 in steps:
-        raise CannotMapError("a step is 0", "give it another step")
+    axes, steps = _sliced_axes(call, count), _steps(call, count)
     if x.shape is not None:
         axes = [call.front(axis, x.rank) for axis in axes]
-    if begins is not None and ends is not None and steps is not None and x.shape is not None:
-        for place, axis in enumerate(axes):
-            if x.shape[axis] >= 0:
-                begins[place], ends[place] = _bounds(begins[place], ends[place], steps[place], x.shape[axis])
-    dtype = call.x(1).dtype if call.has(1) else "DT_INT64"
-    if begins is not None and ends is not None:
+    if begins is None or ends is None:
+        dtype = call.x(1).dtype if call.has(1) else "DT_INT64"
+    else:
         dtype = "DT_INT64"
+        if steps is not None and x.shape is not None:
+            _write_bounds(begins, ends, steps, [x.shape[axis] for axis in axes])
     return call.emitter.op(
         "StridedSliceV2",
         x,
-        call.cast(call.x(1), dtype) if begins is None else call.emitter.ints(begins, dtype),
-        call.cast(call.x(2), dtype) if ends is None else call.emitter.ints(_within(ends, dtype), dtype),
+        _bound(call, 1, begins, dtype),
+        _bound(call, 2, None if ends is None else _within(ends, dtype), dtype),
         call.emitter.ints(axes, dtype),
-        call.cast(call.x(4), dtype) if steps is None else call.emitter.ints(steps, dtype),
+        _bound(call, 4, steps, dtype),
         out=call.out(),
     )
+
+
+def _bound(call: OnnxCall, index: int, numbers: list[int] | None, dtype: str) -> Tensor:
+    """The numbers as a constant, or, if they are not known, the input."""
+    return call.cast(call.x(index), dtype) if numbers is None else call.emitter.ints(numbers, dtype)
+
+
+def _steps(call: OnnxCall, count: int) -> list[int] | None:
+    """The steps of a Slice, 1 if it has none, or None if they are computed."""
+    if not call.has(4):
+        return [1] * count
+    steps = call.integers(4)
+    if steps is not None and 0 in steps:
+        raise CannotMapError("a step is 0", "give it another step")
+    return steps
+
+
+def _write_bounds(begins: list[int], ends: list[int], steps: Sequence[int], sizes: Sequence[int]) -> None:
+    """Replace the bounds of the axes whose size is known by those that they amount to."""
+    for place, (step, size) in enumerate(zip(steps, sizes, strict=False)):
+        if size >= 0:
+            begins[place], ends[place] = _bounds(begins[place], ends[place], step, size)
+
+
+def _sliced_axes(call: OnnxCall, count: int) -> list[int]:
+    """The axes of a Slice, which are the first ones if it names none."""
+    axes = call.listed("axes", 3)
+    if axes is None and call.has(3):
+        raise CannotMapError("its axes are computed", "make them constants")
+    return list(range(count)) if axes is None else axes
 
 
 def _length(call: OnnxCall, begins: list[int] | None) -> int:
@@ -268,9 +298,7 @@ def _expand(call: OnnxCall) -> Tensor:
         aligned = zip(content[len(content) - len(dims) :], dims, strict=True)
         if all(size.never_one or size == own or own.const == 1 for size, own in aligned):
             return call.emitter.op("BroadcastTo", x, call.x(1), out=out)
-    length = -1 if call.x(1).shape is None else (call.x(1).shape or (-1,))[0]
-    if length < 0:
-        raise CannotMapError("the length of the target shape is not known", _FIX)
+    length = _target_length(call.x(1))
     rank = max(x.rank, length)
     own = call.vector([*[1] * (rank - x.rank), *[call.size(x, axis) for axis in range(x.rank)]])
     wanted = call.cast(call.x(1), "DT_INT64")
@@ -296,20 +324,35 @@ def _pad(call: OnnxCall) -> Tensor:
     pads = call.integers(1) if pads is None else pads
     if pads is None:
         return _cut_and_pad(call, _spread(call), mode, number)
-    axes = call.integers(3) if call.has(3) else list(range(x.rank))
-    if axes is None:
-        raise CannotMapError("its axes are computed", "make them constants")
-    begins, ends = [0] * x.rank, [0] * x.rank
-    for place, axis in enumerate(axes):
-        begins[call.front(axis, x.rank)], ends[call.front(axis, x.rank)] = pads[place], pads[place + len(axes)]
-    if min(*begins, *ends, 0) < 0:
-        keep = [(axis, -min(b, 0), min(e, 0) or _END) for axis, (b, e) in enumerate(zip(begins, ends, strict=True))]
-        cut = [(axis, b, e) for axis, b, e in keep if b or e != _END]
-        x = call.cut(x, [b for _, b, _ in cut], [e for _, _, e in cut], [axis for axis, _, _ in cut])
-        begins, ends = [max(b, 0) for b in begins], [max(e, 0) for e in ends]
+    begins, ends = _pads_of_all_axes(call, pads)
+    x = _without_negative(call, x, begins, ends)
+    begins, ends = [max(pad, 0) for pad in begins], [max(pad, 0) for pad in ends]
     if not any(begins) and not any(ends):
         return x
     return _padded(call, x, call.emitter.ints([*begins, *ends]), mode, number)
+
+
+def _pads_of_all_axes(call: OnnxCall, pads: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The pads at the beginning and at the end of every axis; 0 for the axes that input 3 does not name."""
+    rank = call.x().rank
+    axes = call.integers(3) if call.has(3) else list(range(rank))
+    if axes is None:
+        raise CannotMapError("its axes are computed", "make them constants")
+    begins, ends = [0] * rank, [0] * rank
+    for place, axis in enumerate(axes):
+        front = call.front(axis, rank)
+        begins[front], ends[front] = pads[place], pads[place + len(axes)]
+    return begins, ends
+
+
+def _without_negative(call: OnnxCall, x: Tensor, begins: Sequence[int], ends: Sequence[int]) -> Tensor:
+    """The tensor without the elements that negative pads cut off."""
+    if min(*begins, *ends, 0) >= 0:
+        return x
+    pads = list(enumerate(zip(begins, ends, strict=True)))
+    cut = [(axis, -min(begin, 0), min(end, 0) or _END) for axis, (begin, end) in pads if begin < 0 or end < 0]
+    axes, firsts, lasts = zip(*cut, strict=True)
+    return call.cut(x, list(firsts), list(lasts), list(axes))
 
 
 def _padded(call: OnnxCall, x: Tensor, pads: Tensor, mode: str, number: Tensor) -> Tensor:

@@ -38,14 +38,18 @@ class OnnxCall:
 
     def has(self, index: int) -> bool:
         """Whether input `index` is present."""
-        return index < len(self.inputs) and self.inputs[index] is not None
+        return self.optional(index) is not None
 
     def x(self, index: int = 0) -> Tensor:
         """Input `index`. Raises CannotMapError if it is absent."""
-        tensor = self.inputs[index] if index < len(self.inputs) else None
+        tensor = self.optional(index)
         if tensor is None:
             raise CannotMapError(f"input {index} is missing")
         return tensor
+
+    def optional(self, index: int) -> Tensor | None:
+        """Input `index`, or None if it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
 
     def present(self) -> list[Tensor]:
         """The present inputs."""
@@ -108,6 +112,14 @@ class OnnxCall:
         """An attribute with a list of integers, None if it is absent."""
         attr = self.node.attributes.get(name)
         return None if attr is None else [int(number) for number in attr.as_ints()]
+
+    def listed(self, name: str, index: int) -> list[int] | None:
+        """An attribute with a list of integers, which is input `index` in newer opsets; None if it is absent or
+        computed."""
+        numbers = self.integer_list(name)
+        if numbers is None and self.has(index):
+            return self.integers(index)
+        return numbers
 
     def axis(self, default: int, of: int = 0) -> int:
         """The attribute `axis` as a number from 0 on. Raises CannotMapError for an unknown rank."""
@@ -262,7 +274,9 @@ def type_of(value: ir.Value, info: ShapeInfo) -> Type:
 
 def sizes(dims: Sequence[Dim] | None) -> Shape:
     """Symbolic sizes as a GE shape."""
-    return None if dims is None else tuple(-1 if dim.const is None else dim.const for dim in dims)
+    if dims is None:
+        return None
+    return tuple(-1 if dim.const is None else dim.const for dim in dims)
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
@@ -271,4 +285,5 @@ def broadcast(a: Shape, b: Shape) -> Shape:
         return None
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
-    return tuple(y if x == 1 else x if y == 1 else max(x, y) for x, y in pairs)
+    # If one of two sizes is 1, their product is the other one.
+    return tuple(x * y if 1 in (x, y) else max(x, y) for x, y in pairs)

@@ -14,27 +14,35 @@ _FIX = "fix the sizes with --input-shape"
 @handles("Conv")
 def _conv(call: OnnxCall) -> Tensor:
     """One spatial axis becomes two, the first of size 1; three axes make a Conv3DV2. An Add adds a bfloat16 bias."""
-    x, weight = call.x(0), call.x(1)
-    axes = x.rank - 2
+    axes = call.x(0).rank - 2
     if axes not in (1, 2, 3):
         raise CannotMapError(f"GE has no convolution over {axes} axes")
+    bias = call.optional(2)
+    if bias is None or bias.dtype != "DT_BF16" or axes == 3:
+        made = _convolution(call, axes, bias)
+    else:
+        made = _convolution(call, axes, None)
+        made = call.binary("Add", made, call.unsqueeze(bias, list(range(1, made.rank - 1))))
+    return call.squeeze(made, [2]) if axes == 1 else made
+
+
+def _convolution(call: OnnxCall, axes: int, bias: Tensor | None) -> Tensor:
+    """The convolution over two or three spatial axes."""
+    x, weight, out = call.x(0), call.x(1), call.out()
     kernel = call.integer_list("kernel_shape") or list((weight.shape or ())[2:])
     strides = call.integer_list("strides") or [1] * axes
     dilations = call.integer_list("dilations") or [1] * axes
     begins, ends = _pads(call, kernel, strides, dilations)
-    bias = call.x(2) if call.has(2) else None
-    out = call.out()
     if axes == 1:
         x, weight = call.unsqueeze(x, [2]), call.unsqueeze(weight, [2])
         strides, dilations, begins, ends = [1, *strides], [1, *dilations], [0, *begins], [0, *ends]
         out = Type(out.dtype, None if out.shape is None else (*out.shape[:2], 1, out.shape[2]))
-    late = bias if bias is not None and bias.dtype == "DT_BF16" and axes < 3 else None
-    layout = "NCDHW" if axes == 3 else "NCHW"
-    made = call.emitter.op(
-        "Conv3DV2" if axes == 3 else "Conv2D",
+    op_type, layout = ("Conv3DV2", "NCDHW") if axes == 3 else ("Conv2D", "NCHW")
+    return call.emitter.op(
+        op_type,
         x,
         weight,
-        None if late is not None else bias,
+        bias,
         strides=[1, 1, *strides],
         pads=_pairs(begins, ends),
         dilations=[1, 1, *dilations],
@@ -43,9 +51,6 @@ def _conv(call: OnnxCall) -> Tensor:
         out=out,
         layouts={"x": layout, "filter": layout, "y": layout},
     )
-    if late is not None:
-        made = call.binary("Add", made, call.unsqueeze(late, list(range(1, made.rank - 1))))
-    return call.squeeze(made, [2]) if axes == 1 else made
 
 
 def _pairs(begins: Sequence[int], ends: Sequence[int]) -> list[int]:
@@ -136,14 +141,14 @@ def _resize(call: OnnxCall) -> Tensor:
         attr = call.node.attributes.get(name)
         if attr is not None and attr.value not in (default, (default,)):
             raise CannotMapError(f"GE's Resize has no {name}", "export with opset 17 or older")
-    x, sizes = call.x(), call.x(3) if call.has(3) else None
-    roi = call.x(1) if call.has(1) and call.x(1).shape != (0,) else None
-    scales = call.x(2) if call.has(2) and call.x(2).shape != (0,) else None
+    x, roi, scales, sizes = call.x(), _unless_empty(call, 1), _unless_empty(call, 2), call.optional(3)
+    if sizes is not None:
+        scales = None
     return call.emitter.op(
         "Resize",
         x,
         roi,
-        scales if sizes is None else None,
+        scales,
         sizes,
         coordinate_transformation_mode=call.text("coordinate_transformation_mode", "half_pixel"),
         cubic_coeff_a=call.number("cubic_coeff_a", -0.75),
@@ -154,6 +159,12 @@ def _resize(call: OnnxCall) -> Tensor:
         out=call.out(),
         layouts={"x": "NCHW", "y": "NCHW"} if x.rank == 4 else {},
     )
+
+
+def _unless_empty(call: OnnxCall, index: int) -> Tensor | None:
+    """An input, or None if it is absent or an empty vector, which means the same."""
+    tensor = call.optional(index)
+    return None if tensor is None or tensor.shape == (0,) else tensor
 
 
 def _scaled(call: OnnxCall) -> Tensor:
