@@ -21,14 +21,14 @@ from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import put_in_front, settle
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
-from fa_compiler.passes.ir.surgery import replace_value
+from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.prepare.differences import Differences, move_products
+from fa_compiler.passes.prepare.differences import move_products
 from fa_compiler.passes.prepare.functions import inline_functions, resolve_casts, softmaxes_in_functions
 from fa_compiler.passes.prepare.joined_values import join_values
 from fa_compiler.passes.prepare.key_parts import join_keys
@@ -36,6 +36,7 @@ from fa_compiler.passes.prepare.part_sums import add_to_whole
 from fa_compiler.passes.prepare.preparation import prepare
 from fa_compiler.passes.prepare.quantised_softmax import take_apart
 from fa_compiler.passes.prepare.shared import Sharer, Sharing
+from fa_compiler.passes.prepare.substitutions import Substitutions
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
@@ -140,7 +141,7 @@ class _Run:
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
-        listed, differences = self._change_before_matching(graph)
+        listed, substitutions = self._change_before_matching(graph)
         anchor_of = {id(anchor.node): anchor for anchor in listed}
         declined_as_found = {id(node): decline for node, decline in self._left(graph, listed)}
         reported = [
@@ -165,7 +166,7 @@ class _Run:
             if node in fused_in_group:
                 groups.append([fused_in_group[node]])
             elif anchor is not None:
-                alone = self._fuse_anchor(anchor, rewriter, has_top_k, differences)
+                alone = self._fuse_anchor(anchor, rewriter, has_top_k, substitutions)
                 if alone[0].code in SHARED:
                     sharers = sharing.group(anchor)
                     fused_in_group.update(self._fuse_shared(sharers, rewriter, has_top_k))
@@ -190,23 +191,21 @@ class _Run:
             some = bool(again)
         return [block for group in groups for block in group]
 
-    def _change_before_matching(self, graph: ir.Graph) -> tuple[list[SoftmaxAnchor], Differences]:
-        """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken back where a
-        difference of attentions is not fused."""
-        listed = list(anchors(graph, self.facts.info))
+    def _change_before_matching(self, graph: ir.Graph) -> tuple[list[SoftmaxAnchor], Substitutions]:
+        """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken back where an
+        attention is not fused."""
+        listed, all_made = list(anchors(graph, self.facts.info)), Substitutions()
         if not graph.outputs or self.opset > NEWEST_OPSET:
-            return listed, Differences()
+            return listed, all_made
         new_builder = partial(Builder, graph, self.names, self.facts.info)
-        apart = take_apart(graph, self.matcher, new_builder)
-        listed = list(anchors(graph, self.facts.info)) if apart else listed
-        differences = move_products(graph, listed, self.matcher, new_builder)
-        differences.moved.update(apart)
-        differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
-        joined, declined = join_keys(graph, listed, self.matcher, new_builder)
-        differences.moved.update(joined)
-        differences.declined.update(declined)
-        differences.moved.update(join_values(graph, listed, self.matcher, new_builder))
-        return (list(anchors(graph, self.facts.info)) if differences.moved else listed), differences
+        for step in (take_apart, move_products, add_to_whole, join_keys, join_values):
+            found = step(graph, listed, self.matcher, new_builder)
+            all_made.update(found)
+            if found.made:
+                restore_order(graph)
+            if found.made and step is take_apart:  # it makes softmaxes, which the others may find
+                listed = list(anchors(graph, self.facts.info))
+        return (list(anchors(graph, self.facts.info)) if all_made.made else listed), all_made
 
     def _why_nothing_is_fused(self, graph: ir.Graph, reported: Sequence[ir.Node]) -> list[Block] | None:
         """The blocks of a graph in which nothing can be fused; None for other graphs."""
@@ -227,7 +226,7 @@ class _Run:
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         found = {anchor.node: anchor for anchor in anchors(graph, self.facts.info)}
         tried = {
-            node: self._fuse_anchor(found[node], rewriter, has_top_k, Differences())
+            node: self._fuse_anchor(found[node], rewriter, has_top_k, Substitutions())
             for node in softmaxes
             if node in found
         }
@@ -244,19 +243,19 @@ class _Run:
         yield from ((each.node, each.decline()) for each in linear)
 
     def _fuse_anchor(
-        self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, differences: Differences
+        self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, substitutions: Substitutions
     ) -> list[Block]:
         name = label(anchor.node) or ""
-        names = (name, *differences.twins(anchor))
+        names = (name, *substitutions.twins(anchor))
         with limited(anchor.node) as budget:
             try:
                 block = self._fuse_one(name, anchor, rewriter, has_top_k)
             except Decline as decline:
                 if pair := self._fuse_pair(anchor, rewriter, has_top_k, decline):
                     return pair
-                reason = budget.ended or differences.give_up(anchor, decline)
+                reason = budget.ended or substitutions.give_up(anchor, decline)
                 return [self._declined_block(each, reason) for each in names]
-        assumed = tuple(sorted({*block.assumed, *differences.assumed(anchor)}))
+        assumed = tuple(sorted({*block.assumed, *substitutions.assumed(anchor)}))
         return [replace(block, anchor=each, assumed=assumed) for each in names]
 
     def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool) -> dict[ir.Node, Block]:

@@ -93,10 +93,11 @@ class Builder:
     lengths: dict[Dim, ir.Value] = field(default_factory=dict)
     """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them again."""
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
-    _order: list[ir.Value] = field(default_factory=list)
-    """The values of `_made`, in order."""
+    """What is made, by the request for it, in order."""
+    _order: list[tuple[object, ...]] = field(default_factory=list)
+    """The requests in order."""
     _known: set[ir.Value] = field(default_factory=set)
-    """The same as a set."""
+    """The values that are made."""
 
     @property
     def opset(self) -> int:
@@ -105,7 +106,7 @@ class Builder:
 
     @property
     def mark(self) -> int:
-        """A place in the order of what is made, for `nodes_since`."""
+        """A place in the order of what is made, for `nodes_since` and `forget`."""
         return len(self._order)
 
     @property
@@ -115,8 +116,21 @@ class Builder:
 
     def nodes_since(self, mark: int) -> list[ir.Node]:
         """The nodes made since a place."""
-        makers = (value.producer() for value in self._order[mark:])
+        makers = (self._made[key].producer() for key in self._order[mark:])
         return [maker for maker in makers if maker is not None]
+
+    def forget(self, mark: int, lengths: int) -> list[ir.Value]:
+        """Make equal requests anew for what was made since a place, and for all but the first `lengths` of the sizes.
+        Returns the constants among it that are initializers."""
+        constants = []
+        while len(self._order) > mark:
+            value = self._made.pop(self._order.pop())
+            self._known.discard(value)
+            if value.is_initializer():
+                constants.append(value)
+        while len(self.lengths) > lengths:
+            self.lengths.popitem()
+        return constants
 
     def has_made(self, value: ir.Value) -> bool:
         """Is the value the first output of a node that was made here?"""
@@ -244,7 +258,7 @@ class Builder:
 
     def _remember(self, key: tuple[object, ...], value: ir.Value) -> None:
         self._made[key] = value
-        self._order.append(value)
+        self._order.append(key)
         self._known.add(value)
 
     def drop_unused_constants(self) -> None:

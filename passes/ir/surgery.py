@@ -76,13 +76,15 @@ def _dead_behind(node: ir.Node, dead: Collection[ir.Node]) -> list[ir.Node]:
 
 
 ORDER = "fa_compiler.order"
+"""Where a graph keeps the places of its sorted nodes, for `depends`. Nodes without a place may lie anywhere."""
 
 
 def depends(value: ir.Value, node: ir.Node) -> bool:
     """Is a value computed from an output of a node in the same graph? Values that a branch or loop body reads count,
     too.
 
-    The original nodes of a graph are sorted, so those before this node are not searched.
+    The original nodes of a graph are sorted, so those before this node are not searched. A trial (emit/trial.py) says
+    what that means for the nodes that it replaces.
     """
     graph = node.graph
     assert graph is not None
@@ -105,6 +107,7 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
 def restore_order(graph: ir.Graph) -> None:
     """Sort a graph. Raises RuntimeError if a node depends on its own output, which correct fusions cannot bring
     about."""
+    graph.meta.pop(ORDER, None)
     try:
         graph.sort()
     except ValueError:
