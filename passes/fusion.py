@@ -10,11 +10,11 @@ from functools import partial
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
-from fa_compiler.passes.answer.budget import limited
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.budget import limited, limited_attempt
+from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
-from fa_compiler.passes.attention_ops import OpConverter, convert, is_attention_op
+from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
@@ -69,10 +69,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     refusal: Decline | None = None
     given = graph_opset(model.graph)
     if options.target == "onnx":
-        try:
-            raise_opset(model, options.opset or ATTENTION_SINCE)
-        except Decline as decline:
-            refusal = decline
+        wanted = options.opset or ATTENTION_SINCE
+        refusal = attempt(lambda: raise_opset(model, wanted))
         options = replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET))
     graphs = remember_versions(model)
     info = analyse(model)
@@ -248,13 +246,13 @@ class _Run:
         name = label(anchor.node) or ""
         names = (name, *substitutions.twins(anchor))
         with limited(anchor.node) as budget:
-            try:
-                block = self._fuse_one(name, anchor, rewriter, has_top_k)
-            except Decline as decline:
-                if pair := self._fuse_pair(anchor, rewriter, has_top_k, decline):
-                    return pair
-                reason = budget.ended or substitutions.give_up(anchor, decline)
-                return [self._declined_block(each, reason) for each in names]
+            block = rewriter.attempt(lambda: self._fuse_one(name, anchor, rewriter, has_top_k))
+            pair = self._fuse_pair(anchor, rewriter, has_top_k, block) if isinstance(block, Decline) else []
+        if pair:
+            return pair
+        if isinstance(block, Decline):
+            reason = budget.ended or substitutions.give_up(anchor, block)
+            return [self._declined_block(each, reason) for each in names]
         assumed = tuple(sorted({*block.assumed, *substitutions.assumed(anchor)}))
         return [replace(block, anchor=each, assumed=assumed) for each in names]
 
@@ -263,11 +261,9 @@ class _Run:
         blocks: dict[ir.Node, Block] = {}
         for each in group:
             name = label(each.anchor.node) or ""
-            with limited(each.anchor.node) as budget:
-                try:
-                    block = self._fuse_one(name, each.anchor, rewriter, has_top_k, each.route)
-                except Decline as decline:
-                    block = self._declined_block(name, budget.ended or decline)
+            build = partial(self._fuse_one, name, each.anchor, rewriter, has_top_k, each.route)
+            made = limited_attempt(each.anchor.node, partial(rewriter.attempt, build))
+            block = self._declined_block(name, made) if isinstance(made, Decline) else made
             first = blocks.setdefault(each.anchor.node, block)
             if first is not block and block.status == "fused":
                 self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
@@ -287,21 +283,21 @@ class _Run:
         if self.facts.options.target == "ort" or has_top_k:
             joining = replace(self.matcher, joins_added_product=True)
             paths = joining.begin(anchor, route)
-            missed: list[Missed] = []
-            try:
-                match = joining.finish(paths)
-                block = self._sparse(name, match, rewriter, missed)
-                if block is None and self.facts.options.target == "ort":
-                    block = self._fused_block(name, match, rewriter.emit(match), missed)
-                if block is not None:
-                    return block
-            except Decline:
-                if paths.scores.added_product is None:
-                    raise
-        match = self.matcher.match(anchor, route)
-        missed = []
+            dense = self.facts.options.target == "ort"
+            joined = rewriter.attempt(lambda: self._fuse_match(name, joining.finish(paths), rewriter, dense))
+            if isinstance(joined, Decline) and paths.scores.added_product is None:
+                raise joined
+            if joined is not None and not isinstance(joined, Decline):
+                return joined
+        block = self._fuse_match(name, self.matcher.match(anchor, route), rewriter, True)
+        assert block is not None
+        return block
+
+    def _fuse_match(self, name: str, match: AttentionMatch, rewriter: Rewriter, dense: bool) -> Block | None:
+        """Fuse an attention to selected keys, or, if it may be `dense`, any. Raises Decline."""
+        missed: list[Missed] = []
         block = self._sparse(name, match, rewriter, missed)
-        return block or self._fused_block(name, match, rewriter.emit(match), missed)
+        return self._fused_block(name, match, rewriter.emit(match), missed) if block is None and dense else block
 
     def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter, missed: list[Missed]) -> Block | None:
         """Fuse an attention to listed or selected keys and return its block; None for other attentions, with a line in
@@ -336,20 +332,17 @@ class _Run:
             return []  # ONNX and ONNX Runtime have no operator for a gradient
         if anchor.log_base != 1.0:
             return []  # the gradients of powers have a factor that backward/ does not know
-        try:
-            pair = fuse_pair(anchor, self.matcher, rewriter, has_top_k)
-        except PairDecline as decline:
-            reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
-            forward = self._declined_block(name, Decline(decline.code, reason, decline.culprit, decline.hint))
-            backward = self._declined_block(label(decline.gradient) or name, decline)
-            return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
-        except Decline as decline:
-            nearer = (
-                first_reason.code == Code.TRAINING or decline.code == Code.OVERFLOW or is_op(decline.culprit, "Dropout")
-            )
-            return [self._declined_block(name, decline)] if nearer else []
+        pair = rewriter.attempt(lambda: fuse_pair(anchor, self.matcher, rewriter, has_top_k))
         if pair is None:
             return []
+        if isinstance(pair, PairDecline):
+            reason = f"its gradient could not be fused, and would compute the softmax again: {pair.reason}"
+            forward = self._declined_block(name, Decline(pair.code, reason, pair.culprit, pair.hint))
+            backward = self._declined_block(label(pair.gradient) or name, pair)
+            return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
+        if isinstance(pair, Decline):
+            nearer = first_reason.code == Code.TRAINING or pair.code == Code.OVERFLOW or is_op(pair.culprit, "Dropout")
+            return [self._declined_block(name, pair)] if nearer else []
         forward = self._ranked(self._fused_block(name, pair.match.forward, pair.fused), pair.indexer)
         for loss in pair.losses:
             self.notes.append(f"{loss.name}: {loss.op_type} is the loss of an indexer, with its gradients")
@@ -368,12 +361,15 @@ class _Run:
     def _convert(self, node: ir.Node, rewriter: Rewriter) -> Block:
         """Replace an attention operator by FlashAttentionScore and return its block."""
         name = label(node) or ""
-        with limited(node) as budget:
-            try:
-                converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
-                fused = rewriter.emit(converted.match)
-            except Decline as decline:
-                return self._declined_block(name, budget.ended or decline)
+
+        def build() -> tuple[ConvertedOp, Fused]:
+            converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
+            return converted, rewriter.emit(converted.match)
+
+        made = limited_attempt(node, lambda: rewriter.attempt(build))
+        if isinstance(made, Decline):
+            return self._declined_block(name, made)
+        converted, fused = made
         for old, new in converted.outputs:
             named = old.is_graph_output()
             apart = named and (new.is_graph_output() or not rewriter.builder.has_made(new))

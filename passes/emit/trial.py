@@ -29,7 +29,7 @@ from types import TracebackType
 
 import onnx_ir as ir
 
-from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.build import Builder, Place
 from fa_compiler.passes.ir.nodes import producer, values_read
 from fa_compiler.passes.ir.surgery import ORDER, replace_value, restore_order, superfluous, sweep
 
@@ -42,19 +42,31 @@ Places = dict[ir.Node, int]
 
 @dataclass(frozen=True)
 class Change:
-    """A change that was kept. `made` are the names of what was made."""
+    """A change that was kept. `made` are the names of what was made, and `places` tell the order before."""
 
     graph: ir.Graph
     replaced: Replaced
     before: Before
+    initializers: tuple[ir.Value, ...]
+    """Those that only the nodes before needed."""
     made: frozenset[str]
+    places: Places
 
     def undo(self) -> None:
-        """Put the nodes before in their place again, and remove the new ones. The graph is sorted."""
-        self.graph.extend([node for node, _ in reversed(self.before)])
+        """Put the nodes before in their places again, and remove the new ones. The graph is sorted."""
+        for value in self.initializers:
+            self.graph.initializers.add(value)
+        self._insert([node for node, _ in self.before])
         _put_back(self.replaced, self.before, rename=True)
         sweep(self.graph, _makers(new for _, new in self.replaced))
         restore_order(self.graph)
+
+    def _insert(self, nodes: Sequence[ir.Node]) -> None:
+        pending = sorted(nodes, key=lambda node: self.places.get(node, len(self.places)), reverse=True)
+        for node in list(self.graph):
+            while pending and self.places.get(pending[-1], len(self.places)) < self.places.get(node, -1):
+                self.graph.insert_before(node, pending.pop())
+        self.graph.extend(reversed(pending))
 
 
 @dataclass
@@ -66,11 +78,11 @@ class Trial:
 
     builder: Builder
     lists: Sequence[list[ir.Node]] = ()
-    _kept: bool = False
+    kept: bool = False
     _replaced: Replaced = ()
     _before: Before = ()
-    _marks: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """The names, requests, sizes and nodes that there were before."""
+    _place: Place = field(init=False)
+    """Where the builder was before."""
     _lengths: list[int] = field(default_factory=list)
     """Those of `lists` before."""
     _places: Places | None = None
@@ -82,14 +94,13 @@ class Trial:
         return self.builder.graph
 
     def __enter__(self) -> Trial:
-        builder = self.builder
-        self._marks = builder.names.mark, builder.mark, len(builder.lengths), len(self.graph)
+        self._place = self.builder.place
         self._lengths = [len(each) for each in self.lists]
         self._places = self.graph.meta.get(ORDER)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if not self._kept:
+        if not self.kept:
             self._undo()
 
     def replace(self, *replaced: tuple[ir.Value, ir.Value], nodes: Iterable[ir.Node] | None = None) -> None:
@@ -116,21 +127,24 @@ class Trial:
         """
         if any(node.graph is not self.graph for node, _ in self._before):
             return None
-        self._kept = True
+        self.kept = True
+        places = self._places
+        if places is None:
+            places = {node: place for place, node in enumerate(self.graph)} if self._replaced else {}
         for old, new in self._replaced:
             replace_value(old, new)
         self.graph.remove([node for node, _ in self._before])
-        sweep(self.graph, _makers(value for _, inputs in self._before for value in inputs))
+        swept = sweep(self.graph, _makers(value for _, inputs in self._before for value in inputs))
         if self._replaced:
             self.builder.drop_unused_constants()
-            self.graph.meta[ORDER] = self._with_new_nodes(self._places)
-        return Change(self.graph, self._replaced, self._before, self.builder.names.since(self._marks[0]))
+            self.graph.meta[ORDER] = self._with_new_nodes(places)
+        names = self.builder.names.since(self._place.names)
+        before = (*self._before, *swept.nodes)
+        return Change(self.graph, self._replaced, before, tuple(swept.initializers), names, places)
 
-    def _with_new_nodes(self, places: Places | None) -> Places:
+    def _with_new_nodes(self, places: Places) -> Places:
         """The places of all nodes; none where they were not known before, or where the change contradicts them."""
-        if places is None:
-            return {}
-        made = [node for node in self.builder.nodes_since(self._marks[1]) if node.graph is self.graph]
+        made = [node for node in self.builder.nodes_since(self._place.requests) if node.graph is self.graph]
         for node in made:
             makers = [maker for maker in _makers(values_read(node)) if maker.graph is self.graph]
             if any(maker not in places for maker in makers):
@@ -140,14 +154,8 @@ class Trial:
         return {} if any(places.get(reader, -1) < places[node] for reader, node in readers) else places
 
     def _undo(self) -> None:
-        names, requests, sizes, nodes = self._marks
         _put_back(self._replaced, self._before, rename=False)
-        while len(self.graph) > nodes:
-            self.graph.remove(self.graph[-1], safe=True)
-        for constant in self.builder.forget(requests, sizes):
-            assert constant.name is not None
-            del self.graph.initializers[constant.name]
-        self.builder.names.give_back(names)
+        self.builder.go_back(self._place)
         for each, length in zip(self.lists, self._lengths, strict=True):
             del each[length:]
         if self._replaced and self._places is not None:
@@ -174,7 +182,9 @@ def _put_back(replaced: Replaced, before: Before, rename: bool) -> None:
     """Let readers read the old values again, and give the old nodes their inputs. With `rename` the old values take
     their names back."""
     for old, new in replaced:
+        declared = old.type, old.shape
         replace_value(new, old, rename)
+        old.type, old.shape = declared
     for node, inputs in before:
         for index, value in enumerate(inputs):
             node.replace_input_with(index, value)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.budget import limited
+from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.emit.trial import Change
 from fa_compiler.passes.matching.attention import Matcher
+from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchor_at
 
 
@@ -79,14 +80,9 @@ class Substitutions:
         return self.declined.get(anchor.node, decline)
 
 
-def is_match(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
+def is_match(anchor: SoftmaxAnchor, matcher: Matcher, route: Route = ONLY) -> bool:
     """Does the attention around an anchor match?"""
-    try:
-        with limited(anchor.node):
-            matcher.match(anchor)
-    except Decline:
-        return False
-    return True
+    return not isinstance(limited_attempt(anchor.node, lambda: matcher.match(anchor, route)), Decline)
 
 
 def is_match_at(softmax: ir.Node, matcher: Matcher) -> bool:
