@@ -13,7 +13,7 @@ from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.answer.budget import limited, limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
-from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
+from fa_compiler.passes.answer.report import Block, Code, Kind, Missed, Progress, Report, Status
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
@@ -95,15 +95,11 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     if options.target != "ascend":
         settle(run.made, info, names)
     if any(block.status == "fused" for block in blocks):
-        if options.target != "onnx":
-            domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
-            model.graph.opset_imports[domain] = version
+        _import_operators(model, options)
         run.notes.extend(corrected)
     else:
         prepared.undo()
-    caches: list[CacheLine] = []
-    if options.in_place_caches:
-        blocks, caches = use_buffers(model, info, run.names, blocks)
+    blocks, caches = use_buffers(model, info, run.names, blocks) if options.in_place_caches else (blocks, [])
     return Report(
         list(_numbered(blocks)),
         target=options.target,
@@ -111,6 +107,23 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         notes=run.notes,
         caches=caches,
     )
+
+
+def _import_operators(model: ir.Model, options: Options) -> None:
+    """Import the domain of the fused operators."""
+    if options.target != "onnx":
+        domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
+        model.graph.opset_imports[domain] = version
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is reported of a graph: the softmaxes that may be attention, other softmaxes and attention without one, with
+    their declines, and what was substituted for the former."""
+
+    anchors: dict[ir.Node, SoftmaxAnchor]
+    declined: dict[ir.Node, Decline]
+    substitutions: Substitutions
 
 
 @dataclass(frozen=True)
@@ -140,54 +153,59 @@ class _Run:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
         listed, substitutions = self._change_before_matching(graph)
-        anchor_of = {id(anchor.node): anchor for anchor in listed}
-        declined_as_found = {id(node): decline for node, decline in self._left(graph, listed)}
-        reported = [
-            node
-            for node in graph
-            if id(node) in anchor_of
-            or is_attention_op(node)
-            or id(node) in declined_as_found
-            or node.op_identifier() in self.softmaxes_of_function
-        ]
+        found = _Found({anchor.node: anchor for anchor in listed}, dict(self._left(graph, listed)), substitutions)
+        reported = [node for node in graph if self._is_reported(node, found)]
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
             return blocks
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         has_top_k = any(is_op(node, "TopK") for node in graph)
-        sharing = Sharing(list(anchor_of.values()), self.matcher)
+        sharing = Sharing(listed, self.matcher)
+        groups: dict[ir.Node, list[Block]] = {}
         fused_in_group: dict[ir.Node, Block] = {}
-        retried: dict[ir.Node, int] = {}  # a softmax, and its place in `groups`
-        groups: list[list[Block]] = []
+        retried: list[ir.Node] = []
         for index, node in enumerate(reported):
             self.progress("attention", index + 1, len(reported))
-            anchor = anchor_of.get(id(node))
             if node in fused_in_group:
-                groups.append([fused_in_group[node]])
-            elif anchor is not None:
-                alone = self._fuse_anchor(anchor, rewriter, has_top_k, substitutions)
-                if alone[0].code in SHARED:
-                    sharers = sharing.group(anchor)
-                    fused_in_group.update(self._fuse_shared(sharers, rewriter, has_top_k))
-                    if node not in fused_in_group:
-                        retried[node] = len(groups)
-                groups.append([fused_in_group[node]] if node in fused_in_group else alone)
-            elif is_attention_op(node):
-                groups.append([self._convert(node, rewriter)])
-            elif id(node) in declined_as_found:
-                groups.append([self._declined_block(label(node) or "", declined_as_found[id(node)])])
-            else:
-                inner = self.softmaxes_of_function[node.op_identifier()]
-                groups.append([_in_function(node, name) for name in inner])
+                groups[node] = [fused_in_group[node]]
+                continue
+            groups[node] = self._blocks(node, found, rewriter, has_top_k)
+            if node in found.anchors and groups[node][0].code in SHARED:
+                fused_in_group.update(self._fuse_shared(sharing.group(found.anchors[node]), rewriter, has_top_k))
+                if node in fused_in_group:
+                    groups[node] = [fused_in_group[node]]
+                else:
+                    retried.append(node)
         rewriter.finish()
         self.made.extend(rewriter.made)
-        # Retry attentions whose other reader has been fused since. One pass may free the next, as in a chain of layers.
-        some = any(block.status == "fused" for group in groups for block in group)
-        while retried and some:
-            again = self._fuse_again(graph, [*retried], has_top_k)
-            for node, group in again.items():
-                groups[retried.pop(node)] = group
+        self._retry(graph, retried, groups, has_top_k)
+        return [block for group in groups.values() for block in group]
+
+    def _is_reported(self, node: ir.Node, found: _Found) -> bool:
+        known = node in found.anchors or node in found.declined
+        return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
+
+    def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
+        """The blocks of a softmax, an attention operator, or a call of a function that holds one."""
+        if (anchor := found.anchors.get(node)) is not None:
+            return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
+        if is_attention_op(node):
+            return [self._convert(node, rewriter)]
+        if (decline := found.declined.get(node)) is not None:
+            return [self._declined_block(label(node) or "", decline)]
+        return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
+
+    def _retry(
+        self, graph: ir.Graph, softmaxes: Sequence[ir.Node], groups: dict[ir.Node, list[Block]], has_top_k: bool
+    ) -> None:
+        """Retry attentions whose other reader has been fused since. One pass may free the next, as in a chain of
+        layers."""
+        left = list(softmaxes)
+        some = any(block.status == "fused" for group in groups.values() for block in group)
+        while left and some:
+            again = self._fuse_again(graph, left, has_top_k)
+            groups.update(again)
+            left = [node for node in left if node not in again]
             some = bool(again)
-        return [block for group in groups for block in group]
 
     def _change_before_matching(self, graph: ir.Graph) -> tuple[list[SoftmaxAnchor], Substitutions]:
         """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken back where an

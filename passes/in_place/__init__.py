@@ -38,15 +38,7 @@ def use_buffers(
     Returns the blocks, with the extensions that their nodes now use, and a line for each cache.
     """
     graph = model.graph
-    found: list[GrowingCache] = []
-    lines: dict[ir.Value, CacheLine] = {}
-    for past in candidates(graph, info):
-        lines[past] = CacheLine(past.name or "")
-        cache = attempt(partial(_cache, past, graph, info))
-        if isinstance(cache, Decline):
-            lines[past] = replace(lines[past], reason=cache.reason, culprit=label(cache.culprit))
-        else:
-            found.append(cache)
+    found, lines = _caches(graph, info)
     sizes = {str(size) for value in graph.inputs for size in value.shape or ()}
     capacity = Names(sizes).new(CAPACITY)
     for home in dict.fromkeys(cache.graph for cache in found):
@@ -64,11 +56,28 @@ def use_buffers(
         for past, nodes in rewrite.copied.items():
             lines[past] = replace(lines[past], copied=tuple(nodes))
         blocks = _with_extensions(blocks, plan, info)
-    buffers = [line for line in lines.values() if line.present is not None]
+    _write_metadata(model, [line for line in lines.values() if line.present is not None])
+    return blocks, list(lines.values())
+
+
+def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[ir.Value, CacheLine]]:
+    """The caches that may become buffers, and a line for each input that looks like a cache."""
+    found: list[GrowingCache] = []
+    lines: dict[ir.Value, CacheLine] = {}
+    for past in candidates(graph, info):
+        lines[past] = CacheLine(past.name or "")
+        cache = attempt(partial(_cache, past, graph, info))
+        if isinstance(cache, Decline):
+            lines[past] = replace(lines[past], reason=cache.reason, culprit=label(cache.culprit))
+        else:
+            found.append(cache)
+    return found, lines
+
+
+def _write_metadata(model: ir.Model, buffers: list[CacheLine]) -> None:
     if buffers:
         keys = ("past", "present", "axis", "length")
         model.metadata_props[METADATA] = json.dumps([{key: getattr(line, key) for key in keys} for line in buffers])
-    return blocks, list(lines.values())
 
 
 def _with_extensions(blocks: list[Block], plan: Plan, info: ShapeInfo) -> list[Block]:

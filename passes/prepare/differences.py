@@ -199,17 +199,25 @@ def move_products(
 def _differences(graph: ir.Graph, found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
     anchors = {anchor.output: anchor for anchor in found if anchor.late is None}
     for product in graph if anchors else ():
-        weights = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
-        if weights is None:
-            continue
-        combined, dividing = _undivided(weights, facts.info)  # 1 and 2
-        combining = combined.producer()
-        parts = None if combining is None else _parts(combining, anchors, facts.info)  # 3
-        if combining is not None and parts and not (dividing and any(part.divides for part in parts)):
-            difference = Difference(combining, product, parts, dividing)
-            fits = all(_fits(difference.values, part, facts.info) for part in difference.parts)
-            if fits and len(facts.info.shape(difference.values) or ()) > 1 and _is_closed(difference):
-                yield difference
+        difference = _difference(product, anchors, facts)
+        if difference is not None and _is_closed(difference):
+            yield difference
+
+
+def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], facts: Facts) -> Difference | None:
+    """Cases 1 to 3, where the values fit every part."""
+    weights = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
+    if weights is None:
+        return None
+    combined, dividing = _undivided(weights, facts.info)  # 1 and 2
+    combining = combined.producer()
+    parts = None if combining is None else _parts(combining, anchors, facts.info)  # 3
+    if combining is None or parts is None or (dividing and any(part.divides for part in parts)):
+        return None
+    difference = Difference(combining, product, parts, dividing)
+    values = difference.values
+    fits = all(_fits(values, part, facts.info) for part in parts) and len(facts.info.shape(values) or ()) > 1
+    return difference if fits else None
 
 
 def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:

@@ -59,11 +59,8 @@ def join_values(
     where there are none."""
     result, info = Substitutions(), matcher.facts.info
     for group in _groups(found, info) if matcher.facts.options.target == "ort" else ():
-        found_reads = [_reads(anchor, info) for anchor in group]
-        reads = [value for values, _ in found_reads for value in values]
-        products = [node for value in reads for node in distinct_consumers(value)]
-        alike = len({types for _, types in found_reads}) == 1
-        if not alike or not _fit(products, reads, info):
+        products = _products(group, info)
+        if not products:
             continue
         first, twins = group[0], tuple(label(anchor.node) or "" for anchor in group[1:])
         with Trial(new_builder()) as trial:
@@ -82,6 +79,15 @@ def _groups(found: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[Softma
         if anchor.nodes == (anchor.output.producer(),) and is_op(anchor.node, "Softmax"):
             groups.setdefault((anchor.axes, _key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
     return list(groups.values())
+
+
+def _products(group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[ir.Node]:
+    """Cases 2 and 4: the products that are joined; empty where they cannot be."""
+    found = [_reads(anchor, info) for anchor in group]
+    reads = [value for values, _ in found for value in values]
+    products = [node for value in reads for node in distinct_consumers(value)]
+    alike = len({types for _, types in found}) == 1
+    return products if alike and _fit(products, reads, info) else []
 
 
 def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:

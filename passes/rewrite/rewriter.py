@@ -157,6 +157,13 @@ class Rewriter:
                 trial.keep()
         return result
 
+    def built(self, build: Callable[[], T]) -> T:
+        """What is built; None or a Decline that is raised leave the graph as it was."""
+        result = self.attempt(build)
+        if isinstance(result, Decline):
+            raise result
+        return result
+
     def if_possible(self, build: Callable[[], T]) -> T | None:
         """What is built; None, with the graph as it was, where this raises a Decline."""
         result = self.attempt(build)
@@ -164,13 +171,7 @@ class Rewriter:
 
     def first_possible(self, builds: Sequence[Callable[[], T]]) -> T:
         """What is built by the first that can be. Raises the Decline of the first one where none can."""
-        return first_possible(partial(self._or_raise, build) for build in builds)
-
-    def _or_raise(self, build: Callable[[], T]) -> T:
-        result = self.attempt(build)
-        if isinstance(result, Decline):
-            raise result
-        return result
+        return first_possible(partial(self.built, build) for build in builds)
 
     @building()
     def emit(self, match: AttentionMatch, companion: DenseCompanion | None = None) -> Fused:

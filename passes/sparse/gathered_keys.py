@@ -117,6 +117,12 @@ def fuse_gathered_keys(
     if not is_plain(match):
         return None
     rewriter.begin(match)
+    return rewriter.built(lambda: _fused(match, rewriter, missed, companion))
+
+
+def _fused(
+    match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None
+) -> Selected | None:
     match, candidates = output_candidates(match, rewriter.facts)
     listed = _listed(match, rewriter)
     if listed is None:
