@@ -80,5 +80,6 @@ def reworded(action: Callable[[], T], words: Callable[[Decline], Decline]) -> T:
     """What an action returns. Where it raises a Decline, raises what `words` makes of it."""
     result = attempt(action)
     if isinstance(result, Decline):
-        raise words(result) from result
+        better = words(result)
+        raise better from result
     return result

@@ -139,7 +139,8 @@ def standard_attentions(match: AttentionMatch, builder: Builder, options: Option
     ]
     found = [each for each in tried if not isinstance(each, Decline)]
     if not found:
-        raise next(each for each in tried if isinstance(each, Decline))
+        refusals = [each for each in tried if isinstance(each, Decline)]
+        raise refusals[0]
     return found
 
 
