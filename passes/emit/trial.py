@@ -47,15 +47,15 @@ class Change:
     graph: ir.Graph
     replaced: Replaced
     before: Before
-    initializers: tuple[ir.Value, ...]
-    """Those that only the nodes before needed."""
+    initializers: tuple[tuple[ir.Graph, ir.Value], ...]
+    """Those that only the nodes before needed, with their graphs."""
     made: frozenset[str]
     places: Places
 
     def undo(self) -> None:
         """Put the nodes before in their places again, and remove the new ones. The graph is sorted."""
-        for value in self.initializers:
-            self.graph.initializers.add(value)
+        for graph, value in self.initializers:
+            graph.initializers.add(value)
         self._insert([node for node, _ in self.before])
         _put_back(self.replaced, self.before, rename=True)
         sweep(self.graph, _makers(new for _, new in self.replaced))

@@ -31,10 +31,10 @@ def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
 
 @dataclass
 class Swept:
-    """What was removed: nodes with the inputs that they had, and initializers."""
+    """What was removed: nodes with the inputs that they had, and initializers with their graphs."""
 
     nodes: list[tuple[ir.Node, tuple[ir.Value | None, ...]]] = field(default_factory=list)
-    initializers: list[ir.Value] = field(default_factory=list)
+    initializers: list[tuple[ir.Graph, ir.Value]] = field(default_factory=list)
 
 
 def sweep(graph: ir.Graph, roots: list[ir.Node]) -> Swept:
@@ -57,7 +57,7 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> Swept:
                 not value.uses() and value.is_initializer() and not (value.is_graph_input() or value.is_graph_output())
             ):
                 assert value.graph is not None and value.name is not None
-                swept.initializers.append(value)
+                swept.initializers.append((value.graph, value))
                 del value.graph.initializers[value.name]
     return swept
 

@@ -124,7 +124,8 @@ def test_nodes_of_a_branch_are_not_changed() -> None:
     assert state(Trial(builder)) == before
 
 
-def test_what_a_refused_change_had_swept_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("constant", [True, False])
+def test_what_a_refused_change_had_swept_is_back(constant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The axes of the sum, which only the replaced division needed, among it."""
 
     def refuse(self: Rewriter, match: AttentionMatch) -> Fused:
@@ -134,9 +135,14 @@ def test_what_a_refused_change_had_swept_is_back(monkeypatch: pytest.MonkeyPatch
         "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) "
         "c = Constant<value=float {0.25}>() o = Constant<value=float {1.0}>() f = Sub(o, c) "
         "pf = Mul(p, f) r = Softmax<axis=-1>(m) rc = Mul(r, c) "
-        "x = Add(pf, rc) last = Constant<value=int64[1] {-1}>() t = ReduceSum(x, last) w = Div(x, t) y = MatMul(w, v)"
+        "x = Add(pf, rc) t = ReduceSum(x, last) w = Div(x, t) y = MatMul(w, v)"
     )
-    proto = parse(body, "float[B,4,S,T] m")
+    last = "last = Constant<value=int64[1] {-1}>() "
+    proto = parse(
+        last + body if constant else body,
+        "float[B,4,S,T] m",
+        initializers="" if constant else "<int64[1] last = {-1}>",
+    )
     monkeypatch.setattr(Rewriter, "emit", refuse)
     model = ir.from_proto(proto)
     report = fuse(model, Options("ort", assume=frozenset({"finite-scores"})))
