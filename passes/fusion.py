@@ -10,25 +10,25 @@ from functools import partial
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
-from fa_compiler.passes.answer.budget import limited
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.budget import limited, limited_attempt
+from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
-from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, Progress, Report, Status
-from fa_compiler.passes.attention_ops import OpConverter, convert, is_attention_op
+from fa_compiler.passes.answer.report import Block, Code, Kind, Missed, Progress, Report, Status
+from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import put_in_front, settle
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
-from fa_compiler.passes.ir.surgery import replace_value
+from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.prepare.differences import Differences, move_products
+from fa_compiler.passes.prepare.differences import move_products
 from fa_compiler.passes.prepare.functions import inline_functions, resolve_casts, softmaxes_in_functions
 from fa_compiler.passes.prepare.joined_values import join_values
 from fa_compiler.passes.prepare.key_parts import join_keys
@@ -36,6 +36,7 @@ from fa_compiler.passes.prepare.part_sums import add_to_whole
 from fa_compiler.passes.prepare.preparation import prepare
 from fa_compiler.passes.prepare.quantised_softmax import take_apart
 from fa_compiler.passes.prepare.shared import Sharer, Sharing
+from fa_compiler.passes.prepare.substitutions import Substitutions
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
@@ -68,10 +69,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     refusal: Decline | None = None
     given = graph_opset(model.graph)
     if options.target == "onnx":
-        try:
-            raise_opset(model, options.opset or ATTENTION_SINCE)
-        except Decline as decline:
-            refusal = decline
+        wanted = options.opset or ATTENTION_SINCE
+        refusal = attempt(lambda: raise_opset(model, wanted))
         options = replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET))
     graphs = remember_versions(model)
     info = analyse(model)
@@ -96,15 +95,11 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     if options.target != "ascend":
         settle(run.made, info, names)
     if any(block.status == "fused" for block in blocks):
-        if options.target != "onnx":
-            domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
-            model.graph.opset_imports[domain] = version
+        _import_operators(model, options)
         run.notes.extend(corrected)
     else:
         prepared.undo()
-    caches: list[CacheLine] = []
-    if options.in_place_caches:
-        blocks, caches = use_buffers(model, info, run.names, blocks)
+    blocks, caches = use_buffers(model, info, run.names, blocks) if options.in_place_caches else (blocks, [])
     return Report(
         list(_numbered(blocks)),
         target=options.target,
@@ -112,6 +107,23 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         notes=run.notes,
         caches=caches,
     )
+
+
+def _import_operators(model: ir.Model, options: Options) -> None:
+    """Import the domain of the fused operators."""
+    if options.target != "onnx":
+        domain, version = (CONTRIB, 1) if options.is_standard else (DOMAIN, VERSION)
+        model.graph.opset_imports[domain] = version
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is reported of a graph: the softmaxes that may be attention, other softmaxes and attention without one, with
+    their declines, and what was substituted for the former."""
+
+    anchors: dict[ir.Node, SoftmaxAnchor]
+    declined: dict[ir.Node, Decline]
+    substitutions: Substitutions
 
 
 @dataclass(frozen=True)
@@ -140,73 +152,76 @@ class _Run:
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
-        listed, differences = self._change_before_matching(graph)
-        anchor_of = {id(anchor.node): anchor for anchor in listed}
-        declined_as_found = {id(node): decline for node, decline in self._left(graph, listed)}
-        reported = [
-            node
-            for node in graph
-            if id(node) in anchor_of
-            or is_attention_op(node)
-            or id(node) in declined_as_found
-            or node.op_identifier() in self.softmaxes_of_function
-        ]
+        listed, substitutions = self._change_before_matching(graph)
+        found = _Found({anchor.node: anchor for anchor in listed}, dict(self._left(graph, listed)), substitutions)
+        reported = [node for node in graph if self._is_reported(node, found)]
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
             return blocks
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         has_top_k = any(is_op(node, "TopK") for node in graph)
-        sharing = Sharing(list(anchor_of.values()), self.matcher)
+        sharing = Sharing(listed, self.matcher)
+        groups: dict[ir.Node, list[Block]] = {}
         fused_in_group: dict[ir.Node, Block] = {}
-        retried: dict[ir.Node, int] = {}  # a softmax, and its place in `groups`
-        groups: list[list[Block]] = []
+        retried: list[ir.Node] = []
         for index, node in enumerate(reported):
             self.progress("attention", index + 1, len(reported))
-            anchor = anchor_of.get(id(node))
             if node in fused_in_group:
-                groups.append([fused_in_group[node]])
-            elif anchor is not None:
-                alone = self._fuse_anchor(anchor, rewriter, has_top_k, differences)
-                if alone[0].code in SHARED:
-                    sharers = sharing.group(anchor)
-                    fused_in_group.update(self._fuse_shared(sharers, rewriter, has_top_k))
-                    if node not in fused_in_group:
-                        retried[node] = len(groups)
-                groups.append([fused_in_group[node]] if node in fused_in_group else alone)
-            elif is_attention_op(node):
-                groups.append([self._convert(node, rewriter)])
-            elif id(node) in declined_as_found:
-                groups.append([self._declined_block(label(node) or "", declined_as_found[id(node)])])
-            else:
-                inner = self.softmaxes_of_function[node.op_identifier()]
-                groups.append([_in_function(node, name) for name in inner])
+                groups[node] = [fused_in_group[node]]
+                continue
+            groups[node] = self._blocks(node, found, rewriter, has_top_k)
+            if node in found.anchors and groups[node][0].code in SHARED:
+                fused_in_group.update(self._fuse_shared(sharing.group(found.anchors[node]), rewriter, has_top_k))
+                if node in fused_in_group:
+                    groups[node] = [fused_in_group[node]]
+                else:
+                    retried.append(node)
         rewriter.finish()
         self.made.extend(rewriter.made)
-        # Retry attentions whose other reader has been fused since. One pass may free the next, as in a chain of layers.
-        some = any(block.status == "fused" for group in groups for block in group)
-        while retried and some:
-            again = self._fuse_again(graph, [*retried], has_top_k)
-            for node, group in again.items():
-                groups[retried.pop(node)] = group
-            some = bool(again)
-        return [block for group in groups for block in group]
+        self._retry(graph, retried, groups, has_top_k)
+        return [block for group in groups.values() for block in group]
 
-    def _change_before_matching(self, graph: ir.Graph) -> tuple[list[SoftmaxAnchor], Differences]:
-        """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken back where a
-        difference of attentions is not fused."""
-        listed = list(anchors(graph, self.facts.info))
+    def _is_reported(self, node: ir.Node, found: _Found) -> bool:
+        known = node in found.anchors or node in found.declined
+        return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
+
+    def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
+        """The blocks of a softmax, an attention operator, or a call of a function that holds one."""
+        if (anchor := found.anchors.get(node)) is not None:
+            return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
+        if is_attention_op(node):
+            return [self._convert(node, rewriter)]
+        if (decline := found.declined.get(node)) is not None:
+            return [self._declined_block(label(node) or "", decline)]
+        return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
+
+    def _retry(
+        self, graph: ir.Graph, softmaxes: Sequence[ir.Node], groups: dict[ir.Node, list[Block]], has_top_k: bool
+    ) -> None:
+        """Retry attentions whose other reader has been fused since. One pass may free the next, as in a chain of
+        layers."""
+        left = list(softmaxes)
+        some = any(block.status == "fused" for group in groups.values() for block in group)
+        while left and some:
+            again = self._fuse_again(graph, left, has_top_k)
+            groups.update(again)
+            left = [node for node in left if node not in again]
+            some = bool(again)
+
+    def _change_before_matching(self, graph: ir.Graph) -> tuple[list[SoftmaxAnchor], Substitutions]:
+        """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken back where an
+        attention is not fused."""
+        listed, all_made = list(anchors(graph, self.facts.info)), Substitutions()
         if not graph.outputs or self.opset > NEWEST_OPSET:
-            return listed, Differences()
+            return listed, all_made
         new_builder = partial(Builder, graph, self.names, self.facts.info)
-        apart = take_apart(graph, self.matcher, new_builder)
-        listed = list(anchors(graph, self.facts.info)) if apart else listed
-        differences = move_products(graph, listed, self.matcher, new_builder)
-        differences.moved.update(apart)
-        differences.moved.update(add_to_whole(graph, listed, self.matcher, new_builder))
-        joined, declined = join_keys(graph, listed, self.matcher, new_builder)
-        differences.moved.update(joined)
-        differences.declined.update(declined)
-        differences.moved.update(join_values(graph, listed, self.matcher, new_builder))
-        return (list(anchors(graph, self.facts.info)) if differences.moved else listed), differences
+        for step in (take_apart, move_products, add_to_whole, join_keys, join_values):
+            found = step(graph, listed, self.matcher, new_builder)
+            all_made.update(found)
+            if found.made:
+                restore_order(graph)
+            if found.made and step is take_apart:  # it makes softmaxes, which the others may find
+                listed = list(anchors(graph, self.facts.info))
+        return (list(anchors(graph, self.facts.info)) if all_made.made else listed), all_made
 
     def _why_nothing_is_fused(self, graph: ir.Graph, reported: Sequence[ir.Node]) -> list[Block] | None:
         """The blocks of a graph in which nothing can be fused; None for other graphs."""
@@ -227,7 +242,7 @@ class _Run:
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         found = {anchor.node: anchor for anchor in anchors(graph, self.facts.info)}
         tried = {
-            node: self._fuse_anchor(found[node], rewriter, has_top_k, Differences())
+            node: self._fuse_anchor(found[node], rewriter, has_top_k, Substitutions())
             for node in softmaxes
             if node in found
         }
@@ -244,19 +259,19 @@ class _Run:
         yield from ((each.node, each.decline()) for each in linear)
 
     def _fuse_anchor(
-        self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, differences: Differences
+        self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, substitutions: Substitutions
     ) -> list[Block]:
         name = label(anchor.node) or ""
-        names = (name, *differences.twins(anchor))
+        names = (name, *substitutions.twins(anchor))
         with limited(anchor.node) as budget:
-            try:
-                block = self._fuse_one(name, anchor, rewriter, has_top_k)
-            except Decline as decline:
-                if pair := self._fuse_pair(anchor, rewriter, has_top_k, decline):
-                    return pair
-                reason = budget.ended or differences.give_up(anchor, decline)
-                return [self._declined_block(each, reason) for each in names]
-        assumed = tuple(sorted({*block.assumed, *differences.assumed(anchor)}))
+            block = rewriter.attempt(lambda: self._fuse_one(name, anchor, rewriter, has_top_k))
+            pair = self._fuse_pair(anchor, rewriter, has_top_k, block) if isinstance(block, Decline) else []
+        if pair:
+            return pair
+        if isinstance(block, Decline):
+            reason = budget.ended or substitutions.give_up(anchor, block)
+            return [self._declined_block(each, reason) for each in names]
+        assumed = tuple(sorted({*block.assumed, *substitutions.assumed(anchor)}))
         return [replace(block, anchor=each, assumed=assumed) for each in names]
 
     def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool) -> dict[ir.Node, Block]:
@@ -264,11 +279,9 @@ class _Run:
         blocks: dict[ir.Node, Block] = {}
         for each in group:
             name = label(each.anchor.node) or ""
-            with limited(each.anchor.node) as budget:
-                try:
-                    block = self._fuse_one(name, each.anchor, rewriter, has_top_k, each.route)
-                except Decline as decline:
-                    block = self._declined_block(name, budget.ended or decline)
+            build = partial(self._fuse_one, name, each.anchor, rewriter, has_top_k, each.route)
+            made = limited_attempt(each.anchor.node, partial(rewriter.attempt, build))
+            block = self._declined_block(name, made) if isinstance(made, Decline) else made
             first = blocks.setdefault(each.anchor.node, block)
             if first is not block and block.status == "fused":
                 self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
@@ -288,21 +301,21 @@ class _Run:
         if self.facts.options.target == "ort" or has_top_k:
             joining = replace(self.matcher, joins_added_product=True)
             paths = joining.begin(anchor, route)
-            missed: list[Missed] = []
-            try:
-                match = joining.finish(paths)
-                block = self._sparse(name, match, rewriter, missed)
-                if block is None and self.facts.options.target == "ort":
-                    block = self._fused_block(name, match, rewriter.emit(match), missed)
-                if block is not None:
-                    return block
-            except Decline:
-                if paths.scores.added_product is None:
-                    raise
-        match = self.matcher.match(anchor, route)
-        missed = []
+            dense = self.facts.options.target == "ort"
+            joined = rewriter.attempt(lambda: self._fuse_match(name, joining.finish(paths), rewriter, dense))
+            if isinstance(joined, Decline) and paths.scores.added_product is None:
+                raise joined
+            if joined is not None and not isinstance(joined, Decline):
+                return joined
+        block = self._fuse_match(name, self.matcher.match(anchor, route), rewriter, True)
+        assert block is not None
+        return block
+
+    def _fuse_match(self, name: str, match: AttentionMatch, rewriter: Rewriter, dense: bool) -> Block | None:
+        """Fuse an attention to selected keys, or, if it may be `dense`, any. Raises Decline."""
+        missed: list[Missed] = []
         block = self._sparse(name, match, rewriter, missed)
-        return block or self._fused_block(name, match, rewriter.emit(match), missed)
+        return self._fused_block(name, match, rewriter.emit(match), missed) if block is None and dense else block
 
     def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter, missed: list[Missed]) -> Block | None:
         """Fuse an attention to listed or selected keys and return its block; None for other attentions, with a line in
@@ -337,20 +350,17 @@ class _Run:
             return []  # ONNX and ONNX Runtime have no operator for a gradient
         if anchor.log_base != 1.0:
             return []  # the gradients of powers have a factor that backward/ does not know
-        try:
-            pair = fuse_pair(anchor, self.matcher, rewriter, has_top_k)
-        except PairDecline as decline:
-            reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
-            forward = self._declined_block(name, Decline(decline.code, reason, decline.culprit, decline.hint))
-            backward = self._declined_block(label(decline.gradient) or name, decline)
-            return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
-        except Decline as decline:
-            nearer = (
-                first_reason.code == Code.TRAINING or decline.code == Code.OVERFLOW or is_op(decline.culprit, "Dropout")
-            )
-            return [self._declined_block(name, decline)] if nearer else []
+        pair = rewriter.attempt(lambda: fuse_pair(anchor, self.matcher, rewriter, has_top_k))
         if pair is None:
             return []
+        if isinstance(pair, PairDecline):
+            reason = f"its gradient could not be fused, and would compute the softmax again: {pair.reason}"
+            forward = self._declined_block(name, Decline(pair.code, reason, pair.culprit, pair.hint))
+            backward = self._declined_block(label(pair.gradient) or name, pair)
+            return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
+        if isinstance(pair, Decline):
+            nearer = first_reason.code == Code.TRAINING or pair.code == Code.OVERFLOW or is_op(pair.culprit, "Dropout")
+            return [self._declined_block(name, pair)] if nearer else []
         forward = self._ranked(self._fused_block(name, pair.match.forward, pair.fused), pair.indexer)
         for loss in pair.losses:
             self.notes.append(f"{loss.name}: {loss.op_type} is the loss of an indexer, with its gradients")
@@ -369,12 +379,15 @@ class _Run:
     def _convert(self, node: ir.Node, rewriter: Rewriter) -> Block:
         """Replace an attention operator by FlashAttentionScore and return its block."""
         name = label(node) or ""
-        with limited(node) as budget:
-            try:
-                converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
-                fused = rewriter.emit(converted.match)
-            except Decline as decline:
-                return self._declined_block(name, budget.ended or decline)
+
+        def build() -> tuple[ConvertedOp, Fused]:
+            converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
+            return converted, rewriter.emit(converted.match)
+
+        made = limited_attempt(node, lambda: rewriter.attempt(build))
+        if isinstance(made, Decline):
+            return self._declined_block(name, made)
+        converted, fused = made
         for old, new in converted.outputs:
             named = old.is_graph_output()
             apart = named and (new.is_graph_output() or not rewriter.builder.has_made(new))

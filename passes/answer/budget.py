@@ -11,16 +11,18 @@ changed cannot be left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar
 
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, attempt
 from fa_compiler.passes.answer.report import Code
 
+T = TypeVar("T")
 STEPS = 100_000
 """The steps for one attention. Attentions of real models take up to 1,100. All of it is about a second."""
 
@@ -58,6 +60,14 @@ def limited(node: ir.Node) -> Iterator[Budget]:
         yield budget
     finally:
         _CURRENT.reset(token)
+
+
+def limited_attempt(node: ir.Node, action: Callable[[], T]) -> T | Decline:
+    """What an action returns, or why it declines, with a new budget. Where that was used up, this is the reason,
+    whatever the action made of it."""
+    with limited(node) as budget:
+        result = attempt(action)
+    return budget.ended or result if isinstance(result, Decline) else result
 
 
 @contextmanager

@@ -1,11 +1,19 @@
-"""The one way in which a matcher gives up: an exception with a code, a sentence and the culprit node."""
+"""The one way in which a matcher gives up: an exception with a code, a sentence and the culprit node.
+
+It is raised to the report (fusion.py). Who has another way to go on asks by `attempt`, which turns the exception into a
+value, and who knows a better reason raises it by `reworded`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 
+T = TypeVar("T")
 NEWER_OPSET = "export again with opset 11 or newer"
 """The hint where nodes that are made need operators of that opset."""
 
@@ -20,8 +28,7 @@ def label(node: ir.Node | None) -> str | None:
 
 
 class Decline(Exception):
-    """Raised where a match or a rewrite cannot go on. A caller may catch it to try another reading; otherwise fusion.py
-    reports it. It is an expected answer, not an error.
+    """Raised where a match or a rewrite cannot go on. It is an expected answer, not an error.
 
     The hint says what the user can change. By default it is the advice of the code; "" says that there is nothing.
     """
@@ -41,3 +48,38 @@ class Decline(Exception):
         """
         hint = None if self.hint == self.code.advice else self.hint
         return Missed(code, self.reason, label(self.culprit or node), hint)
+
+
+def attempt(action: Callable[[], T]) -> T | Decline:
+    """What an action returns, or the Decline that it raises."""
+    try:
+        return action()
+    except Decline as decline:
+        return decline
+
+
+def if_possible(action: Callable[[], T]) -> T | None:
+    """What an action returns; None where it raises a Decline, whose reason does not matter."""
+    result = attempt(action)
+    return None if isinstance(result, Decline) else result
+
+
+def first_possible(actions: Iterable[Callable[[], T]]) -> T:
+    """What the first of some actions returns that does not raise a Decline. Raises that of the first action where all
+    do. There is at least one."""
+    refusal: Decline | None = None
+    for result in map(attempt, actions):
+        if not isinstance(result, Decline):
+            return result
+        refusal = refusal or result
+    assert refusal is not None
+    raise refusal
+
+
+def reworded(action: Callable[[], T], words: Callable[[Decline], Decline]) -> T:
+    """What an action returns. Where it raises a Decline, raises what `words` makes of it."""
+    result = attempt(action)
+    if isinstance(result, Decline):
+        better = words(result)
+        raise better from result
+    return result

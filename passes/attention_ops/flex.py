@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter
 from fa_compiler.passes.emit.build import AttrValue
@@ -59,10 +59,10 @@ def _scale(call: OpConverter) -> float | None:
 def _written_out(call: OpConverter) -> ConvertedOp:
     """The match of the definition, with the operator's output as its result."""
     anchor = _definition(call)
-    try:
-        match = Matcher(call.facts).match(anchor)
-    except Decline as decline:
-        raise call.decline(TERMS.get(decline.code, decline.code), decline.reason, decline.hint) from decline
+    match = reworded(
+        lambda: Matcher(call.facts).match(anchor),
+        lambda decline: call.decline(TERMS.get(decline.code, decline.code), decline.reason, decline.hint),
+    )
     named = replace(anchor, nodes=(call.node,))
     return ConvertedOp(replace(match, anchor=named, output=call.node.outputs[0]))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, attempt, label, reworded
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.backward.dense_gradient import Backward
 from fa_compiler.passes.backward.empty_rows import keep_empty_rows
@@ -38,38 +38,41 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, has_t
 
     Raises PairDecline, before any use is changed, when there is one that cannot be fused.
     """
-    failure: Decline | None = None
+    joined: FusedPair | Decline | None = None
     if matcher.facts.options.target == "ort" or has_top_k:
         joining = replace(matcher, joins_added_product=True)
-        try:
-            found = match_pair(anchor, joining)
-            if found is not None and found.forward.rope is not None:
-                return _fused(found, joining, rewriter)
-        except Decline as decline:
-            failure = decline
-    try:
-        pair = match_pair(anchor, matcher)
-        return None if pair is None else _fused(pair, matcher, rewriter)
-    except Decline as decline:
-        raise failure or decline from None
+        joined = rewriter.attempt(lambda: _matched_and_fused(anchor, joining, rewriter, only_joined=True))
+    if isinstance(joined, FusedPair):
+        return joined
+    first_reason = joined
+    return reworded(lambda: _matched_and_fused(anchor, matcher, rewriter), lambda decline: first_reason or decline)
+
+
+def _matched_and_fused(
+    anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, only_joined: bool = False
+) -> FusedPair | None:
+    """The pair; None where there is no gradient, or, with `only_joined`, where no product is added to the scores.
+    Raises Decline."""
+    pair = match_pair(anchor, matcher)
+    if pair is None or (only_joined and pair.forward.rope is None):
+        return None
+    return reworded(
+        lambda: _fused(pair, matcher, rewriter), lambda decline: PairDecline.about(pair.backward.node, decline)
+    )
 
 
 def _fused(pair: Pair, matcher: Matcher, rewriter: Rewriter) -> FusedPair:
-    try:
-        missed: list[Missed] = []
-        listed = _listed(pair, matcher, rewriter, missed)
-        if listed is not None:
-            return listed
-        if (loss := pair.backward.divergence) is not None:
-            reason = "an indexer learns from the probabilities of an attention that has no list of keys in every row"
-            raise Decline(Code.TRAINING, reason, loss.node)
-        pair = keep_empty_rows(pair, matcher.facts.options)
-        backward = Backward(pair.backward, rewriter)
-        fused = rewriter.emit(pair.forward, backward)
-        fused = replace(fused, missed=(*fused.missed, *missed))
-    except Decline as decline:
-        raise PairDecline.about(pair.backward.node, decline) from decline
-    return FusedPair(pair, fused, backward.nodes[-1])
+    missed: list[Missed] = []
+    listed = _listed(pair, matcher, rewriter, missed)
+    if listed is not None:
+        return listed
+    if (loss := pair.backward.divergence) is not None:
+        reason = "an indexer learns from the probabilities of an attention that has no list of keys in every row"
+        raise Decline(Code.TRAINING, reason, loss.node)
+    pair = keep_empty_rows(pair, matcher.facts.options)
+    backward = Backward(pair.backward, rewriter)
+    fused = rewriter.emit(pair.forward, backward)
+    return FusedPair(pair, replace(fused, missed=(*fused.missed, *missed)), backward.nodes[-1])
 
 
 def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]) -> FusedPair | None:
@@ -81,11 +84,12 @@ def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Misse
     found = _attempt(pair, True, matcher, rewriter, missed)
     if found is not None:
         return found
-    try:
-        pair = keep_empty_rows(pair, matcher.facts.options)
-    except PairDecline:
+    kept = attempt(lambda: keep_empty_rows(pair, matcher.facts.options))
+    if isinstance(kept, PairDecline):
         return None
-    return _attempt(pair, False, matcher, rewriter, missed)
+    if isinstance(kept, Decline):
+        raise kept
+    return _attempt(kept, False, matcher, rewriter, missed)
 
 
 def _attempt(

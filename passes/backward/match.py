@@ -13,12 +13,13 @@ it only, forward and backward part taken together; nodes whose result nobody nee
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, attempt, label, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
 from fa_compiler.passes.backward.gradient_targets import GradientTarget, targets_after
@@ -115,20 +116,15 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
     """
     failure: Decline | None = None
     for path in paths(anchor, matcher.facts):
-        try:
-            match = matcher.match(anchor, Route(path, gradient=True))
-        except Decline as decline:
+        match = attempt(partial(matcher.match, anchor, Route(path, gradient=True)))
+        if isinstance(match, Decline):
             # Another path may end in a product that does not sum over the keys.
-            if decline.code not in (Code.NO_VALUE_MATMUL, Code.AXIS):
-                failure = failure or decline
+            if match.code not in (Code.NO_VALUE_MATMUL, Code.AXIS):
+                failure = failure or match
             continue
         assert match.derivation is not None
         finder = _Finder(match, match.derivation, matcher)
-        try:
-            pair = finder.pair()
-        except PairDecline as decline:
-            decline.gradient = finder.gradients[0].node if finder.gradients else decline.culprit or match.node
-            raise
+        pair = reworded(finder.pair, finder.named)
         # No gradient: this path's product was a row sum of the gradient, which looks like a product with a vector of
         # values.
         if pair is not None:
@@ -153,6 +149,12 @@ class _Finder:
         self.shapes: list[tuple[ir.Node, ir.Value]] = []
         before, after = self.derivation.paths.before, self.derivation.paths.after
         self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, *after.tests, after.product.node}
+
+    def named(self, decline: Decline) -> Decline:
+        """The same decline, with a node of the gradient if it is one of the pair."""
+        if isinstance(decline, PairDecline):
+            decline.gradient = self.gradients[0].node if self.gradients else decline.culprit or self.match.node
+        return decline
 
     def pair(self) -> Pair | None:
         strangers = self._follow()
@@ -187,10 +189,10 @@ class _Finder:
         """The loss that all readers belong to which are no part of the gradient, if it is one."""
         if not strangers or self.match.dropout is not None:
             return None
-        try:
-            return match_divergence(strangers, self.region)
-        except Decline as decline:
-            raise PairDecline(decline.code, decline.reason, decline.culprit, decline.hint) from decline
+        return reworded(
+            lambda: match_divergence(strangers, self.region),
+            lambda decline: PairDecline(decline.code, decline.reason, decline.culprit, decline.hint),
+        )
 
     def _tensor(self, value: ir.Value) -> Tensor[Quantity]:
         tensor = self.region.reader.tensor(value)

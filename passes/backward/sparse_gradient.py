@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import AxisSpace
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS
 from fa_compiler.passes.backward.destination import (
     GradientCompanion,
@@ -63,6 +63,10 @@ class ListedBackward(GradientCompanion):
     """Why the loss of an indexer could not be built."""
     refused: str = ""
     """Why an attention to selected keys keeps the dense pair, for the report."""
+
+    def _failed(self, decline: Decline) -> Decline:
+        self.failure = decline
+        return decline
 
     def check_rows(self, match: AttentionMatch, full: bool) -> bool:
         """Can the operator give the gradients what the graph gives them in rows without a key or with a NaN softmax? If
@@ -108,11 +112,8 @@ class ListedBackward(GradientCompanion):
             return None
         if self.record.divergence is not None:
             assert found is not None  # of gathered keys there is no loss: see move_after_scatter()
-            try:
-                loss, more = IndexLoss(self.record.divergence, found, self.rewriter).build(node, inputs, sparse)
-            except Decline as decline:
-                self.failure = decline
-                raise
+            loss_builder = IndexLoss(self.record.divergence, found, self.rewriter)
+            loss, more = reworded(lambda: loss_builder.build(node, inputs, sparse), self._failed)
             self.nodes.append(loss)
             pairs.extend(more)
 

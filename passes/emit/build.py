@@ -81,6 +81,17 @@ class Names:
         self.taken.difference_update(self.since(mark))
 
 
+@dataclass(frozen=True)
+class Place:
+    """A place in the work of a builder, to which it can go back: how much of everything there was."""
+
+    names: int
+    requests: int
+    lengths: int
+    lone: int
+    nodes: int
+
+
 @dataclass
 class Builder:
     """Adds nodes to one graph. The graph is left unsorted: its owner sorts it once at the end."""
@@ -93,10 +104,13 @@ class Builder:
     lengths: dict[Dim, ir.Value] = field(default_factory=dict)
     """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them again."""
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
-    _order: list[ir.Value] = field(default_factory=list)
-    """The values of `_made`, in order."""
+    """What is made, by the request for it, in order."""
+    _order: list[tuple[object, ...]] = field(default_factory=list)
+    """The requests in order."""
     _known: set[ir.Value] = field(default_factory=set)
-    """The same as a set."""
+    """The values that are made."""
+    _lone: list[ir.Node] = field(default_factory=list)
+    """Nodes that were made outside of the graph, where most of them are put later."""
 
     @property
     def opset(self) -> int:
@@ -115,8 +129,36 @@ class Builder:
 
     def nodes_since(self, mark: int) -> list[ir.Node]:
         """The nodes made since a place."""
-        makers = (value.producer() for value in self._order[mark:])
+        makers = (self._made[key].producer() for key in self._order[mark:])
         return [maker for maker in makers if maker is not None]
+
+    @property
+    def place(self) -> Place:
+        """Where the work is, for `go_back`."""
+        return Place(self.names.mark, self.mark, len(self.lengths), len(self._lone), len(self.graph))
+
+    def go_back(self, place: Place) -> None:
+        """Take back all nodes, constants and names that were made since a place. Nothing else reads them."""
+        for node in self._lone[place.lone :]:
+            for index in range(len(node.inputs) if node.graph is None else 0):
+                node.replace_input_with(index, None)
+        del self._lone[place.lone :]
+        while len(self.graph) > place.nodes:
+            self.graph.remove(self.graph[-1], safe=True)
+        while len(self._order) > place.requests:
+            value = self._made.pop(self._order.pop())
+            self._known.discard(value)
+            if value.is_initializer() and value.name is not None:
+                del self.graph.initializers[value.name]
+        while len(self.lengths) > place.lengths:
+            self.lengths.popitem()
+        self.names.give_back(place.names)
+
+    def lone(self, node: ir.Node) -> ir.Node:
+        """A node that is made outside of the graph, because it may turn out to be wrong. If it is right, its maker puts
+        it into the graph."""
+        self._lone.append(node)
+        return node
 
     def has_made(self, value: ir.Value) -> bool:
         """Is the value the first output of a node that was made here?"""
@@ -244,7 +286,7 @@ class Builder:
 
     def _remember(self, key: tuple[object, ...], value: ir.Value) -> None:
         self._made[key] = value
-        self._order.append(value)
+        self._order.append(key)
         self._known.add(value)
 
     def drop_unused_constants(self) -> None:

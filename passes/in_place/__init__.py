@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import onnx_ir as ir
 
 from fa_compiler.op_registry import extensions_used
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Block, CacheLine, Code
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.in_place.buffers import CAPACITY, BufferRewrite
@@ -37,16 +38,7 @@ def use_buffers(
     Returns the blocks, with the extensions that their nodes now use, and a line for each cache.
     """
     graph = model.graph
-    found: list[GrowingCache] = []
-    lines: dict[ir.Value, CacheLine] = {}
-    for past in candidates(graph, info):
-        lines[past] = CacheLine(past.name or "")
-        try:
-            if graph_opset(graph) < MIN_OPSET:
-                raise Decline(Code.OPSET, f"ScatterND and Range are there from opset {MIN_OPSET} on")
-            found.append(read_cache(past, info))
-        except Decline as decline:
-            lines[past] = replace(lines[past], reason=decline.reason, culprit=label(decline.culprit))
+    found, lines = _caches(graph, info)
     sizes = {str(size) for value in graph.inputs for size in value.shape or ()}
     capacity = Names(sizes).new(CAPACITY)
     for home in dict.fromkeys(cache.graph for cache in found):
@@ -64,13 +56,37 @@ def use_buffers(
         for past, nodes in rewrite.copied.items():
             lines[past] = replace(lines[past], copied=tuple(nodes))
         blocks = _with_extensions(blocks, plan, info)
-    buffers = [line for line in lines.values() if line.present is not None]
+    _write_metadata(model, [line for line in lines.values() if line.present is not None])
+    return blocks, list(lines.values())
+
+
+def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[ir.Value, CacheLine]]:
+    """The caches that may become buffers, and a line for each input that looks like a cache."""
+    found: list[GrowingCache] = []
+    lines: dict[ir.Value, CacheLine] = {}
+    for past in candidates(graph, info):
+        lines[past] = CacheLine(past.name or "")
+        cache = attempt(partial(_cache, past, graph, info))
+        if isinstance(cache, Decline):
+            lines[past] = replace(lines[past], reason=cache.reason, culprit=label(cache.culprit))
+        else:
+            found.append(cache)
+    return found, lines
+
+
+def _write_metadata(model: ir.Model, buffers: list[CacheLine]) -> None:
     if buffers:
         keys = ("past", "present", "axis", "length")
         model.metadata_props[METADATA] = json.dumps([{key: getattr(line, key) for key in keys} for line in buffers])
-    return blocks, list(lines.values())
 
 
 def _with_extensions(blocks: list[Block], plan: Plan, info: ShapeInfo) -> list[Block]:
     changed = {each.node.name: extensions_used(node_view(each.node, info)) for each in plan.attention}
     return [replace(block, extensions=changed.get(block.node, block.extensions)) for block in blocks]
+
+
+def _cache(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
+    """The cache of an input. Raises Decline."""
+    if graph_opset(graph) < MIN_OPSET:
+        raise Decline(Code.OPSET, f"ScatterND and Range are there from opset {MIN_OPSET} on")
+    return read_cache(past, info)

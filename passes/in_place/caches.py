@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import int_attr, is_op, subgraphs
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -156,12 +156,12 @@ def _gives_output(node: ir.Node, info: ShapeInfo) -> bool:
 
 def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by a Concat."""
-    try:
-        return _read(past, info)
-    except Decline:
-        if (mover := _mover(past, info)) is None:
-            raise
-        raise Decline(Code.SHAPE, MOVES[mover.op_type], mover) from None
+
+    def words(decline: Decline) -> Decline:
+        mover = _mover(past, info)
+        return decline if mover is None else Decline(Code.SHAPE, MOVES[mover.op_type], mover)
+
+    return reworded(lambda: _read(past, info), words)
 
 
 def _read(past: ir.Value, info: ShapeInfo) -> GrowingCache:

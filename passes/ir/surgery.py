@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -28,16 +29,27 @@ def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
         new.dtype = dtype
 
 
-def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
+@dataclass
+class Swept:
+    """What was removed: nodes with the inputs that they had, and initializers with their graphs."""
+
+    nodes: list[tuple[ir.Node, tuple[ir.Value | None, ...]]] = field(default_factory=list)
+    initializers: list[tuple[ir.Graph, ir.Value]] = field(default_factory=list)
+
+
+def sweep(graph: ir.Graph, roots: list[ir.Node]) -> Swept:
     """Remove the given nodes if nothing needs them, and then every node and initializer that only they needed."""
-    pending = list(roots)
+    pending, swept = list(roots), Swept()
     while pending:
         node = pending.pop()
         if node.graph is not graph or any(output.uses() or output.is_graph_output() for output in node.outputs):
             continue
-        inputs = [value for value in node.inputs if value is not None]
+        inputs = tuple(node.inputs)
+        swept.nodes.append((node, inputs))
         graph.remove(node, safe=True)
         for value in inputs:
+            if value is None:
+                continue
             maker = value.producer()
             if maker is not None:
                 pending.append(maker)
@@ -45,7 +57,9 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
                 not value.uses() and value.is_initializer() and not (value.is_graph_input() or value.is_graph_output())
             ):
                 assert value.graph is not None and value.name is not None
+                swept.initializers.append((value.graph, value))
                 del value.graph.initializers[value.name]
+    return swept
 
 
 def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dict[ir.Node, None]:
@@ -76,13 +90,15 @@ def _dead_behind(node: ir.Node, dead: Collection[ir.Node]) -> list[ir.Node]:
 
 
 ORDER = "fa_compiler.order"
+"""Where a graph keeps the places of its sorted nodes, for `depends`. Nodes without a place may lie anywhere."""
 
 
 def depends(value: ir.Value, node: ir.Node) -> bool:
     """Is a value computed from an output of a node in the same graph? Values that a branch or loop body reads count,
     too.
 
-    The original nodes of a graph are sorted, so those before this node are not searched.
+    The original nodes of a graph are sorted, so those before this node are not searched. A trial (emit/trial.py) says
+    what that means for the nodes that it replaces.
     """
     graph = node.graph
     assert graph is not None
@@ -105,6 +121,7 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
 def restore_order(graph: ir.Graph) -> None:
     """Sort a graph. Raises RuntimeError if a node depends on its own output, which correct fusions cannot bring
     about."""
+    graph.meta.pop(ORDER, None)
     try:
         graph.sort()
     except ValueError:

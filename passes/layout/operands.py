@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import View, Viewer
@@ -37,10 +38,8 @@ class Operands:
 
         Raises Decline where ranks are unknown or the dimensions are not proven to fit.
         """
-        try:
-            return Operands._viewed(product, viewer, given, widening, factors, shallow=False)
-        except Decline:
-            return Operands._viewed(product, viewer, given, widening, factors, shallow=True)
+        viewed = partial(Operands._viewed, product, viewer, given, widening, factors)
+        return if_possible(partial(viewed, shallow=False)) or viewed(shallow=True)
 
     @staticmethod
     def _viewed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.views import View, Viewer
@@ -89,11 +89,10 @@ def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
     plus the mask of shifted windows, which is the same for each image. Empty for other bases."""
     adder = view.base.producer()
     operands = adder.inputs if adder is not None and is_op(adder, "Add") else ()
-    try:
-        found = tuple(viewer.broadcast_view(each, view.base_dims, adder) for each in operands if each and adder)
-    except Decline:
-        return ()
-    return found if any(_repeats(each, viewer) for each in found) else ()
+    found = if_possible(
+        lambda: tuple(viewer.broadcast_view(each, view.base_dims, adder) for each in operands if each and adder)
+    )
+    return found if found is not None and any(_repeats(each, viewer) for each in found) else ()
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from fa_compiler.passes.algebra.axes import AxisSpace
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, if_possible, label, reworded
 from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.layout.views import View, Viewer
@@ -48,17 +49,25 @@ def plan_with_missed(
 
     `stays_bias` says why every mask stays a bias, where the planner is told to leave it one.
     """
-    try:
-        plan, planner = _planned(planner, terms, guard)
-    except Decline as decline:
+
+    def with_words(decline: Decline) -> Decline:
         words = _words_for_a_plan(planner, terms, guard) if decline.hint == FILL else ()
         hint = f"{FILL}; or {vouching(words)}" if words else decline.hint
-        raise Decline(decline.code, decline.reason, decline.culprit, hint or "") from decline
+        return Decline(decline.code, decline.reason, decline.culprit, hint or "")
+
+    plan, informed = reworded(lambda: _planned(planner, terms, guard), with_words)
+    return replace(plan, missed=tuple(_missed_by_plan(plan, informed, terms, guard, stays_bias)))
+
+
+def _missed_by_plan(
+    plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard, stays_bias: Missed | None
+) -> Iterator[Missed]:
     if _is_lean(plan, planner):
         missed = _missed_by_inputs(plan, planner, terms, guard)
     else:
         missed = stays_bias or _missed(plan, planner, terms, guard)
-    return replace(plan, missed=() if missed is None else (missed,))
+    if missed is not None:
+        yield missed
 
 
 def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[MaskPlan, MaskPlanner]:
@@ -66,18 +75,11 @@ def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> 
     where this gives the plan a mask more, or where there is no other plan. Raises Decline."""
     if BINARY_MASKS in planner.options.assume and _inverts_inputs(planner, terms):
         informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space))
-        other, plan = (_tried(_in_a_branch(each), terms, guard) for each in (informed, planner))
+        branches = (_in_a_branch(each) for each in (informed, planner))
+        other, plan = (if_possible(partial(each.plan, terms, guard)) for each in branches)
         if other is not None and (plan is None or _has_more_masks(other, plan)):
             return informed.plan(terms, guard).assuming(BINARY_MASKS), informed
     return planner.plan(terms, guard), planner
-
-
-def _tried(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan | None:
-    """The planner's plan; None where it has none."""
-    try:
-        return planner.plan(terms, guard)
-    except Decline:
-        return None
 
 
 def _has_more_masks(other: MaskPlan, plan: MaskPlan) -> bool:
@@ -141,10 +143,7 @@ def _under(
     words: tuple[str, ...], planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
 ) -> tuple[MaskPlan, MaskPlanner] | None:
     """The plan and its planner, if the user vouched for these words, too; None where there is no plan."""
-    try:
-        return _planned(_assuming(words, planner), terms, guard)
-    except Decline:
-        return None
+    return if_possible(lambda: _planned(_assuming(words, planner), terms, guard))
 
 
 def _vouched(words: tuple[str, ...], found: Structure | NoStructure, terms: tuple[Term, ...]) -> Missed:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
@@ -67,21 +67,29 @@ def added_product(
     multiplied by."""
     if not is_score_like(value, viewer):
         return None
-    try:
-        path = find_scores(value, viewer, True)
-        found = Operands.of(path.product, viewer, widening=viewer.info.dtype(value) != ir.DataType.FLOAT)
-        own, scale = found.out, path.product.factor * found.scale
-        for step in path.steps:
-            moved = viewer.rearranged(step.node, own) if isinstance(step, Rearrange) else own
-            if moved is None or not isinstance(step, Rearrange | Scale):
-                return None
-            own, scale = moved, scale * step.factor if isinstance(step, Scale) else scale
-        aligned = viewer.alignment(value, dims, node)
-    except Decline:
+    read = if_possible(lambda: _read(value, dims, node, viewer))
+    if read is None:
         return None
+    found, own, scale, aligned = read
     own = own[len(own) - len(aligned) :] if len(own) >= len(aligned) else ()
     fits = len(own) == len(aligned) and all(
         viewer.space.size(a) == viewer.space.size(b) and viewer.space.unify(a, b)
         for a, b in zip(own, aligned, strict=True)
     )
     return AddedProduct(found, scale * share) if fits else None
+
+
+def _read(
+    value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer
+) -> tuple[Operands, Arrangement, float, Arrangement] | None:
+    """The operands of a product, its own arrangement behind the steps that follow it, its scale, and its arrangement as
+    a part of the scores; None where a step does more than scale and rearrange. Raises Decline."""
+    path = find_scores(value, viewer, True)
+    found = Operands.of(path.product, viewer, widening=viewer.info.dtype(value) != ir.DataType.FLOAT)
+    own, scale = found.out, path.product.factor * found.scale
+    for step in path.steps:
+        moved = viewer.rearranged(step.node, own) if isinstance(step, Rearrange) else own
+        if moved is None or not isinstance(step, Rearrange | Scale):
+            return None
+        own, scale = moved, scale * step.factor if isinstance(step, Scale) else scale
+    return found, own, scale, viewer.alignment(value, dims, node)

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.operands import Operands
@@ -75,16 +75,18 @@ class Matcher:
 
     def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionPaths:
         """The first stage of a match; raises Decline."""
-        try:
-            return AttentionPaths.of(anchor, route, self.facts, self.joins_added_product)
-        except Decline as decline:
-            raise with_lost_scores(decline, anchor.scores, self.facts) from decline
+        return reworded(
+            lambda: AttentionPaths.of(anchor, route, self.facts, self.joins_added_product),
+            lambda decline: with_lost_scores(decline, anchor.scores, self.facts),
+        )
 
     @staticmethod
     def finish(paths: AttentionPaths) -> AttentionMatch:
         """The stages that follow; raises Decline."""
-        with layers_apart(paths.before, paths.after, paths.viewer):
-            return _finished(paths)
+        return reworded(
+            lambda: _finished(paths),
+            lambda decline: layers_apart(decline, paths.before, paths.after, paths.viewer),
+        )
 
 
 def _finished(paths: AttentionPaths) -> AttentionMatch:

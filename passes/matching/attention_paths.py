@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
 from fa_compiler.passes.layout.operands import Operands
@@ -88,14 +88,17 @@ class AttentionPaths:
         before = scores_of_attention(anchor.scores, after, viewer)
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
-        with layers_apart(before, after, viewer):
+
+        def joined() -> AttentionPaths:
             shape_readers = check_private(anchor, before, after, _accounting(anchor, before, after, route))
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
             scores = FinalScores.of(before, qk, viewer, dims, joins_added_product, _exponent(anchor))
             dims[anchor.output] = scores.dims
-        return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
+            return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
+
+        return reworded(joined, lambda decline: layers_apart(decline, before, after, viewer))
 
 
 def _exponent(anchor: SoftmaxAnchor) -> Scale | None:
@@ -146,19 +149,19 @@ def _accounting(
 
 def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
     """The only path from a softmax to values, or the reason why there is none."""
-    try:
-        return find_values(anchor.output, viewer, None if anchor.late is None else anchor.late.path)
-    except Decline as decline:
+
+    def words(decline: Decline) -> Decline:
         if not reaches_product(anchor.output, viewer):
-            raise Decline(
-                Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit
-            ) from decline
+            return Decline(Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit)
         if _logarithm_is_read(anchor):
             reason = "the softmax of a loss: the logarithm of its probabilities is read, too"
-            raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
+            return Decline(Code.NOT_ATTENTION, reason, decline.culprit)
         if decline.code == Code.PROBABILITIES_ARE_OUTPUT and feeds_backward(anchor):
-            raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
-        raise
+            return Decline(Code.TRAINING, decline.reason, decline.culprit)
+        return decline
+
+    path = None if anchor.late is None else anchor.late.path
+    return reworded(lambda: find_values(anchor.output, viewer, path), words)
 
 
 def _logarithm_is_read(anchor: SoftmaxAnchor) -> bool:

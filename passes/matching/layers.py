@@ -17,12 +17,11 @@ and its own code says so. Nor is a product of two tensors that are no weights, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, if_possible, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, reached, source_through
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
@@ -44,28 +43,25 @@ LIMIT = 64
 """So many values are looked at."""
 
 
-@contextmanager
-def layers_apart(before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Iterator[None]:
-    """Turns a decline about an axis into one about a layer, if an operand of the first product is a weight."""
-    try:
-        yield
-    except Decline as decline:
-        if decline.code == Code.AXIS and any(holds_weights(value, viewer) for value in before.product.operands):
-            _check_mixed(before, viewer)
-            raise Decline(Code.NOT_ATTENTION, _what_it_is(LINEAR, after, viewer), decline.culprit) from decline
-        raise
+def layers_apart(decline: Decline, before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Decline:
+    """A decline about a layer instead of one about an axis, if an operand of the first product is a weight."""
+    if decline.code != Code.AXIS or not any(holds_weights(value, viewer) for value in before.product.operands):
+        return decline
+    if (mixed := _talking_heads(before, viewer)) is not None:
+        return mixed
+    return Decline(Code.NOT_ATTENTION, _what_it_is(LINEAR, after, viewer), decline.culprit)
 
 
 def scores_of_attention(value: ir.Value, after: ProbabilityPath, viewer: Viewer) -> ScorePath:
     """The path of the scores that a softmax takes. Raises Decline; it has the code of a softmax that is no attention if
     layers make what the softmax takes."""
-    try:
-        return find_scores(value, viewer)
-    except Decline as decline:
+
+    def words(decline: Decline) -> Decline:
         maker = _maker(value, viewer) if decline.code in (Code.NO_SCORES_MATMUL, Code.SCORE_TERM, Code.SCALE) else None
-        if maker is None:
-            raise
-        raise Decline(Code.NOT_ATTENTION, _what_it_is(maker, after, viewer), decline.culprit) from decline
+        what = None if maker is None else _what_it_is(maker, after, viewer)
+        return decline if what is None else Decline(Code.NOT_ATTENTION, what, decline.culprit)
+
+    return reworded(lambda: find_scores(value, viewer), words)
 
 
 def _maker(value: ir.Value, viewer: Viewer) -> str | None:
@@ -137,13 +133,11 @@ def holds_weights(value: ir.Value, viewer: Viewer) -> bool:
     return is_weight(value if view is None else view.base)
 
 
-def _check_mixed(before: ScorePath, viewer: Viewer) -> None:
-    """Decline with a code of attention where a linear layer takes scores: talking heads."""
+def _talking_heads(before: ScorePath, viewer: Viewer) -> Decline | None:
+    """A Decline with a code of attention where a linear layer takes scores."""
     for value in before.product.operands:
-        try:
-            inner = None if holds_weights(value, viewer) else find_scores(value, viewer, inner=True).product
-        except Decline:
-            continue
-        if inner is not None and not any(holds_weights(each, viewer) for each in inner.operands):
+        inner = None if holds_weights(value, viewer) else if_possible(partial(find_scores, value, viewer, inner=True))
+        if inner is not None and not any(holds_weights(each, viewer) for each in inner.product.operands):
             reason = "talking heads: a linear layer mixes the scores of several heads"
-            raise Decline(Code.SCORE_TERM, reason, before.product.node, "")
+            return Decline(Code.SCORE_TERM, reason, before.product.node, "")
+    return None

@@ -67,7 +67,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import spend
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, attempt, if_possible
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
@@ -329,26 +329,19 @@ def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
         if viewer.depth >= MAX_DEPTH:
             return Decline(Code.SCORE_TERM, "too many terms are added to the scores", value.producer())
         viewer.depth += 1
-        try:
-            find_scores(value, viewer, True)
-            viewer.failures[value] = None
-        except Decline as decline:
-            viewer.failures[value] = decline
-        finally:
-            viewer.depth -= 1
+        found = attempt(lambda: find_scores(value, viewer, True))
+        viewer.depth -= 1
+        viewer.failures[value] = found if isinstance(found, Decline) else None
     return viewer.failures[value]
 
 
 def takes_scores(conv: ir.Node, viewer: Viewer) -> bool:
     """Does a convolution take the scores of an attention, their heads as channels, and keep their rows and keys?"""
     source = conv.inputs[0]
-    try:
-        product = None if source is None else find_scores(source, viewer, True).product
-    except Decline:
+    path = None if source is None else if_possible(lambda: find_scores(source, viewer, True))
+    if source is None or path is None or any(_is_weight(each, viewer) for each in path.product.operands):
         return False
-    if source is None or product is None or any(_is_weight(each, viewer) for each in product.operands):
-        return False
-    shapes = [viewer.info.shape(value) for value in (product.output, source, conv.outputs[0])]
+    shapes = [viewer.info.shape(value) for value in (path.product.output, source, conv.outputs[0])]
     return all(shape is not None and len(shape) == 4 for shape in shapes) and len({s[2:] for s in shapes if s}) == 1
 
 

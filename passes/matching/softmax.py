@@ -150,27 +150,31 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     If exponentials are divided by their total before the product and also after it, as where the probabilities are an
     output, both are one softmax: that of the late division.
     """
-    found = list(_every_anchor(graph, info))
+    found = [anchor for node in list(graph) if (anchor := anchor_at(node, info)) is not None]
     late = {each.output for each in found if each.late is not None and not is_dead(each.late.dividing[-1])}
     for each in found:
         if each.late is not None or not any(output in late for node in each.nodes for output in node.outputs):
             yield each
 
 
-def _every_anchor(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
-    for node in list(graph):
-        if is_op(node, "Softmax") and node.inputs[0] is not None:
-            axes = _axes(node, node.inputs[0], info)
-            shift = shifted_by(node.inputs[0], "ReduceMax", info)
-            if shift is not None and shift[0] == axes:  # 2
-                yield SoftmaxAnchor(shift[1], node.outputs[0], axes, (*shift[2], node))
-            else:
-                yield SoftmaxAnchor(node.inputs[0], node.outputs[0], axes, (node,))
-        else:
-            found = _of_logarithm(node, info) if is_op(node, "Exp", "Pow") else None
-            found = _decomposed(node, info) if is_op(node, "Div", "Mul") else found
-            if found is not None:
-                yield found
+def anchor_at(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
+    """The softmax whose last node this is; None where there is none."""
+    if is_op(node, "Softmax"):
+        return _of_softmax(node, info)
+    if is_op(node, "Exp", "Pow"):
+        return _of_logarithm(node, info)
+    return _decomposed(node, info) if is_op(node, "Div", "Mul") else None
+
+
+def _of_softmax(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
+    """Cases 1 and 2."""
+    scores = node.inputs[0]
+    if scores is None:
+        return None
+    axes, shift = _axes(node, scores, info), shifted_by(scores, "ReduceMax", info)
+    if shift is not None and shift[0] == axes:  # 2
+        return SoftmaxAnchor(shift[1], node.outputs[0], axes, (*shift[2], node))
+    return SoftmaxAnchor(scores, node.outputs[0], axes, (node,))
 
 
 def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:

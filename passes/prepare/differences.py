@@ -35,26 +35,25 @@ negative, and if the sum is not near 0. So both have to be proven of t p + u q, 
 1 - u, and u is between 0 and 1, the sum is 1, and the division is left out: it only divides by what rounding makes of
 1. float16 takes no other sums, because t p v may overflow where the quotient does not.
 
-The change is made first, so that the ordinary matcher can say whether an attention matches; if not, it is undone.
+The change is a trial: it is kept if the ordinary matcher then takes an attention (substitutions.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import AxisSpace
-from fa_compiler.passes.answer.budget import limited
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import FINITE_SCORES, NON_FINITE_SCORES, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import equal_values, int_attr, is_dead, is_op, producer, source_through
-from fa_compiler.passes.ir.surgery import ORDER, replace_value, restore_order, superfluous, sweep
+from fa_compiler.passes.emit.trial import Trial
+from fa_compiler.passes.ir.nodes import equal_values, int_attr, is_dead, is_op, source_through
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.factors import SMALLEST, immoderate, operand
@@ -63,6 +62,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import cut_from, slice_bounds
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
+from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -159,7 +159,13 @@ class Difference:
                 return low >= 0.0 and high <= 1.0
         return False
 
-    def divided(self, value: ir.Value, facts: Facts, builder: Builder) -> ir.Value:
+    def emitted(self, facts: Facts, builder: Builder) -> ir.Value:
+        """What takes the place of the product."""
+        results = [part.of(_product(part, self, builder), builder) for part in self.parts]
+        combined = builder.op(self.combining.op_type, results, builder.info.dtype(self.product.outputs[0]))
+        return self._divided(combined, facts, builder)
+
+    def _divided(self, value: ir.Value, facts: Facts, builder: Builder) -> ir.Value:
         """The sum of the products, divided as their probabilities were."""
         if not self.dividing or self.sums_up_to_one(facts):
             return value
@@ -168,161 +174,50 @@ class Difference:
         return builder.op("Div", [value, total], dtype)
 
 
-@dataclass
-class Move:
-    """Values that were replaced: each with the value made instead, and the inputs of the nodes that made them.
-    `assumed` is what this rests on."""
-
-    replaced: tuple[tuple[ir.Value, ir.Value], ...]
-    before: list[tuple[ir.Node, list[ir.Value | None]]]
-    assumed: tuple[str, ...] = ()
-    fused: bool = False
-    """Is one of its attentions fused already?"""
-    made: frozenset[str] = frozenset()
-    """The names of what was made for it."""
-    twins: tuple[str, ...] = ()
-    """The names of softmaxes that are left out because they are equal to the one that stays."""
-
-    @staticmethod
-    def of(difference: Difference, facts: Facts, builder: Builder) -> Move:
-        """Build what replaces the product of a difference, and put it in its place. The inputs of the old nodes are
-        taken away, so that nothing counts them as readers."""
-        old = difference.product.outputs[0]
-        results = [part.of(_product(part, difference, builder), builder) for part in difference.parts]
-        combined = builder.op(difference.combining.op_type, results, builder.info.dtype(old))
-        new = difference.divided(combined, facts, builder)
-        return replace(Move.of_nodes(difference.replaced, (old, new)), assumed=(FINITE_SCORES,))
-
-    @staticmethod
-    def replacing(*replaced: tuple[ir.Value, ir.Value]) -> Move:
-        """Put values in the places of others, and take away the inputs of all nodes that nothing else needs."""
-        for old, new in replaced:
-            replace_value(old, new, rename=False)
-        makers = [maker for old, _ in replaced if (maker := old.producer()) is not None]
-        return Move._taken(replaced, tuple(superfluous(makers)), ())
-
-    @staticmethod
-    def of_nodes(nodes: Sequence[ir.Node], *replaced: tuple[ir.Value, ir.Value]) -> Move:
-        """Put values in the places of the results of nodes, and take away the inputs of these nodes."""
-        move = Move._taken(replaced, tuple(nodes), ())
-        for old, new in replaced:
-            replace_value(old, new, rename=False)
-        return move
-
-    @staticmethod
-    def _taken(
-        replaced: tuple[tuple[ir.Value, ir.Value], ...], nodes: tuple[ir.Node, ...], assumed: tuple[str, ...]
-    ) -> Move:
-        before = [(node, list(node.inputs)) for node in nodes]
-        for node, inputs in before:
-            for index in range(len(inputs)):
-                node.replace_input_with(index, None)
-        return Move(replaced, before, assumed)
-
-    def settle(self, graph: ir.Graph, keeps: bool, builder: Builder, mark: int) -> Move | None:
-        """Keep it, or undo it together with the constants and names that were made for it. `mark` is the place of the
-        new names before it. A change of nodes in other graphs, such as the branches of an If, is undone, too. Returns
-        what is kept."""
-        graph.meta.pop(ORDER, None)
-        if keeps and all(node.graph is graph for node, _ in self.before):
-            self.made = builder.names.since(mark)
-            self.keep(graph)
-            return self
-        self.undo(graph)
-        builder.drop_unused_constants()
-        builder.names.give_back(mark)
-        return None
-
-    def keep(self, graph: ir.Graph) -> None:
-        """Remove the old nodes for good."""
-        for old, new in self.replaced:
-            replace_value(old, new)
-        graph.remove([node for node, _ in self.before])
-        makers = [producer(value) for _, inputs in self.before for value in inputs]
-        sweep(graph, [maker for maker in makers if maker is not None])
-        restore_order(graph)
-
-    def undo(self, graph: ir.Graph) -> None:
-        """Put the nodes before in their place again, and remove the others."""
-        kept = self.before[0][0].graph is None
-        graph.extend([node for node, _ in reversed(self.before)] if kept else [])
-        for old, new in self.replaced:
-            replace_value(new, old, rename=kept)
-        for node, inputs in self.before:
-            for index, value in enumerate(inputs):
-                node.replace_input_with(index, value)
-        makers = (producer(new) for _, new in self.replaced)
-        sweep(graph, [maker for maker in makers if maker is not None])
-        if kept:
-            restore_order(graph)
-
-
-@dataclass
-class Differences:
-    """What became of the differences of one graph, by the softmaxes: products that were moved, and the reasons why
-    others were not."""
-
-    moved: dict[ir.Node, Move] = field(default_factory=dict)
-    declined: dict[ir.Node, Decline] = field(default_factory=dict)
-
-    def assumed(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
-        """What the fusion of an attention rests on; it is fused now."""
-        move = self.moved.get(anchor.node)
-        if move is not None:
-            move.fused = True
-        return () if move is None else move.assumed
-
-    def twins(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
-        """The names of softmaxes in whose place this one stands."""
-        move = self.moved.get(anchor.node)
-        return () if move is None else move.twins
-
-    def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
-        """Why an attention is not fused; the culprit is a node of the model. The product is moved back, unless another
-        attention of it is fused."""
-        culprit = decline.culprit
-        if culprit is not None and any(culprit.name in each.made for each in self.moved.values()):
-            decline = Decline(decline.code, decline.reason, anchor.node, decline.hint or "")
-        move = self.moved.get(anchor.node)
-        if move is not None and not move.fused and anchor.node.graph is not None:
-            assert isinstance(anchor.node.graph, ir.Graph)
-            move.undo(anchor.node.graph)
-            self.moved = {node: each for node, each in self.moved.items() if each is not move}
-        return self.declined.get(anchor.node, decline)
-
-
 def move_products(
     graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
-) -> Differences:
+) -> Substitutions:
     """Move the products of a graph in front of the differences of probabilities, where every attention then matches.
     The graph stays as it is where there are none."""
-    result = Differences()
-    for difference in list(_differences(found, matcher.facts)):
-        if any(part.anchor is not None and is_match(part.anchor, matcher) for part in difference.parts):
+    result = Substitutions()
+    for difference in list(_differences(graph, found, matcher.facts)):
+        anchors = [part.anchor for part in difference.parts if part.anchor is not None]
+        if any(is_match(anchor, matcher) for anchor in anchors):
             continue  # a sum with zeros, which the ordinary matcher leaves out
-        nodes, outcome = _moved(graph, difference, matcher, new_builder())
-        if isinstance(outcome, Decline):
-            result.declined.update(dict.fromkeys(nodes, outcome))
-        else:
-            result.moved.update(dict.fromkeys(nodes, outcome))
+        with Trial(new_builder()) as trial:
+            new = difference.emitted(matcher.facts, trial.builder)
+            trial.replace((difference.product.outputs[0], new), nodes=difference.replaced)
+            matching = [anchor.node for anchor in anchors if is_match(anchor, matcher)]
+            unsound = _why_unsound(difference, matching, matcher.facts)
+            if matching and unsound is not None:
+                result.declined.update(dict.fromkeys(matching, unsound))
+            elif matching and (change := trial.keep()) is not None:
+                result.add(Substitution(change, assumed=(FINITE_SCORES,)), *matching)
     return result
 
 
-def _differences(found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
+def _differences(graph: ir.Graph, found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
     anchors = {anchor.output: anchor for anchor in found if anchor.late is None}
-    graph = next((anchor.node.graph for anchor in anchors.values()), None)
-    for product in graph or ():
-        weights = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
-        if weights is None:
-            continue
-        combined, dividing = _undivided(weights, facts.info)  # 1 and 2
-        combining = combined.producer()
-        parts = None if combining is None else _parts(combining, anchors, facts.info)  # 3
-        if combining is not None and parts and not (dividing and any(part.divides for part in parts)):
-            difference = Difference(combining, product, parts, dividing)
-            fits = all(_fits(difference.values, part, facts.info) for part in difference.parts)
-            if fits and len(facts.info.shape(difference.values) or ()) > 1 and _is_closed(difference):
-                yield difference
+    for product in graph if anchors else ():
+        difference = _difference(product, anchors, facts)
+        if difference is not None and _is_closed(difference):
+            yield difference
+
+
+def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], facts: Facts) -> Difference | None:
+    """Cases 1 to 3, where the values fit every part."""
+    weights = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
+    if weights is None:
+        return None
+    combined, dividing = _undivided(weights, facts.info)  # 1 and 2
+    combining = combined.producer()
+    parts = None if combining is None else _parts(combining, anchors, facts.info)  # 3
+    if combining is None or parts is None or (dividing and any(part.divides for part in parts)):
+        return None
+    difference = Difference(combining, product, parts, dividing)
+    values = difference.values
+    fits = all(_fits(values, part, facts.info) for part in parts) and len(facts.info.shape(values) or ()) > 1
+    return difference if fits else None
 
 
 def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
@@ -420,31 +315,6 @@ def _is_closed(difference: Difference) -> bool:
     outputs = [output for node in difference.replaced[1:] for output in node.outputs]
     readers = {reader for output in outputs for reader, _ in output.uses()}
     return readers <= set(difference.replaced) and not any(output.is_graph_output() for output in outputs)
-
-
-def _moved(
-    graph: ir.Graph, difference: Difference, matcher: Matcher, builder: Builder
-) -> tuple[list[ir.Node], Move | Decline]:
-    """Move the product if an attention then matches. Returns the softmaxes that do, and the move, or why it is not
-    sound. The graph stays as it was if there is none, or if the move is not sound."""
-    mark = builder.names.mark
-    move = Move.of(difference, matcher.facts, builder)
-    graph.meta.pop(ORDER, None)
-    anchors = [part.anchor for part in difference.parts if part.anchor is not None]
-    matching = [anchor.node for anchor in anchors if is_match(anchor, matcher)]
-    outcome = _why_unsound(difference, matching, matcher.facts) or move
-    move.settle(graph, bool(matching) and outcome is move, builder, mark)
-    return matching, outcome
-
-
-def is_match(anchor: SoftmaxAnchor, matcher: Matcher) -> bool:
-    """Does the attention around an anchor match?"""
-    try:
-        with limited(anchor.node):
-            matcher.match(anchor)
-    except Decline:
-        return False
-    return True
 
 
 def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) -> Decline | None:

@@ -26,7 +26,7 @@ Fused one by one, both attentions compute both products again. Times for 12 head
 Refused: values whose sizes differ in another dimension than the last, or that are too large together. Such attentions
 are computed one by one (shared.py).
 
-The change is made first, so that the ordinary matcher can say whether the attention matches; if not, it is undone.
+The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import distinct_consumers, is_op
-from fa_compiler.passes.ir.surgery import ORDER
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.prepare.differences import Move, is_match
+from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 COMMUTATIVE = ("Add", "Mul")
@@ -54,19 +54,22 @@ MAX_DEPTH = 8
 
 def join_values(
     graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
-) -> dict[ir.Node, Move]:
-    """Join the values of each distribution that has several, where the attention then matches. Returns the changes by
-    the softmaxes. The graph stays as it is where there are none."""
-    moves: dict[ir.Node, Move] = {}
-    for group in _groups(found, matcher.facts.info) if matcher.facts.options.target == "ort" else ():
-        found_reads = [_reads(anchor, matcher.facts.info) for anchor in group]
-        reads = [value for values, _ in found_reads for value in values]
-        products = [node for value in reads for node in distinct_consumers(value)]
-        alike = len({types for _, types in found_reads}) == 1
-        if alike and _fit(products, reads, matcher.facts.info):
-            move = _moved(graph, group, products, matcher, new_builder())
-            moves.update({} if move is None else {group[0].node: move})
-    return moves
+) -> Substitutions:
+    """Join the values of each distribution that has several, where the attention then matches. The graph stays as it is
+    where there are none."""
+    result, info = Substitutions(), matcher.facts.info
+    for group in _groups(found, info) if matcher.facts.options.target == "ort" else ():
+        products = _products(group, info)
+        if not products:
+            continue
+        first, twins = group[0], tuple(label(anchor.node) or "" for anchor in group[1:])
+        with Trial(new_builder()) as trial:
+            outputs = [node.outputs[0] for node in products]
+            trial.replace(*zip(outputs, _emitted(products, trial.builder), strict=True))
+            matches = is_match(first, replace(matcher, joins_added_product=True)) or is_match(first, matcher)
+            if matches and (change := trial.keep()) is not None:
+                result.add(Substitution(change, twins=twins), first.node)
+    return result
 
 
 def _groups(found: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[SoftmaxAnchor]]:
@@ -76,6 +79,15 @@ def _groups(found: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[Softma
         if anchor.nodes == (anchor.output.producer(),) and is_op(anchor.node, "Softmax"):
             groups.setdefault((anchor.axes, _key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
     return list(groups.values())
+
+
+def _products(group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[ir.Node]:
+    """Cases 2 and 4: the products that are joined; empty where they cannot be."""
+    found = [_reads(anchor, info) for anchor in group]
+    reads = [value for values, _ in found for value in values]
+    products = [node for value in reads for node in distinct_consumers(value)]
+    alike = len({types for _, types in found}) == 1
+    return products if alike and _fit(products, reads, info) else []
 
 
 def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:
@@ -117,22 +129,6 @@ def _fit(products: Sequence[ir.Node], reads: Sequence[ir.Value], info: ShapeInfo
         return False
     widths = [shape[-1].const for shape in known]
     return None not in widths and sum(width or 0 for width in widths) <= MAX_HEAD_SIZE
-
-
-def _moved(
-    graph: ir.Graph,
-    group: Sequence[SoftmaxAnchor],
-    products: Sequence[ir.Node],
-    matcher: Matcher,
-    builder: Builder,
-) -> Move | None:
-    mark = builder.names.mark
-    twins = tuple(label(anchor.node) or "" for anchor in group[1:])
-    outputs = [node.outputs[0] for node in products]
-    move = replace(Move.replacing(*zip(outputs, _emitted(products, builder), strict=True)), twins=twins)
-    graph.meta.pop(ORDER, None)
-    matches = is_match(group[0], replace(matcher, joins_added_product=True)) or is_match(group[0], matcher)
-    return move.settle(graph, matches, builder, mark)
 
 
 def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:

@@ -41,7 +41,7 @@ Refused: queries that are not the same value. LUKE has four products, by the kin
 needs [q1, q2] [k, 0] and [q1, q2] [0, k], heads of twice the size. For 12 heads of 64, and 64 to 512 words beside 8 to
 32 entities, this took 1.1 to 1.6 times as long as the four.
 
-The change is made first, so that the ordinary matcher can say whether the attention matches; if not, it is undone.
+The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import data_readers, int_attr, is_op, only_reader
-from fa_compiler.passes.ir.surgery import ORDER
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import slice_bounds
-from fa_compiler.passes.prepare.differences import Move, is_match
+from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 ABOVE = ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Max", "Clip")
@@ -191,44 +191,32 @@ class JoinedValues:
 
 def join_keys(
     graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
-) -> tuple[dict[ir.Node, Move], dict[ir.Node, Decline]]:
-    """Join the keys and the values of softmaxes whose keys are in parts, where the attention then matches. Returns the
-    changes by the softmaxes, and why others are not made. The graph stays as it is where there are none."""
-    moves: dict[ir.Node, Move] = {}
-    declined: dict[ir.Node, Decline] = {}
-    info = matcher.facts.info
+) -> Substitutions:
+    """Join the keys and the values of softmaxes whose keys are in parts, where the attention then matches. An attention
+    of few rows is declined. The graph stays as it is where there are none."""
+    result, info = Substitutions(), matcher.facts.info
     for anchor in found:
-        builder = new_builder()
-        values, scores = _joined_values(anchor, info), _joined_scores(anchor, builder, info)
-        joined = [each for each in (values, scores) if each is not None]
-        outcome = _moved(graph, joined, anchor, matcher, builder) if joined else None
-        if isinstance(outcome, Move):
-            moves[anchor.node] = outcome
-        elif outcome is not None:
-            declined[anchor.node] = outcome
-        builder.drop_unused_constants()
-    return moves, declined
+        with Trial(new_builder()) as trial:
+            values, scores = _joined_values(anchor, info), _joined_scores(anchor, trial.builder, info)
+            joined = [each for each in (values, scores) if each is not None]
+            if not joined:
+                continue
+            trial.replace(*((each.whole, each.emitted(trial.builder)) for each in joined))
+            if not is_match_at(anchor.node, matcher):
+                continue
+            if (few := _why_too_few_rows(joined[0], anchor, info)) is not None:
+                result.declined[anchor.node] = few
+            elif (change := trial.keep()) is not None:
+                result.add(Substitution(change), anchor.node)
+    return result
 
 
-def _moved(
-    graph: ir.Graph,
-    joined: Sequence[JoinedScores | JoinedValues],
-    anchor: SoftmaxAnchor,
-    matcher: Matcher,
-    builder: Builder,
-) -> Move | Decline | None:
-    """Put what is joined in its place, if the attention then matches. Returns None where it does not, and a Decline
-    where it has too few rows; the graph then stays as it was."""
-    mark, rows = builder.names.mark, (matcher.facts.info.shape(anchor.output) or (ONE, ONE))[-2].const
-    move = Move.replacing(*((each.whole, each.emitted(builder)) for each in joined))
-    graph.meta.pop(ORDER, None)
-    again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
-    matches = bool(again) and is_match(again[0], matcher)
-    few = rows is not None and rows < FEW_ROWS
-    if kept := move.settle(graph, matches and not few, builder, mark):
-        return kept
-    code = Code.SCORE_TERM if isinstance(joined[0], JoinedScores) else Code.PROBABILITY_TERM
-    return Decline(code, FEW.format(rows), joined[0].whole.producer(), "") if matches else None
+def _why_too_few_rows(first: JoinedScores | JoinedValues, anchor: SoftmaxAnchor, info: ShapeInfo) -> Decline | None:
+    rows = (info.shape(anchor.output) or (ONE, ONE))[-2].const
+    if rows is None or rows >= FEW_ROWS:
+        return None
+    code = Code.SCORE_TERM if isinstance(first, JoinedScores) else Code.PROBABILITY_TERM
+    return Decline(code, FEW.format(rows), first.whole.producer(), "")
 
 
 def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> JoinedScores | None:

@@ -21,7 +21,7 @@ added. So the result is the same in every run.
 Refused: t that is repeated along a dimension in which the box is not the whole; t of another type than float32, whose
 Pad not every release of ONNX Runtime has; opsets without ScatterND.
 
-The change is made first, so that the ordinary matcher can say whether the attention matches; if not, it is undone.
+The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import is_op, only_reader
-from fa_compiler.passes.ir.surgery import ORDER, depends
+from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.ops.numbers import overwrites
-from fa_compiler.passes.prepare.differences import Move, is_match
+from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -84,28 +85,20 @@ class Overwritten:
 
 def add_to_whole(
     graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
-) -> dict[ir.Node, Move]:
-    """Add to all scores what is added to a part of them, where the attention then matches. Returns the changes by the
-    softmaxes. The graph stays as it is where there are none."""
-    moves: dict[ir.Node, Move] = {}
+) -> Substitutions:
+    """Add to all scores what is added to a part of them, where the attention then matches. The graph stays as it is
+    where there are none."""
+    result, info = Substitutions(), matcher.facts.info
     for node in reversed([each for each in graph if is_op(each, "ScatterND")]):  # the last assignment first
-        info = matcher.facts.info
         part = (_overwritten(node, info) or _part_sum(node, info)) if node.graph is graph else None
         anchor = next((each for each in found if depends(each.scores, node)), None) if part is not None else None
-        if part is not None and anchor is not None and (move := _moved(graph, part, anchor, matcher, new_builder())):
-            moves[anchor.node] = move
-    return moves
-
-
-def _moved(
-    graph: ir.Graph, part: PartSum | Overwritten, anchor: SoftmaxAnchor, matcher: Matcher, builder: Builder
-) -> Move | None:
-    mark = builder.names.mark
-    move = Move.replacing((part.whole, part.emitted(builder)))
-    graph.meta.pop(ORDER, None)
-    again = [each for each in anchors(graph, matcher.facts.info) if each.node is anchor.node]
-    matches = bool(again) and is_match(again[0], matcher)
-    return move.settle(graph, matches, builder, mark)
+        if part is None or anchor is None:
+            continue
+        with Trial(new_builder()) as trial:
+            trial.replace((part.whole, part.emitted(trial.builder)))
+            if is_match_at(anchor.node, matcher) and (change := trial.keep()) is not None:
+                result.add(Substitution(change), anchor.node)
+    return result
 
 
 def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:

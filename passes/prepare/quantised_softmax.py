@@ -5,59 +5,51 @@ which is what it stands for, and the form of QuantFormat.QDQ. The roundings of s
 are left out by the ordinary matcher (matching/activation_rounding.py), and only if the user vouches for it. So the
 change is made only then. Query, key, value and the result keep their integers.
 
-The change is made first, so that the ordinary matcher can say whether the attention matches; if not, it is undone.
+The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.emit.build import AttrValue, Builder
+from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import is_op
-from fa_compiler.passes.ir.surgery import ORDER
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.integer_steps import Integers, Step, integer_steps, is_contrib
-from fa_compiler.passes.matching.softmax import anchors
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
-from fa_compiler.passes.prepare.differences import Move, is_match
+from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 
 SINCE = 13
 """The first opset whose Softmax has one axis, and whose DequantizeLinear takes a scale of one number."""
 
 
-def take_apart(graph: ir.Graph, matcher: Matcher, new_builder: Callable[[], Builder]) -> dict[ir.Node, Move]:
-    """Put operators in float32 in the place of those on integers, where the attention then matches. Returns the changes
-    by the softmaxes. The graph stays as it is where there are none."""
-    moves: dict[ir.Node, Move] = {}
+def take_apart(
+    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+) -> Substitutions:
+    """Put operators in float32 in the place of those on integers, where the attention then matches. The graph stays as
+    it is where there are none."""
+    result, info = Substitutions(), matcher.facts.info
     if DROP_ROUNDINGS not in matcher.facts.options.assume:
-        return moves
+        return result
     for node in [each for each in graph if is_contrib(each, "QLinearSoftmax")]:
-        steps = integer_steps(node, matcher.facts.info)
-        builder = new_builder()
-        if steps is not None and builder.opset >= SINCE:
-            softmax, move = _moved(graph, steps, matcher, builder)
-            moves.update({} if move is None else {softmax: move})
-    return moves
-
-
-def _moved(graph: ir.Graph, steps: list[Step], matcher: Matcher, builder: Builder) -> tuple[ir.Node, Move | None]:
-    mark = builder.names.mark
-    (old_softmax,) = (step.node for step in steps if step.op_type == "Softmax")
-    name, made = label(old_softmax), _emitted(steps, builder)
-    (new_softmax,) = (node for node in builder.nodes if is_op(node, "Softmax"))
-    replaced = ((step.result.value, made[step.result.value]) for step in steps)
-    move = replace(Move.of_nodes([step.node for step in steps], *replaced), assumed=(DROP_ROUNDINGS,))
-    graph.meta[ORDER] = {}  # the graph is not sorted now
-    anchor = next((each for each in anchors(graph, matcher.facts.info) if each.node is new_softmax), None)
-    kept = move.settle(graph, anchor is not None and is_match(anchor, matcher), builder, mark)
-    if kept is not None:
-        new_softmax.name = name
-    return new_softmax, kept
+        steps, builder = integer_steps(node, info), new_builder()
+        if steps is None or builder.opset < SINCE:
+            continue
+        with Trial(builder) as trial:
+            name, made = label(node), _emitted(steps, builder)
+            (softmax,) = (each for each in builder.nodes if is_op(each, "Softmax"))
+            replaced = ((step.result.value, made[step.result.value]) for step in steps)
+            trial.replace(*replaced, nodes=[step.node for step in steps])
+            if is_match_at(softmax, matcher) and (change := trial.keep()) is not None:
+                softmax.name = name
+                result.add(Substitution(change, assumed=(DROP_ROUNDINGS,)), softmax)
+    return result
 
 
 def _emitted(steps: list[Step], builder: Builder) -> dict[ir.Value, ir.Value]:

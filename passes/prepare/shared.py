@@ -22,13 +22,14 @@ from functools import cached_property
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import AxisSpace
-from fa_compiler.passes.answer.budget import limited
+from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.prepare.substitutions import is_match
 
 MAX_SHARING = 8
 """Groups of more attentions than this are left alone, because each computes again what they share."""
@@ -61,13 +62,8 @@ class Sharing:
         if not 2 <= len(found) <= MAX_SHARING:
             return []
         shared = [Sharer(each, Route(path, accounted_for)) for each, path in found]
-        try:
-            for sharer in shared:
-                with limited(sharer.anchor.node):
-                    self.matcher.match(sharer.anchor, sharer.route)
-        except Decline:
-            return []
-        return shared
+        matched = all(is_match(sharer.anchor, self.matcher, sharer.route) for sharer in shared)
+        return shared if matched else []
 
     @cached_property
     def _paths(self) -> dict[ir.Node, ScorePath]:
@@ -87,8 +83,6 @@ class Sharing:
     def _scoring(self, anchor: SoftmaxAnchor) -> ScorePath | None:
         if anchor.late is not None:
             return None
-        try:
-            with limited(anchor.node):
-                return find_scores(anchor.scores, Viewer(self.matcher.facts, AxisSpace()))
-        except Decline:
-            return None
+        viewer = Viewer(self.matcher.facts, AxisSpace())
+        path = limited_attempt(anchor.node, lambda: find_scores(anchor.scores, viewer))
+        return None if isinstance(path, Decline) else path

@@ -36,7 +36,7 @@ def registry_node(
 ) -> ir.Node:
     """A node of an operator with its attributes in full; not yet in the graph, and without names for its outputs."""
     stem = f"{builder.path}/{spec.name}" if builder.path else f"{PREFIX}_{spec.name}"
-    return ir.Node(
+    node = ir.Node(
         DOMAIN,
         spec.name,
         place_inputs(spec, {name: value for name, value in inputs.items() if value is not None}),
@@ -44,6 +44,7 @@ def registry_node(
         num_outputs=len(spec.outputs),
         name=builder.names.new(stem),
     )
+    return builder.lone(node)
 
 
 def node_view(node: ir.Node, info: ShapeInfo) -> NodeView:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -19,10 +20,11 @@ from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import building
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, attempt, first_possible, reworded
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
+from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
@@ -54,6 +56,7 @@ from fa_compiler.passes.rewrite.standard import StandardAttention, standard_atte
 from fa_compiler.passes.rewrite.standard_node import StandardBuilder
 from fa_compiler.passes.values.facts import Facts
 
+T = TypeVar("T")
 OP = "FlashAttentionScore"
 """The operator that an attention becomes, unless decode.py or prompt.py choose another one."""
 
@@ -138,12 +141,37 @@ class Rewriter:
     replaced: list[ir.Node] = field(default_factory=list)
     made: list[ir.Node] = field(default_factory=list)
     _starts: dict[ir.Node, tuple[int, int, int]] = field(default_factory=dict)
-    """For each softmax the numbers of replaced and fused nodes, and the builder's place, before its first attempt."""
+    """For each softmax the numbers of replaced and fused nodes, and the builder's place, before its attention."""
 
     @property
     def options(self) -> Options:
         """What the user asked for."""
         return self.facts.options
+
+    def attempt(self, build: Callable[[], T]) -> T | Decline:
+        """What is built, or the Decline that this raises. The graph is changed only by what is neither that nor
+        None."""
+        with Trial(self.builder, (self.made, self.replaced)) as trial:
+            result = attempt(build)
+            if result is not None and not isinstance(result, Decline):
+                trial.keep()
+        return result
+
+    def built(self, build: Callable[[], T]) -> T:
+        """What is built; None or a Decline that is raised leave the graph as it was."""
+        result = self.attempt(build)
+        if isinstance(result, Decline):
+            raise result
+        return result
+
+    def if_possible(self, build: Callable[[], T]) -> T | None:
+        """What is built; None, with the graph as it was, where this raises a Decline."""
+        result = self.attempt(build)
+        return None if isinstance(result, Decline) else result
+
+    def first_possible(self, builds: Sequence[Callable[[], T]]) -> T:
+        """What is built by the first that can be. Raises the Decline of the first one where none can."""
+        return first_possible(partial(self.built, build) for build in builds)
 
     @building()
     def emit(self, match: AttentionMatch, companion: DenseCompanion | None = None) -> Fused:
@@ -152,14 +180,14 @@ class Rewriter:
         A Decline is raised before any use of a value is changed.
         """
         self.begin(match)
-        try:
+        if match.mask.fallback is None:
             return self._emit(match, companion)
-        except Decline as decline:
-            if match.mask.fallback is None:
-                raise
-            code = MissedCode.DENSE_MASK if match.mask.packed is None else MissedCode.NOT_PACKED
-            mask = replace(match.mask.fallback, missed=(decline.as_missed(code, match.node),))
-            return self._emit(replace(match, mask=mask), companion)
+        fused = self.attempt(lambda: self._emit(match, companion))
+        if not isinstance(fused, Decline):
+            return fused
+        code = MissedCode.DENSE_MASK if match.mask.packed is None else MissedCode.NOT_PACKED
+        mask = replace(match.mask.fallback, missed=(fused.as_missed(code, match.node),))
+        return self._emit(replace(match, mask=mask), companion)
 
     def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
         match, candidates = output_candidates(match, self.facts)
@@ -169,24 +197,30 @@ class Rewriter:
         if companion is not None:
             match = companion.adapted(match)
         elif self.options.decoding:
-            try:
-                if (found := find_pages(match, self.facts)) is not None:
-                    paged, pages = found
-                    return self._emit_with_candidates(paged, paged.space.settle(candidates), _Form(pages=pages), missed)
-            except Decline as decline:
-                missed.append(decline.as_missed(MissedCode.GATHERED_PAGES, match.node))
+            paged = self.attempt(lambda: self._emit_paged(match, candidates, missed))
+            if isinstance(paged, Decline):
+                missed.append(paged.as_missed(MissedCode.GATHERED_PAGES, match.node))
+            elif paged is not None:
+                return paged
         return self._emit_with_fallback(match, candidates, _Form(companion), missed)
+
+    def _emit_paged(
+        self, match: AttentionMatch, candidates: Sequence[OutputCandidate], missed: Sequence[Missed]
+    ) -> Fused | None:
+        """Emit with the pages of its caches; None where it has none. Raises Decline where they cannot be read in
+        place."""
+        found = find_pages(match, self.facts)
+        if found is None:
+            return None
+        paged, pages = found
+        return self._emit_with_candidates(paged, paged.space.settle(candidates), _Form(pages=pages), missed)
 
     def _emit_standard(self, match: AttentionMatch, candidates: Sequence[OutputCandidate]) -> Fused:
         """Emit as the first operator of ONNX or ONNX Runtime that takes the attention. Raises Decline."""
-        refusal: Decline | None = None
-        for each in standard_attentions(match, self.builder, self.options):
-            try:
-                return self._emit_with_fallback(each.match, candidates, _Form(standard=each), [])
-            except Decline as decline:
-                refusal = refusal or decline
-        assert refusal is not None  # there is at least one
-        raise refusal
+        forms = standard_attentions(match, self.builder, self.options)
+        return self.first_possible(
+            [partial(self._emit_with_fallback, each.match, candidates, _Form(standard=each), []) for each in forms]
+        )
 
     def _emit_with_fallback(
         self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form, missed: Sequence[Missed]
@@ -196,10 +230,9 @@ class Rewriter:
         A later place may need sizes that cannot be computed. The product's own output needs the fewest.
         """
         for some in (candidates, [each for each in candidates if not each.shapes]):
-            try:
-                return self._emit_with_candidates(match, some, form, missed)
-            except Decline:
-                continue
+            fused = self.if_possible(partial(self._emit_with_candidates, match, some, form, missed))
+            if fused is not None:
+                return fused
         return self._emit_with_candidates(match, candidates[:1], form, missed)
 
     def _emit_with_candidates(
@@ -325,7 +358,7 @@ class Rewriter:
         """Start an attention: new nodes get its path in their names, and `trace` counts from here."""
         ends = (match.node, match.output.producer())
         self.builder.path = path_of([node for node in ends if node is not None])
-        self._starts.setdefault(match.node, (len(self.replaced), len(self.made), self.builder.mark))
+        self._starts[match.node] = len(self.replaced), len(self.made), self.builder.mark
 
     def trace(self, match: AttentionMatch) -> None:
         """Note in the fused nodes made since `begin` which nodes they replace: those that nothing else needs."""
@@ -428,13 +461,14 @@ class Rewriter:
         """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
         if companion is not None:
             raise Decline(Code.ILLEGAL, f"{self.options.soc_version} has no operator for a gradient", match.node)
-        try:
+
+        def build() -> ir.Node:
             call = prompt.as_prompt(node, self.builder.info)
             masking = None if match.derivation is None else match.derivation.masking
             words = () if masking is None else words_for_a_mask(masking.planner, masking.terms, masking.guard)
-            made = prompt.build(call, match.node, node.outputs[-1], self.builder, self.options, words)
-        except Decline as decline:
-            raise Decline(decline.code, decline.reason, match.node, decline.hint) from None
+            return prompt.build(call, match.node, node.outputs[-1], self.builder, self.options, words)
+
+        made = reworded(build, lambda decline: Decline(decline.code, decline.reason, match.node, decline.hint))
         self.made.append(made)
         return made
 
@@ -472,24 +506,29 @@ class Rewriter:
             for depth in (roles.head_dim, roles.value_head_dim)
         )
 
+        found: list[Missed] = []
+
         def masks(mask: MaskPlan) -> MaskBuilder:
             return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, found)
 
-        found: list[Missed] = []
-        try:
+        def build() -> tuple[IncreCall, LayoutPlan, ir.Node]:
             matcher = IncreFlashMatcher(
                 match, plan.name, (key, value), operands, self.builder, emitter, self.options, masks, pages
             )
             call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, found)
             node = call.node(match, plan_with_output.output, self.builder, self.options)
             self.check(node, match)
-        except Decline as decline:
+            return call, plan_with_output, node
+
+        built = self.attempt(build)
+        if isinstance(built, Decline):
             if pages is not None:
-                raise
+                raise built
             single = match.space.size(roles.q_seq).const == 1 or DECODE in self.options.assume
             if self.options.target == "ascend" and single:
-                missed.append(decline.as_missed(MissedCode.NOT_INCRE, match.node))
+                missed.append(built.as_missed(MissedCode.NOT_INCRE, match.node))
             return None
+        call, plan_with_output, node = built
         missed.extend(found)
         self._add(node)
         out = call.result(node.outputs[-1], self.builder)
@@ -507,10 +546,9 @@ class Rewriter:
 
         Both are unchanged where no QuantizeLinear can be fused.
         """
-        try:
-            found = match_quantize(plan.destination.value, self.options, self.builder.info)
-        except Decline as decline:
-            missed.append(decline.as_missed(MissedCode.QUANTIZED_OUTPUT, match.node))
+        found = attempt(lambda: match_quantize(plan.destination.value, self.options, self.builder.info))
+        if isinstance(found, Decline):
+            missed.append(found.as_missed(MissedCode.QUANTIZED_OUTPUT, match.node))
             return call, plan
         if found is None or match.output_factors or call.undefined is not None:
             return call, plan

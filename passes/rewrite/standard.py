@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 import onnx_ir as ir
 
@@ -53,7 +54,7 @@ from fa_compiler.op_registry.runtimes import (
     answer,
     has_operator,
 )
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
@@ -131,15 +132,14 @@ def standard_attentions(match: AttentionMatch, builder: Builder, options: Option
         raise Decline(Code.RUNTIME, reason, match.node, f"export again with opset 23 or {EXPANDED_SINCE - 1}")
     if match.scale <= 0.0:
         raise Decline(Code.SCALE, f"the scale {match.scale:g} is not positive, and kernels take its root", match.node)
-    found: list[StandardAttention] = []
-    refusals: list[Decline] = []
-    for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT)):
-        for operator in _preferred(match, options):
-            try:
-                found.append(_as_operator(replace(match, dtype=dtype), operator, match.dtype, builder.info, options))
-            except Decline as decline:
-                refusals.append(decline)
+    tried = [
+        attempt(partial(_as_operator, replace(match, dtype=dtype), operator, match.dtype, builder.info, options))
+        for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT))
+        for operator in _preferred(match, options)
+    ]
+    found = [each for each in tried if not isinstance(each, Decline)]
     if not found:
+        refusals = [each for each in tried if isinstance(each, Decline)]
         raise refusals[0]
     return found
 

@@ -89,7 +89,8 @@ class StandardBuilder:
         stem = f"{builder.path}/{operator}" if builder.path else f"{PREFIX}_{operator}"
         results = {"output": self.plan.output, **self._presents()}
         name = builder.names.new(stem)
-        node = ir.node(operator, inputs, attrs, domain=DOMAINS[operator], name=name, num_outputs=len(results))
+        made = ir.node(operator, inputs, attrs, domain=DOMAINS[operator], name=name, num_outputs=len(results))
+        node = builder.lone(made)
         for output, (word, dims) in zip(node.outputs, results.items(), strict=True):
             sizes = [self.match.space.size(dim) for dim in dims]
             output.name, output.dtype = builder.names.new(f"{name}_{word}"), self.match.dtype

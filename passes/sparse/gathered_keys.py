@@ -38,7 +38,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import CLOSE_RANKS, NO_EMPTY_ROWS
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import int_attr
@@ -117,6 +117,12 @@ def fuse_gathered_keys(
     if not is_plain(match):
         return None
     rewriter.begin(match)
+    return rewriter.built(lambda: _fused(match, rewriter, missed, companion))
+
+
+def _fused(
+    match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None
+) -> Selected | None:
     match, candidates = output_candidates(match, rewriter.facts)
     listed = _listed(match, rewriter)
     if listed is None:
@@ -126,10 +132,7 @@ def fuse_gathered_keys(
         hint = f"--assume {NO_EMPTY_ROWS} if there is no such row"
         missed.append(Missed(MissedCode.NOT_SELECTED, reason, label(match.node), hint))
         return None
-    try:
-        return _emit(listed, candidates, rewriter, companion)
-    except Decline:
-        return None
+    return rewriter.if_possible(lambda: _emit(listed, candidates, rewriter, companion))
 
 
 def _listed(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:

@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import if_possible
 from fa_compiler.passes.ir.nodes import int_attr, is_op, places_of, producer
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
@@ -169,10 +170,9 @@ class _ScoreReader:
         for first, second in (multiply.inputs, multiply.inputs[::-1]):
             if first is None or second is None or self.viewer.info.shape(first) != shape:
                 continue
-            try:
-                yield heads, first, whole, second, self.viewer.alignment(second, whole, multiply)
-            except Decline:
-                continue
+            aligned = if_possible(partial(self.viewer.alignment, second, whole, multiply))
+            if aligned is not None:
+                yield heads, first, whole, second, aligned
 
     def _operands(
         self, product: Contraction, dims: Arrangement

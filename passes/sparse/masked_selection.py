@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Axes
-from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.ir.nodes import is_op, producer, reached
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
@@ -60,11 +59,8 @@ def fuse_masked_selection(
     ):
         return None
     rewriter.begin(match)
-    match, candidates = output_candidates(match, rewriter.facts)
-    try:
-        return _emit(_heads_apart(match), candidates, rewriter, companion)
-    except Decline:
-        return None
+    plain, candidates = output_candidates(match, rewriter.facts)
+    return rewriter.if_possible(lambda: _emit(_heads_apart(plain), candidates, rewriter, companion))
 
 
 def _may_select(mask: ir.Value) -> bool:

@@ -20,6 +20,8 @@ FLOAT, BOOL, INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
 HEADS, DEPTH, ROWS = 2, 8, 4
 DOMAIN = "local"
 OPSET = 17
+CHANGED_ROWS = 40
+"""The rows of attentions with keys in parts, of which few are left as they are."""
 NESTED = 20
 """Subgraphs of more levels cannot be written: protobuf reads messages of 100 levels."""
 
@@ -632,6 +634,62 @@ def caches(graph: Graph, size: int) -> None:
         graph.output(grown[1])
         hidden = graph.attend(hidden, *grown)
     graph.output(hidden)
+
+
+def _changed_in_front(step: Callable[[Graph, str, str, str], str]) -> Growing:
+    """Attentions in a chain that only a step in front of the matcher makes readable."""
+
+    def make(graph: Graph, size: int) -> None:
+        hidden = graph.input("q", FLOAT, 1, HEADS, CHANGED_ROWS, DEPTH)
+        key, value = (graph.input(name, FLOAT, 1, HEADS, CHANGED_ROWS, DEPTH) for name in "kv")
+        for _ in range(size):
+            hidden = step(graph, hidden, key, value)
+        graph.output(hidden)
+
+    return make
+
+
+def _added_to_a_part(graph: Graph, query: str, key: str, value: str) -> str:
+    """A term is added to all scores but those of the first row and column."""
+    scores, rows = graph.scores(query, key), range(1, CHANGED_ROWS)
+    numbers = ([1, 1], [CHANGED_ROWS, CHANGED_ROWS], [2, 3])
+    part = graph.op("Slice", scores, *(graph.const(each, "int64") for each in numbers))
+    part = graph.op("Add", part, graph.const(np.ones((1, HEADS, len(rows), len(rows)))))
+    box, last, places = graph.const([1, HEADS, len(rows), len(rows)], "int64"), graph.const([-1], "int64"), []
+    for axis, along in enumerate((range(1), range(HEADS), rows, rows)):
+        numbered = graph.const(np.reshape(along, [-1] + [1] * (3 - axis)), "int64")
+        places.append(graph.op("Unsqueeze", graph.op("Expand", numbered, box), last))
+    whole = graph.op("ScatterND", scores, graph.op("Concat", *places, axis=-1), part)
+    return graph.op("MatMul", graph.probabilities(whole), value)
+
+
+def _keys_in_parts(graph: Graph, query: str, key: str, value: str) -> str:
+    """Two products with keys, joined; and two with values, added."""
+    scores = graph.op("Concat", graph.scores(query, key), graph.scores(query, value), axis=-1)
+    graph.op("Split", graph.probabilities(scores), count=2, axis=-1)
+    first = f"t{len(graph.nodes) - 1}"
+    return graph.op("Add", graph.op("MatMul", first, value), graph.op("MatMul", f"{first}_1", key))
+
+
+def _difference(graph: Graph, query: str, key: str, value: str) -> str:
+    """A sum of two distributions."""
+    both = [graph.probabilities(graph.scores(query, each)) for each in (key, value)]
+    return graph.op("MatMul", graph.op("Sub", *both), value)
+
+
+def _several_values(graph: Graph, query: str, key: str, value: str) -> str:
+    """One distribution, two values."""
+    weights = graph.probabilities(graph.scores(query, key))
+    return graph.op("Add", graph.op("MatMul", weights, value), graph.op("MatMul", weights, key))
+
+
+for _name, _step in {
+    "parts_of_scores": _added_to_a_part,
+    "keys_in_parts": _keys_in_parts,
+    "differences": _difference,
+    "values_of_one": _several_values,
+}.items():
+    GROWING[_name] = _changed_in_front(_step)
 
 
 # -- operands -------------------------------------------------------------------------------------

@@ -55,6 +55,14 @@ def test_every_entry(entry: str, name: str) -> None:
     assert growth.fault is None, growth
 
 
+@pytest.mark.parametrize("name", ["keys_in_parts", "parts_of_scores"])
+def test_what_is_changed_in_front_of_the_matcher(name: str) -> None:
+    """Each change looks at what it changes, and not at the whole graph: the work is linear almost from the start."""
+    few, many = measured("inspect ort", name, (10, 30)).counts
+    assert many < 1.1 * 3 * few, (few, many)
+    assert fa_compiler.inspect(model(name, 2)).count("fused") == 2
+
+
 def test_every_growing_thing_is_a_model() -> None:
     for name in GROWING:
         fa_compiler.inspect(model(name, 2))

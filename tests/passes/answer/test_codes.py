@@ -20,6 +20,8 @@ from tests.passes.ir.test_scopes import ATTENTION, branches, function
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, parse
 from tests.passes.tape import Training, compose
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 NEGATIVE = "f = Constant<value=float {-1e4}>() "
 NO_HINT = {
     Code.ALREADY_FUSED,

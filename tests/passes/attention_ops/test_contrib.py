@@ -18,6 +18,8 @@ from tests.examples import examples
 from tests.passes.operators import Operator, check_same, check_shapes, declined
 from tests.passes.running import Array, assert_same, bound_run, fused, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 LOWEST = float(np.finfo(np.float32).min)
 CAUSAL = {"unidirectional": 1}
 SQUARE = {"k": "B S 16", "v": "B S 16"}

@@ -11,6 +11,8 @@ from fa_compiler.passes.attention_ops import ATTENTION_OPS, FAMILIES, REASONS
 from tests.passes.attention_ops.test_contrib import CAUSAL, LEFT_PADDED, LOWEST, SQUARE, addend, multi_head
 from tests.passes.running import assert_same, fused, parse, random_feeds, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 
 @pytest.mark.parametrize("name", sorted(REASONS))
 def test_reasons(name: str) -> None:

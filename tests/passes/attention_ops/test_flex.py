@@ -10,6 +10,8 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.passes.running import assert_same, fused, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 SCORES = "s (float[B,N,L,T] scores) => (float[B,N,L,T] out)"
 CAUSAL = """<int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64[1] last = {1}, float low = {-inf}> {
     shape = Shape(scores) l = Gather<axis = 0>(shape, two) i0 = Range(zero, l, one) i = Unsqueeze(i0, last)

@@ -19,6 +19,8 @@ from fa_compiler.passes import analyse
 from tests.examples import examples
 from tests.passes.running import Array, assert_same, bound_run, fused, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 PLACES = (
     *("q", "k", "v", "past_key", "past_value", "seqlens", "total", "cos", "sin", "positions", "addend", "sink"),

@@ -15,6 +15,8 @@ from tests.examples import examples
 from tests.passes.operators import Operator, check_same, check_shapes, declined
 from tests.passes.running import Array, fused
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 LOWEST = float(np.finfo(np.float32).min)
 NAMES = (
     *("q", "k", "v", "past_key", "past_value", "seqlens", "total", "cos", "sin", "positions", "addend", "sink"),

@@ -12,6 +12,8 @@ from fa_compiler import reference
 from tests.passes.operators import Operator, declined
 from tests.passes.running import Array, assert_same, fused, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 TRIANGLE = np.triu(np.ones((2048, 2048), dtype=np.bool_), 1)
 RANKS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "BNSD_BSND": 4}
 

@@ -19,6 +19,8 @@ from tests.examples import examples
 from tests.passes.operators import Operator, check_same, declined
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 LOWEST, LOWEST_16 = (float(np.finfo(dtype).min) for dtype in (np.float32, np.float16))
 CAUSAL = {"is_causal": 1}
 HEADS = {"q_num_heads": 2, "kv_num_heads": 2}

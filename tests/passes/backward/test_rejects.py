@@ -13,6 +13,8 @@ from fa_compiler.passes import Code
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import assert_same, parse, random_feeds, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 BODY = {
     "kt": "kt = Transpose<perm=[0,1,3,2]>(k)",
     "s": "s = MatMul(q, kt)",

@@ -21,6 +21,8 @@ from tests.passes.running import Array, assert_same, fused, run
 from tests.passes.spelling import MODERATE, Spelling, consistent, may_decline
 from tests.passes.strategies import even
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 TOLERANCE = {"float32": 2e-4, "float16": 2e-2}
 """A changed model may have large scores; what it is sensitive to is measured where this is not enough."""
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, fused, parse
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 MASK = "bool[B,1,1,T] m"
 ADDED = "float[B,1,1,T] b"
 MIN = "-3.4028234663852886e38"

@@ -11,6 +11,8 @@ import pytest
 from fa_compiler.passes import Report, fuse
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 INPUTS = (
     "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,S,8] q2, float[B,4,T,8] k2, float[B,4,T,8] v, float[4,1,1] t, "
     "bool[B,1,S,T] m"

@@ -16,6 +16,8 @@ from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from tests.examples import examples
 from tests.passes.running import PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 INPUTS = (
     "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v, float[B,4,S,4] lq, float[B,4,T,4] lk, float[B,4,T,4] w, "
     "float[B,1,1,T] m"

@@ -12,6 +12,8 @@ from fa_compiler.passes import Report
 from tests.examples import examples
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 INPUTS = (
     "float[B,4,S,8] q, float[B,4,3,8] k, float[B,4,3,8] v, float[1,4,2,8] k2, float[B,4,2,8] v2, "
     "float[B,1,1,3] t, float[B,1,S,2] t2, bool[B,1,1,5] m, float[B,4,S,8] q2"

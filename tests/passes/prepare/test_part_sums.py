@@ -8,6 +8,8 @@ import pytest
 from fa_compiler.passes.answer.options import Target
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, Array, assert_same, fused, parse, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 SIZES = "zero = Constant<value=int64 {0}>() one = Constant<value=int64 {1}>() last = Constant<value=int64[1] {-1}>() "
 SIZES += "start = Constant<value=int64[2] {1, 1}>() end = Constant<value=int64[2] {9999, 9999}>() "
 SIZES += "axes = Constant<value=int64[2] {2, 3}>() "

@@ -16,6 +16,8 @@ from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADV
 from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from tests.passes.running import PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
 
+pytestmark = pytest.mark.usefixtures("declines_change_nothing")
+
 CONSTANTS = (
     "step = Constant<value=float {0.04}>() fine = Constant<value=float {0.004}>() "
     "point = Constant<value=uint8 {128}>() "

@@ -80,8 +80,8 @@ def _one_hot(call: OnnxCall) -> Tensor:
 
 @handles("ReverseSequence")
 def _reversed(call: OnnxCall) -> Tensor:
-    axes = {"seq_dim": call.integer("time_axis", 0), "batch_dim": call.integer("batch_axis", 1)}
-    return call.emitter.op("ReverseSequence", call.x(), call.x(1), **axes, out=call.out())
+    rows, batch = call.integer("time_axis", 0), call.integer("batch_axis", 1)
+    return call.emitter.op("ReverseSequence", call.x(), call.x(1), seq_dim=rows, batch_dim=batch, out=call.out())
 
 
 @handles("CumSum")
