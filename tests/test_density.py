@@ -29,17 +29,17 @@ EXCEPTIONS: dict[str, str] = {}
 
 LONG = {
     "fa_compiler": 4,
-    "lowering": 8,
+    "lowering": 1,
     "op_registry": 0,
-    "passes": 135,
+    "passes": 94,
 }
 """How many functions have more branches than they may. The numbers only fall."""
 
 CROWDED = {
     "fa_compiler": 4,
-    "lowering": 5,
+    "lowering": 0,
     "op_registry": 0,
-    "passes": 33,
+    "passes": 30,
 }
 """How many statements have two conditional expressions or more. The numbers only fall."""
 

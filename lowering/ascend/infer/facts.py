@@ -135,10 +135,15 @@ def broadcast(*shapes: Shape) -> Shape:
         fixed = sizes - {UNKNOWN}
         if len(fixed) > 1:
             raise InferenceError(f"the shapes {', '.join(str(list(shape)) for shape in known)} do not broadcast")
-        result.append(fixed.pop() if fixed else UNKNOWN if sizes else 1)
+        if fixed:
+            result.append(fixed.pop())
+        else:
+            result.append(UNKNOWN if sizes else 1)
     return tuple(result)
 
 
 def product(sizes: Sequence[int]) -> int:
     """The number of elements, UNKNOWN if a size is unknown."""
-    return 0 if 0 in sizes else UNKNOWN if UNKNOWN in sizes else int(np.prod(sizes, dtype=object))
+    if 0 in sizes:
+        return 0
+    return UNKNOWN if UNKNOWN in sizes else int(np.prod(sizes, dtype=object))

@@ -208,4 +208,6 @@ def constant(weight: Weight) -> Fact:
 
 
 def _text(shape: tuple[int, ...] | None) -> str:
-    return "of unknown rank" if shape is None else f"[{', '.join('?' if size < 0 else str(size) for size in shape)}]"
+    if shape is None:
+        return "of unknown rank"
+    return f"[{', '.join('?' if size < 0 else str(size) for size in shape)}]"

@@ -173,7 +173,8 @@ def _onnx_type(dtype: str) -> ir.DataType | None:
 
 
 def _to_onnx(fact: Fact) -> OnnxFact:
-    shape = None if fact.shape is None else tuple([Dim.fresh() if size < 0 else integer(size) for size in fact.shape])
+    sizes = [Dim.fresh() if size < 0 else integer(size) for size in fact.shape or ()]
+    shape = None if fact.shape is None else tuple(sizes)
     content = None if fact.value is None else np.asarray(_DIMS(fact.value), dtype=object)
     return OnnxFact(shape, _onnx_type(fact.dtype), content)
 

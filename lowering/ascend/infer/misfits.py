@@ -83,7 +83,7 @@ def _check_axes(call: OpFacts) -> None:
     shape, axes = call.first.shape, call.axes(name)
     if shape is None or axes is None:
         return
-    new = 1 if call.op.type == "OneHot" else len(axes) if call.op.type.startswith("Unsqueeze") else 0
+    new = len(axes) if call.op.type.startswith("Unsqueeze") else int(call.op.type == "OneHot")
     for axis in axes:
         call.axis(axis, len(shape) + new, "axis" if name == "axes" else name)
 

@@ -110,8 +110,9 @@ def _registered(call: OpFacts) -> Sequence[Fact]:
 
 
 def _info(fact: Fact) -> TensorInfo:
-    shape = None if fact.shape is None else tuple(None if size == UNKNOWN else size for size in fact.shape)
-    return TensorInfo(fact.dtype, shape)
+    if fact.shape is None:
+        return TensorInfo(fact.dtype, None)
+    return TensorInfo(fact.dtype, tuple(None if size == UNKNOWN else size for size in fact.shape))
 
 
 def _fact(info: TensorInfo | None) -> Fact:
