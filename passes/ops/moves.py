@@ -189,7 +189,7 @@ class Regrouped(Move):
         if self.node.op_type == "Unsqueeze" and (axes := self._axes(len(target))) is not None:
             rest = iter(dims)
             return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
-        if self.node.op_type == "Squeeze" and (axes := self._axes(len(dims))) is not None:
+        if self.node.op_type == "Squeeze" and (axes := self._axes(len(dims))):  # an empty list removes every 1
             # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
             have_axes = any(space.resolve(dims[axis]) for axis in axes)
             return None if have_axes else tuple(dim for axis, dim in enumerate(dims) if axis not in axes)

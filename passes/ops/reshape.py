@@ -116,8 +116,9 @@ def _squeeze(ctx: Context) -> Fact:
     present, axes = ctx.axes("axes", 1, 13)
     if shape is None or (present and axes is None):
         return Fact(None, ctx.dtype(0))
-    if not present:
-        # Every axis of size 1 is removed. These are known only if each dim is 1 or proven not to be.
+    if not axes:
+        # Every axis of size 1 is removed. ONNX Runtime reads an empty list so, too. These axes are known only if each
+        # dim is 1 or proven not to be.
         if not all(dim == 1 or dim.never_one for dim in shape):
             return Fact(None, ctx.dtype(0))
         axes = [index for index, dim in enumerate(shape) if dim == 1]
