@@ -51,11 +51,14 @@ class Decline(Exception):
 
 
 def attempt(action: Callable[[], T]) -> T | Decline:
-    """What an action returns, or the Decline that it raises."""
+    """What an action returns, or the Decline that it raises.
+
+    The traceback is taken off: it would keep alive what the frames of all callers hold, such as a session.
+    """
     try:
         return action()
     except Decline as decline:
-        return decline
+        return decline.with_traceback(None)
 
 
 def if_possible(action: Callable[[], T]) -> T | None:
