@@ -503,7 +503,7 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         [node("MatMul", "x w", "h"), node("Squeeze", "h none")],
         {"w": W, "none": ints()},
         3,
-        "node 'Squeeze_y' (Squeeze): it is not proven which dimension of its input is the sequence",
+        "node 'Squeeze_y' (Squeeze): the rank of 'y' is unknown",
     ),
     "an operator that nobody knows": (
         [node("MatMul", "x w", "h"), node("MeanVarianceNormalization", "h", axes=[0, 1, 2])],
