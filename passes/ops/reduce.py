@@ -38,7 +38,7 @@ def _reduce(ctx: Context) -> Fact:
         return Fact(() if not present and not keep else None, dtype)
     if present and axes is None:
         return Fact(fresh(len(shape)) if keep else None, dtype)
-    if not axes and ctx.int_attr("noop_with_empty_axes", 0):
+    if not axes and ctx.int_attr("noop_with_empty_axes", 0) == 1:
         # ReduceSumSquare and the like still change each element, so only the shape is known.
         return Fact(shape, dtype)
     gone = axes_in(axes or range(len(shape)), len(shape))

@@ -159,8 +159,8 @@ def reduced_axes(sharder: Sharder, node: ir.Node, rank: int) -> list[int]:
     if axes is None:
         if input_of(node, 1) is not None:
             raise Refusal("its axes are unknown", node)
-        return [] if int_attr(node, "noop_with_empty_axes", 0) else list(range(rank))
-    return axes or ([] if int_attr(node, "noop_with_empty_axes", 0) else list(range(rank)))
+        return [] if int_attr(node, "noop_with_empty_axes", 0) == 1 else list(range(rank))
+    return axes or ([] if int_attr(node, "noop_with_empty_axes", 0) == 1 else list(range(rank)))
 
 
 @local_rule("MatMul", "MatMulInteger", "FusedMatMul")

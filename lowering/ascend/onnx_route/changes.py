@@ -59,7 +59,7 @@ def refuse(**defaults: int | str | None) -> RewriteRule:
 def axes_as_attribute(rewrite: Rewrite) -> None:
     """A reduction of opset 18."""
     node = rewrite.node
-    noop = int_attr(node, "noop_with_empty_axes", 0)
+    noop = int_attr(node, "noop_with_empty_axes", 0) == 1
     node.attributes.pop("noop_with_empty_axes", None)
     axes = axes_of(node) if rewrite.given(1) is not None else []
     if axes is None:

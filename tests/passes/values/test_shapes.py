@@ -431,6 +431,7 @@ CHUNK = (
     ("opset", "inputs", "body", "more", "expected"),
     [
         (12, "float[B,1,S] x", "y = Squeeze<axes = [1]>(x)", "", (B, S)),
+        (17, "float[2,3] x", "y = ReduceSum<noop_with_empty_axes = 2>(x)", "", (1, 1)),
         (17, "float[1,3,1] x", "y = Squeeze(x, none)", "<int64[0] none = {}>", (3,)),
         (12, "float[B,S] x", "y = Unsqueeze<axes = [1, 3]>(x)", "", (B, 1, S, 1)),
         (9, "float[B,S] x", "y = Slice<axes = [1], starts = [0], ends = [1]>(x)", "", (B, Dim.min(S, 1))),

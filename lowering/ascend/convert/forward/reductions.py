@@ -20,10 +20,10 @@ def reduce_over(call: OnnxCall, op_type: str, x: Tensor) -> Tensor:
         axes = call.integers(1)
         if axes is None:
             # With no axes in a run, the attribute decides: no reduction, or a reduction over all axes.
-            attributes["noop_with_empty_axes"] = bool(call.integer("noop_with_empty_axes", 0))
+            attributes["noop_with_empty_axes"] = call.integer("noop_with_empty_axes", 0) == 1
             return call.emitter.op(op_type, x, call.x(1), out=out, **attributes)
     if not axes:
-        if call.integer("noop_with_empty_axes", 0):
+        if call.integer("noop_with_empty_axes", 0) == 1:
             return x
         axes = list(range(x.rank))
     if not axes:
