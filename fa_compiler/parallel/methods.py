@@ -286,8 +286,9 @@ class _Rows:
         if self._empty in ("", "zero") or not empty.any():
             return out
         group = self._call.heads // self._call.key_heads
-        each = np.repeat(mean.reshape(batch, self._call.key_heads, width), group, axis=1)
-        value = each if self._empty == "mean" else np.full_like(each, np.nan)
+        # Keys of one batch entry serve all entries of the query.
+        means = np.repeat(mean.reshape(len(mean), self._call.key_heads, width), group, axis=1)
+        value = means if self._empty == "mean" else np.full_like(means, np.nan)
         split = out.reshape(tokens, batch, self._call.heads, width)
         filled = np.where(empty.transpose(2, 0, 1)[..., None], value[None].astype(out.dtype), split)
         return filled.reshape(out.shape)

@@ -107,6 +107,14 @@ def test_every_kind(layout: str, band: str, mask: str, extra: str, ranks: int, o
     compare(attrs_of(layout, band, **EXTRAS[extra]), {**drawn(layout), **mask_of(mask)}, ranks, order)
 
 
+@pytest.mark.parametrize("extra", ["mean", "nan"])
+def test_keys_that_serve_several_batch_entries(extra: str) -> None:
+    """A row without a key gets the mean of the values that all entries share."""
+    given = drawn("BNSD")
+    inputs = {"query": given["query"], "key": given["key"][:1], "value": given["value"][:1], **mask_of("rows")}
+    compare(attrs_of("BNSD", "none", **EXTRAS[extra]), inputs, 3, ZIGZAG)
+
+
 @pytest.mark.parametrize("rows", [1, LENGTH])
 def test_a_bias(rows: int) -> None:
     bias = np.random.default_rng(3).standard_normal((1, HEADS, rows, LENGTH)).astype(np.float32)
