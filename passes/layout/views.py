@@ -11,10 +11,9 @@ Grammar of what `Viewer.view` looks through, from a value towards its source:
 
 A view looks through a layout operator only where the resulting arrangement is proven (see axes.py). Otherwise the
 operator's output is the base of the view. A factor is multiplied into `scale`. The contraction that reads the view is
-linear, so the factor may be applied to the product instead; only the rounding changes. A widening cast is exact.
-Adding 0 keeps every number, NaN and infinities included, but for -0, which becomes 0. A sum of products that begins at
-0 is the same with either, and so is a comparison with 0; nothing that reads a view divides by its numbers. The
-fused operator reads the base itself, so other readers of the values in between do not matter.
+linear, so the factor may be applied to the product instead; only the rounding changes. A widening cast is exact. Why
+adding 0 is harmless is said in ops/moves.py. The fused operator reads the base itself, so other readers of the values
+in between do not matter.
 """
 
 from __future__ import annotations

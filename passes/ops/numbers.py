@@ -27,6 +27,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.cases import ARITHMETIC, COMPARE
 from fa_compiler.passes.algebra.intervals import (
     EVERYTHING,
     UNKNOWN,
@@ -165,7 +166,10 @@ def _combined(node: ir.Node, operands: Operands) -> Bound | None:
         return to_power(one, other, _is_whole(node.inputs[1], operands.info))
     if node.op_type == "Sub":
         return plus(one, negative(other))
-    return {"Add": plus, "Mul": times, "Div": over}[node.op_type](one, other)
+    return _OF_TWO[node.op_type](one, other)
+
+
+_OF_TWO: Mapping[str, Callable[[Bound, Bound], Bound | None]] = {"Add": plus, "Mul": times, "Div": over}
 
 
 @interval(*LIMITS)
@@ -240,14 +244,7 @@ BOOLEAN: ValueSet = frozenset((0.0, 1.0))
 ZERO: ValueSet = frozenset((0.0,))
 SHORT_FLOATS = (np.float16, ml_dtypes.bfloat16)
 """Types whose results may be rounded or not: ONNX Runtime may keep them in float32 from one operator to the next."""
-PAIRWISE: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Min": np.minimum,
-    "Max": np.maximum,
-}
+PAIRWISE: Mapping[str, Callable[..., np.ndarray]] = {**ARITHMETIC, "Div": np.divide}
 
 
 class Sets(Protocol):
@@ -278,14 +275,7 @@ def _same(node: ir.Node, sets: Sets) -> ValueSet | None:
     return sets.of(node.inputs[0])
 
 
-DECIDED: Mapping[str, Callable[..., bool]] = {
-    "Equal": operator.eq,
-    "Greater": operator.gt,
-    "GreaterOrEqual": operator.ge,
-    "Less": operator.lt,
-    "LessOrEqual": operator.le,
-    "Not": operator.not_,
-}
+DECIDED: Mapping[str, Callable[..., bool]] = {**COMPARE, "Not": operator.not_}
 """The comparisons whose result follows from the numbers that the operands can hold."""
 EXACT_TYPES = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL))
 """Types whose elements are compared as they are in the sets."""
@@ -407,15 +397,14 @@ def _of_pairs(op: str, one: ValueSet, other: ValueSet, kind: type) -> ValueSet |
         whole = np.issubdtype(kind, np.integer)
         if op == "Div" and (whole or (pairs[:, 1] == 0).any()):
             return None
-        found = PAIRWISE[op](pairs[:, 0], pairs[:, 1])
-        # For two integers up to 2^53, float64 is close enough to see whether their sum or product fits.
-        exact = PAIRWISE[op](*pairs.astype(np.float64).T)
-        wide = PAIRWISE[op](*pairs.astype(np.float32).T)
-        # A result of 16 bits has to be the same in float32, which does not round it.
-        is_rounded = kind in SHORT_FLOATS and not (wide == found.astype(np.float32)).all()
-    if (whole and not held_by(exact, kind)) or is_rounded:
-        return None
-    return set_of(found)
+        found, fits = PAIRWISE[op](pairs[:, 0], pairs[:, 1]), True
+        if whole:
+            # For two integers up to 2^53, float64 is close enough to see whether their sum or product fits.
+            fits = held_by(PAIRWISE[op](*pairs.astype(np.float64).T), kind)
+        elif kind in SHORT_FLOATS:
+            # A result of 16 bits has to be the same in float32, which does not round it.
+            fits = bool((PAIRWISE[op](*pairs.astype(np.float32).T) == found.astype(np.float32)).all())
+    return set_of(found) if fits else None
 
 
 def held_by(values: Iterable[float], kind: type) -> bool:

@@ -156,11 +156,11 @@ def reduced_axes(sharder: Sharder, node: ir.Node, rank: int) -> list[int]:
     if node.op_type.startswith("Arg"):
         return [int_attr(node, "axis", 0) % rank]
     axes = places_of(node, rank)
-    if axes is None:
-        if input_of(node, 1) is not None:
-            raise Refusal("its axes are unknown", node)
-        return [] if int_attr(node, "noop_with_empty_axes", 0) == 1 else list(range(rank))
-    return axes or ([] if int_attr(node, "noop_with_empty_axes", 0) == 1 else list(range(rank)))
+    if axes is None and input_of(node, 1) is not None:
+        raise Refusal("its axes are unknown", node)
+    if axes:
+        return axes
+    return [] if int_attr(node, "noop_with_empty_axes", 0) == 1 else list(range(rank))
 
 
 @local_rule("MatMul", "MatMulInteger", "FusedMatMul")
