@@ -168,3 +168,18 @@ def test_a_wrong_body_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fa_compiler, "optimize", negated)
     finding = judge.outcome().finding
     assert finding is not None and finding.title.startswith("without the library: other numbers")
+
+
+@pytest.mark.parametrize(("masked", "number", "excused"), [(2, 0.0, True), (2, 1.0, False), (1, 0.0, False)])
+def test_a_bias_of_infinities_at_a_masked_key(masked: int, number: float, excused: bool) -> None:
+    """The bias is -inf - -inf at the last key, which may be lost only where the window excludes the key."""
+    body = "b = Sub(m, n) s = Add(q, b) h = Where(w, l, s) p = Softmax(h) y = MatMul(p, v)"
+    lowest: Array = np.array(-np.inf, np.float32)
+    scores: Array = np.array([[0.5, 1.0, 2.0]], np.float32)
+    value: Array = np.arange(6, dtype=np.float32).reshape(3, 2)
+    window = np.arange(3) == masked
+    arrays: dict[str, Array] = {"q": scores, "m": MASK, "n": MASK, "w": window, "l": lowest, "v": value}
+    weights = np.where(window, 0.0, np.exp(scores))
+    got: Array = ((weights / weights.sum()) @ value + number).astype(np.float32)
+    types = "float[M,K] q, float[K] m, float[K] n, bool[K] w, float l, float[K,N] v"
+    assert (fault(body, types, arrays, got) is None) == excused

@@ -9,6 +9,7 @@ change is not in the table.
 | --- | --- | --- |
 | Cast, CastLike | without saturate, round_mode | both have an effect for 8-bit floats only |
 | Reduce* with axes as input | axes as attribute | only for constant axes; a reduction over no axis is an Identity |
+| Reduce* with another noop_with_empty_axes than 0 and 1 | refused | ONNX defines only these |
 | ReduceMax, ReduceMin of booleans | of uint8 with 0 and 1 | max is or, min is and |
 | Split with num_outputs | sizes as input | equal parts, the last one smaller, as in that version |
 | Pad with axes | pads for all axes | only if axes and pads are constant and the rank is known |
@@ -56,8 +57,16 @@ def refuse(**defaults: int | str | None) -> RewriteRule:
     return rule
 
 
+def defined_noop(rewrite: Rewrite) -> None:
+    """Refuse a noop_with_empty_axes other than 0 and 1: ONNX and ONNX Runtime differ about such numbers."""
+    noop = int_attr(rewrite.node, "noop_with_empty_axes", 0)
+    if noop not in (0, 1):
+        rewrite.fail(f"noop_with_empty_axes is {noop}; ONNX defines 0 and 1 only, so write one of these")
+
+
 def axes_as_attribute(rewrite: Rewrite) -> None:
     """A reduction of opset 18."""
+    defined_noop(rewrite)
     node = rewrite.node
     noop = int_attr(node, "noop_with_empty_axes", 0) == 1
     node.attributes.pop("noop_with_empty_axes", None)

@@ -15,6 +15,7 @@ In addition, for every operator:
 | operator | becomes | where |
 | --- | --- | --- |
 | Split with num_outputs | sizes as input | as in `changes` |
+| a reduction with another noop_with_empty_axes than 0 and 1 | refused | as in `changes` |
 | any node with absent inputs at the end | the node without them | always |
 | Clip, Slice, Resize with another absent input | Min; axes and empty regions are written | in a branch of an If |
 """
@@ -35,7 +36,7 @@ from fa_compiler.lowering.ascend.onnx_route import (
     forms_shapes,
     forms_windows,
 )
-from fa_compiler.lowering.ascend.onnx_route.changes import split_sizes
+from fa_compiler.lowering.ascend.onnx_route.changes import defined_noop, split_sizes
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, RewriteRule
 
 
@@ -72,6 +73,9 @@ FORMS: Mapping[str, RewriteRule] = {
     **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), forms_windows.window),
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), forms_shapes.one_axis),
     **dict.fromkeys(("Mean", "Sum"), forms_numbers.sums),
+    **dict.fromkeys(
+        ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), defined_noop
+    ),
     **dict.fromkeys(("RandomNormalLike", "RandomUniformLike"), forms_random.type_of_input),
     **dict.fromkeys(("Resize", "Upsample"), forms_resize.resize),
     "BatchNormalization": forms_numbers.no_statistics,

@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.changes import pads_of_all_axes
+from fa_compiler.lowering.ascend.onnx_route.changes import defined_noop, pads_of_all_axes
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
 from fa_compiler.passes.ir.nodes import int_attr
 
@@ -134,7 +134,8 @@ def flat(rewrite: Rewrite) -> None:
 
 
 def all_axes(rewrite: Rewrite) -> None:
-    """Reductions without axes."""
+    """ReduceLogSum without axes."""
+    defined_noop(rewrite)
     if "axes" not in rewrite.node.attributes and rewrite.builder.opset < 13:
         rewrite.write(axes=range(len(rewrite.shape(rewrite.needed(0)))))
 

@@ -18,6 +18,8 @@ place, and it is not usable after a failure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 import onnx_ir as ir
 from onnx import defs
@@ -67,11 +69,12 @@ def lower(model: ir.Model) -> None:
     remember_versions(model)
     info = analyse(model)
     _set_target(model, target)
-    if problems := _convert(model, info, source, target):
+    origins: dict[ir.Node, ir.Node] = {}
+    if problems := _convert(model, info, source, target, origins):
         raise UnsupportedModel(problems)
     for graph in all_graphs(model):
         _plain_constants(graph)
-    if problems := _unsupported(model, info, target):
+    if problems := _unsupported(model, info, target, origins):
         raise UnsupportedModel(problems)
     if problems := constant_outputs.fold(model):
         raise UnsupportedModel(problems)
@@ -190,7 +193,8 @@ def _set_target(model: ir.Model, target: int) -> None:
 # -- the nodes ------------------------------------------------------------------------------------
 
 
-def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int) -> list[str]:
+def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int, origins: dict[ir.Node, ir.Node]) -> list[str]:
+    """Rewrite every node for the parser, and return the problems. `origins` gets the model's node for each new node."""
     problems = []
     graphs = all_graphs(model)
     taken = Names.of(graphs)
@@ -200,6 +204,7 @@ def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int) -> list
             if node.domain not in STANDARD:
                 continue
             rewrite = Rewrite(node, builder, source)
+            mark = builder.mark
             try:
                 if not parser.takes("", node.op_type, target) and node.op_type in EXPANSIONS:
                     EXPANSIONS[node.op_type](rewrite)
@@ -211,6 +216,7 @@ def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int) -> list
                     forms.write_out(rewrite, graph is not model.graph)
             except UnsupportedNode as reason:
                 problems.append(problem_at(node, str(reason)))
+            origins.update(dict.fromkeys(builder.nodes_since(mark), node))
         if not problems:
             sweep(graph, [node for node in builder.nodes if node.graph is graph])
             restore_order(graph)
@@ -262,23 +268,27 @@ def _hoist(model: ir.Model) -> None:
 # -- after ----------------------------------------------------------------------------------------
 
 
-def _unsupported(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
-    """The problems of the converted model: what the parser does not take, or what is illegal at the target opset."""
+def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping[ir.Node, ir.Node]) -> list[str]:
+    """The problems of the converted model: what the parser does not take, or what is illegal at the target opset.
+
+    A problem of a new node names the node of the model that it stands for.
+    """
     problems = []
     for node in all_nodes(model.graph):
+        named = origins.get(node, node)
         domain = "" if node.domain in STANDARD else node.domain
         if domain == DOMAIN:
             if node.op_type not in operators():
-                problems.append(problem_at(node, "the registry does not know it, so there is no plugin for it"))
+                problems.append(problem_at(named, "the registry does not know it, so there is no plugin for it"))
         elif not parser.takes(domain, node.op_type, model.opset_imports.get(domain, 1)):
-            problems.append(problem_at(node, _unknown(domain, node.op_type)))
+            problems.append(problem_at(named, _unknown(domain, node.op_type)))
         elif not domain:
             problems += [
-                problem_at(node, f"{found.sentence}; export without it, or try --route air")
+                problem_at(named, f"{found.sentence}; export without it, or try --route air")
                 for found in plugin_mismatches(NodeForm.of_node(node, target, info))
                 if found.severity is not Severity.NOTE
             ]
-            problems += _illegal_types(node, info, target)
+            problems += _illegal_types(node, named, info, target)
     tensors = [value.const_value for graph in all_graphs(model) for value in graph.initializers.values()]
     for tensor in tensors:
         if tensor is not None and (int(tensor.dtype) not in parser.TYPES - parser.NO_CONSTANTS):
@@ -299,8 +309,11 @@ def _unknown(domain: str, op_type: str) -> str:
     return "ATC's parser does not know the operator (E13010); export again without it, or try --route air"
 
 
-def _illegal_types(node: ir.Node, info: ShapeInfo, target: int) -> list[str]:
-    """The problems of inputs with a type that the operator does not take at this opset, else those of outputs."""
+def _illegal_types(node: ir.Node, named: ir.Node, info: ShapeInfo, target: int) -> list[str]:
+    """The problems of inputs with a type that the operator does not take at this opset, else those of outputs.
+
+    `named` is the node of the model.
+    """
     try:
         schema = defs.get_schema(node.op_type, target)
     except defs.SchemaError:
@@ -315,7 +328,7 @@ def _illegal_types(node: ir.Node, info: ShapeInfo, target: int) -> list[str]:
             name = f"tensor({onnx.TensorProto.DataType.Name(int(dtype)).lower()})"
             if any(legal.startswith("tensor(") for legal in formal.types) and name not in formal.types:
                 sentence = f"its {side} '{value.name}' is {dtype.name}, which it does not have at opset {target}"
-                problems.append(problem_at(node, sentence))
+                problems.append(problem_at(named, sentence))
         if problems:
             break
     return problems

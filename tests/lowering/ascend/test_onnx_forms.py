@@ -566,6 +566,21 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         "g(float[2,4] x) => (int32[] y) { y = Multinomial<sample_size = 5>(x) }",
         "sample_size 1 only, and it is 5",
     ),
+    "several drawn numbers, counted in int64": (
+        15,
+        "g(float[2,4] x) => (int64[] z) { y = Multinomial<sample_size = 5, dtype = 7>(x) z = Neg(y) }",
+        "sample_size 1 only, and it is 5",
+    ),
+    "a sum whose noop_with_empty_axes is 2": (
+        13,
+        "g(float[2,4] x) => (float[] y) { y = ReduceSum<noop_with_empty_axes = 2>(x) }",
+        "noop_with_empty_axes is 2",
+    ),
+    "a minimum whose noop_with_empty_axes is 2": (
+        18,
+        "g(float[2,4] x) => (float[] y) { y = ReduceMin<noop_with_empty_axes = 2>(x) }",
+        "noop_with_empty_axes is 2",
+    ),
     "random numbers of another type": (
         14,
         "g(float[2] x) => (double[3] y, float[] z) { y = RandomUniform<dtype = 11, shape = [3]>() z = Relu(x) }",
