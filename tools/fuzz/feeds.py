@@ -75,9 +75,10 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
     elif style == "one size" and case.open:
         letter = str(rng.choice(sorted(case.open & OWN_HEADS or case.open)))
         sizes[letter] = sizes["M" if letter == "B" else letter] = 1
-        # Batches of 1 are repeated; what else does not agree may be refused.
+        # Batches of 1 are repeated; what else does not agree may be refused. Where tokens come first, the first
+        # dimension is no batch: a mask of more keys enlarges the scores of one.
         lenient = not any(len(each.dims) > 2 and each.dims[0] == letter for each in case.inputs)
-        lenient |= letter in ("N", "D")
+        lenient |= letter in ("N", "D", "S", "T")
     elif style == "empty" and case.open and not least:
         sizes[sorted(case.open - {"M"})[int(rng.integers(len(case.open - {"M"})))]] = 0
         sizes["M"] = sizes.get("B", 1)
