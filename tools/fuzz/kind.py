@@ -16,7 +16,7 @@ from tools.fuzz import kinds
 
 GROUPS = {
     "graphs": (
-        *("bounds", "compose", "gradients", "growth", "mutate", "quantised", "ready_made"),
+        *("bounds", "compose", "gradients", "growth", "mask_plans", "mutate", "quantised", "ready_made"),
         *("runtimes", "schema_calls", "spellings", "symbolic", "tested"),
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),

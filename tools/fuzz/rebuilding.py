@@ -76,7 +76,7 @@ def by_input(model: onnx.ModelProto, rng: random.Random) -> str | None:
 
 def _branched(model: onnx.ModelProto, before: onnx.NodeProto, value: str, other: str, kind: int = 7) -> None:
     """Put an If in front of a node that gives a value in both its branches, and let the node read it."""
-    name = f"either{len(model.graph.node)}"
+    name = f"either{len(model.graph.node)}_{len(model.graph.initializer)}"
     branches = []
     for mark, source in (("then", value), ("else", other)):
         made = helper.make_tensor_value_info(f"{name}_{mark}", kind, None)
@@ -111,7 +111,7 @@ def in_branch(model: onnx.ModelProto, rng: random.Random) -> str | None:
         or any(each.HasField("g") for n in inner for each in n.attribute)
     ):
         return None
-    name = f"branch{len(nodes)}"
+    name = f"branch{len(nodes)}_{len(model.graph.initializer)}"
     branches = []
     for mark in ("a", "b"):
         copies = []
