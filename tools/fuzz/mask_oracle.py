@@ -8,7 +8,8 @@ other in float32, and by what the plan says of the operator. The plan is right i
     -------------------  ----------------------------------------------------------------------------------------------
     a key                its class: one number of each addend, and for each selection whether it keeps the score
     numbers of an        its set of numbers where that is known, else its interval's ends and some numbers between
-    addend               them, else scores; an addend that may be a mask given to the model has large numbers, too
+    addend               them, else scores; an addend that may be a mask given to the model has large numbers, too,
+                         and one that is multiplied by a huge number has multiples of it
     a row                one to three keys of any classes; a term without an axis of keys is the same at all of them
     scores, sinks        numbers of common size; a sink is above its lower bound
 
@@ -34,7 +35,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
-from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK, FLOAT32_MAX
+from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK, FLOAT32_MAX, HUGE
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_like import is_score_like
@@ -155,8 +156,21 @@ class _Rows:
             return [low, *inside, *([] if high in (low, math.inf) else [high])]
         if is_score_like(value, self.values.viewer):
             return [*SCORES]
+        if (factor := self._huge_factor(value)) is not None:
+            return [0.0, factor, factor / 2]
         dtype = self.values.viewer.info.dtype(value)
         return [*SCORES, *(x for x in LARGE if dtype is not ir.DataType.FLOAT16 or not RANGE_16 < -x < math.inf)]
+
+    def _huge_factor(self, value: ir.Value) -> float | None:
+        """The huge constant that an addend is a multiple of, as (1 - mask) * low is; None of other addends."""
+        viewer = self.values.viewer
+        view = viewer.view(value, factors=False)
+        product = (value if view is None else view.base).producer()
+        if product is None or product.op_type != "Mul":
+            return None
+        numbers = (viewer.facts.sets.of(factor) for factor in product.inputs)
+        alone = [next(iter(known)) for known in numbers if known is not None and len(known) == 1]
+        return next((number for number in alone if math.isfinite(number) and abs(number) >= HUGE), None)
 
     def _excludes_nothing(self, term: Term) -> bool:
         structure = self.planned.planner.structure((term,))
