@@ -16,6 +16,9 @@ change is not in the table.
 | AveragePool, LpPool with dilations; ceil_mode | refused | no dilations before; the last window counts differently |
 | Resize | refused with half_pixel_symmetric | new in 19; `forms` handles the attributes of 18 |
 | GridSample linear, cubic | bilinear, bicubic | the older names, for images of 4 dimensions |
+| Range with stash_type | without | it has an effect for 16 bits only, which no Range has before |
+| SpaceToDepth with mode CRD | refused | blocks were ordered as DCR before |
+| Mod of floats with fmod 0 | as in `forms` | the remainder has the sign of the divisor, as that of integers |
 | IsInf of float16 | of float32 | the cast keeps infinities and makes no new ones |
 """
 
@@ -29,7 +32,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
 from fa_compiler.passes.ir.nodes import axes_of, constant, int_attr
 
-NEWEST_SOURCE = 26
+NEWEST_SOURCE = 28
 """The newest opset whose operators are in this table."""
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -184,11 +187,13 @@ def infinite_halves(rewrite: Rewrite) -> None:
 
 _ANY: dict[int, RewriteRule | None] = dict.fromkeys((19, 21, 23, 24, 25))
 _LATER: dict[int, RewriteRule | None] = dict.fromkeys((21, 23, 24, 25))
-_CASTS: dict[int, RewriteRule | None] = {**_ANY, 19: drop("saturate"), 24: drop("round_mode")}
+_CASTS: dict[int, RewriteRule | None] = {**_ANY, 19: drop("saturate"), 24: drop("round_mode"), 28: None}
 _REDUCE: dict[int, RewriteRule | None] = {18: axes_as_attribute}
+_LOGARITHMS: dict[int, RewriteRule | None] = {18: axes_as_attribute, 28: None}
 _EXTREMES: dict[int, RewriteRule | None] = {18: axes_as_attribute, 20: booleans}
 _NEW_REDUCTIONS: dict[int, RewriteRule | None] = {18: None}
 _TYPES_22: dict[int, RewriteRule | None] = {22: None}
+_TYPES_28: dict[int, RewriteRule | None] = {28: None}
 _ONLY_TYPES = (
     *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Sin", "Sinh", "Tan"),
     *("Conv", "ConvTranspose", "Det", "EyeLike", "InstanceNormalization", "LpNormalization", "RoiAlign"),
@@ -201,13 +206,16 @@ CHANGES: Mapping[str, Mapping[int, RewriteRule | None]] = {
     **dict.fromkeys(("Constant", "Identity", "If", "Reshape", "Shape", "Size"), _ANY),
     **dict.fromkeys(("Flatten", "Squeeze", "Transpose", "Unsqueeze"), _LATER),
     **dict.fromkeys(_ONLY_TYPES, _TYPES_22),
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"), _REDUCE),
+    **dict.fromkeys(("BitShift", "Celu", "Compress", "DepthToSpace", "Einsum", "Mod"), _TYPES_28),
+    **dict.fromkeys(("OneHot", "ReverseSequence", "Unique"), _TYPES_28),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMean"), _REDUCE),
+    **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), _LOGARITHMS),
     **dict.fromkeys(("ReduceProd", "ReduceSumSquare"), _REDUCE),
     **dict.fromkeys(("ReduceMax", "ReduceMin"), _EXTREMES),
     **dict.fromkeys(("ScatterElements", "ScatterND"), _NEW_REDUCTIONS),
     "AveragePool": {19: pool, 22: None},
     "Cast": _CASTS,
-    "CastLike": _CASTS,
+    "CastLike": {version: rule for version, rule in _CASTS.items() if version != 28},
     "ConstantOfShape": {20: None, **_LATER},
     "Equal": {19: None},
     "GridSample": {20: grid_modes, 22: None},
@@ -215,7 +223,9 @@ CHANGES: Mapping[str, Mapping[int, RewriteRule | None]] = {
     "IsNaN": {20: None},
     "LpPool": {18: refuse(ceil_mode=0, dilations=None), 22: None},
     "Pad": {**_ANY, 18: pads_of_all_axes, 19: no_wrap},
+    "Range": {27: drop("stash_type")},
     "Resize": {18: None, 19: not_symmetric},
+    "SpaceToDepth": {28: refuse(mode="DCR")},
     "Split": {18: split_sizes},
     "SplitToSequence": {24: None},
     "TopK": {24: None},

@@ -293,7 +293,7 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
     for tensor in tensors:
         if tensor is not None and (int(tensor.dtype) not in parser.TYPES - parser.NO_CONSTANTS):
             problems.append(f"'{tensor.name}' is of type {tensor.dtype}, which ATC does not take for constants")
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def _unknown(domain: str, op_type: str) -> str:

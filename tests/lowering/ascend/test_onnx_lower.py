@@ -29,6 +29,16 @@ EQUAL: dict[str, tuple[int, str]] = {
     ),
     "swish": (24, f"g({X}) => (float[2,6,4] y) {{ y = Swish<alpha = 1.5>(x) }}"),
     "mish": (18, f"g({X}) => (float[2,6,4] y) {{ y = Mish(x) }}"),
+    "a remainder of floats": (28, "g(float[2,6] x, float[6] d) => (float[2,6] y) { y = Mod(x, d) }"),
+    "blocks by rows": (
+        28,
+        'g(float[1,2,4,4] x) => (float[1,8,2,2] y) { y = SpaceToDepth<blocksize = 2, mode = "DCR">(x) }',
+    ),
+    "a range whose stash type is written": (
+        27,
+        "g(float[4] x) => (float[4] y) { a = Constant<value_float=0.5>() b = Constant<value_float=4.5>() "
+        "c = Constant<value_float=1.0>() r = Range<stash_type = 1>(a, b, c) y = Add(x, r) }",
+    ),
     "rms": (23, f"g({X}, float[4] s) => (float[2,6,4] y) {{ y = RMSNormalization<epsilon = 0.01>(x, s) }}"),
     "rms of two axes": (
         23,
@@ -161,7 +171,13 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         "have no 4 parts",
     ),
     "old": (7, "g(float[2] x) => (float[2] y) { y = Relu(x) }", "is of opset 7"),
-    "new": (27, "g(float[2] x) => (float[2] y) { y = Relu(x) }", "is of opset 27"),
+    "new": (29, "g(float[2] x) => (float[2] y) { y = Relu(x) }", "is of opset 29"),
+    "blocks by columns": (
+        28,
+        'g(float[1,2,4,4] x) => (float[] y) { y = SpaceToDepth<blocksize = 2, mode = "CRD">(x) }',
+        "mode is 'CRD'",
+    ),
+    "a range of 16 bits": (27, "g(float16 x) => (float16[] y) { y = Range(x, x, x) }", "'x' is FLOAT16"),
     "wrapped": (19, f'g({X}, int64[6] p) => (float[] y) {{ y = Pad<mode = "wrap">(x, p) }}', "'wrap'"),
     "pool": (
         19,
