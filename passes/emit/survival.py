@@ -16,7 +16,8 @@ int32. So in what an attention is computed from:
 
     2  a zero point that is absent is written down as the 0 that it is
     3  DequantizeLinear(x, scale) of int32, with a Transpose in front of it, becomes Mul(Cast(x), scale), which gives
-       the same bits
+       the same bits; so does one with a Transpose behind it that the optimiser may push up to it, through a Concat for
+       example, unless x is a constant such as the bias of a product
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.dequantised import COPIED_BEHIND, DOMAINS, dequantised
 from fa_compiler.passes.ir.nodes import (
     constant,
+    constant_tensor,
     data_readers,
     input_of,
     int_attr,
@@ -48,7 +50,7 @@ TYPED_SINCE = 21
 UNTYPED = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT16)
 """The integers that a QuantizeLinear gives only with a zero point, or with a type (2)."""
 NEAR = 64
-"""A Transpose in front of a DequantizeLinear is looked for among so many nodes (3)."""
+"""A Transpose around a DequantizeLinear is looked for among so many nodes (3)."""
 _Change = Callable[[ir.Node, Builder], bool]
 """Changes a node of a graph, and says whether it did."""
 
@@ -134,8 +136,7 @@ def _multiplied(node: ir.Node, builder: Builder) -> bool:
     )
     if not is_zero or not known or info.dtype(scale) != ir.DataType.FLOAT or info.dtype(output) != ir.DataType.FLOAT:
         return False
-    near = reached([integers], lambda value: [] if (maker := value.producer()) is None else _given(maker), NEAR)
-    if not any(is_op(value.producer(), "Transpose") for value in near):
+    if not _has_transpose_near(integers, output):
         return False
     rank, vector = len(shapes[0] or ()), len(shapes[1] or ()) == 1 and (shapes[1] or ())[0].const != 1
     axis = int_attr(node, "axis", 1) % rank if vector else 0
@@ -143,6 +144,17 @@ def _multiplied(node: ir.Node, builder: Builder) -> bool:
     real = builder.cast(integers, ir.DataType.FLOAT)
     _replace(output, builder.op("Mul", [real, factor], ir.DataType.FLOAT), builder)
     return True
+
+
+def _has_transpose_near(integers: ir.Value, output: ir.Value) -> bool:
+    """Is a Transpose in front of a DequantizeLinear that reads `integers`, or, unless these are constant, behind its
+    output?"""
+    near = list(reached([integers], lambda value: [] if (maker := value.producer()) is None else _given(maker), NEAR))
+    if constant_tensor(integers) is None:
+        near.extend(
+            reached([output], lambda value: [made for reader in value.consumers() for made in reader.outputs], NEAR)
+        )
+    return any(is_op(value.producer(), "Transpose") for value in near)
 
 
 def _dequantises(node: ir.Node) -> ir.Value | None:

@@ -450,14 +450,16 @@ class Call:
         while names and not names[-1]:
             names.pop()
         most = len(self.schema.outputs)
-        # Without room for the caches ONNX Runtime ends the process in operators of one row, and refuses others.
+        # Without room for the caches ONNX Runtime ends the process in operators of one row, reads other memory in place
+        # of the past in GroupQueryAttention, and refuses others.
         cached = {"past_key", "past", "k_scale"}.intersection(self.shapes)
-        count = 3 if cached and (self.schema.name in ONE_ROW or rng.random() < 0.9) else rng.choice([1, 3])
+        needs_room = self.schema.name in ONE_ROW or (cached and self.schema.name == "GroupQueryAttention")
+        count = 3 if cached and (needs_room or rng.random() < 0.9) else rng.choice([1, 3])
         if most > 3 and rng.random() < 0.06:
             count = most
             self.attributes |= {name: rng.choice([1, 2]) for name in ("qk_output",) if name in self.schema.attributes}
         ports = self.schema.outputs[:count]
-        given = 1.0 if self.schema.name in ONE_ROW else 0.97
+        given = 1.0 if needs_room else 0.97
         outputs = [port.name if rng.random() < given or not index else "" for index, port in enumerate(ports)]
         node = helper.make_node(
             self.schema.name, names, outputs, name="op", domain=self.schema.domain, **self.attributes

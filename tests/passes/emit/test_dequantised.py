@@ -238,3 +238,20 @@ def test_a_transposition_in_front_of_a_past(name: str, opset: int) -> None:
     )
     for target in TARGETS:
         check(proto, target)
+
+
+@pytest.mark.parametrize("kind", ("int8", "int32"))
+@pytest.mark.parametrize("opset", (17, 21))
+def test_a_transposition_that_is_pushed_up_to_new_keys(kind: str, opset: int) -> None:
+    """The transposition of the past makes up for one behind the Concat, which then reaches the quantised new keys."""
+    proto = parse(
+        "scale = Constant<value=float {0.05}>() f = DequantizeLinear(new, scale) "
+        "a = Transpose<perm=[0,2,1,3]>(past) t = Transpose<perm=[1,0,3,2]>(a) kt = Concat<axis=3>(t, f) "
+        "s = MatMul(q, kt) p = Softmax<axis=-1>(s) y = MatMul(p, v)",
+        inputs=f"float[2,2,S,4] q, float[2,3,2,4] past, {kind}[2,2,4,1] new, float[2,2,4,4] v",
+        outputs="float[2,2,S,4] y",
+        opset=opset,
+        ir_version=10,
+    )
+    for target in TARGETS:
+        check(proto, target)
