@@ -1,6 +1,6 @@
 """A process that holds one model in one runtime; models.py asks it to run.
 
-    python -m bench.model_worker RUNTIME THREADS MODEL       RUNTIME is ort or openvino
+    python -m bench.model_worker RUNTIME THREADS MODEL       RUNTIME is ort, ort-alone or openvino
     python -m bench.model_worker optimise TYPE HEADS HIDDEN MODEL OUT     as onnxruntime.transformers optimises it
 
 It is a server of tools/processes.py. The greeting is the `version`, the process `pid`, and the seconds `made` in which
@@ -42,8 +42,9 @@ PROFILED, FEWEST = 1.0, 3
 """The seconds of profiled runs, and the fewest of them."""
 
 
-def ort_session(model: str, threads: int, profile: str = "") -> Any:
-    """A session that knows our operators, also if the model has none of them."""
+def ort_session(model: str, threads: int, profile: str = "", alone: bool = False) -> Any:
+    """A session that knows our operators, also if the model has none of them; `alone` one that does not, so that the
+    bodies run."""
     import onnxruntime as ort
 
     from fa_compiler.lowering.ort import register_custom_ops
@@ -54,7 +55,8 @@ def ort_session(model: str, threads: int, profile: str = "") -> Any:
     options.log_severity_level = 4
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    register_custom_ops(options)
+    if not alone:
+        register_custom_ops(options)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -103,6 +105,13 @@ def in_ort(model: str, threads: int) -> tuple[str, Run]:
     return f"onnxruntime {ort.__version__}", ort_run(ort_session(model, threads))
 
 
+def in_ort_alone(model: str, threads: int) -> tuple[str, Run]:
+    """The same without our library."""
+    import onnxruntime as ort
+
+    return f"onnxruntime {ort.__version__}", ort_run(ort_session(model, threads, alone=True))
+
+
 def in_openvino(model: str, threads: int) -> tuple[str, Run]:
     """OpenVINO's CPU plugin in float32, as for the other runtimes."""
     import openvino as ov
@@ -120,7 +129,11 @@ def in_openvino(model: str, threads: int) -> tuple[str, Run]:
     return f"openvino {ov.__version__.split('-')[0]}", run
 
 
-RUNTIMES = {"ort": ("onnxruntime", in_ort), "openvino": ("openvino", in_openvino)}
+RUNTIMES = {
+    "ort": ("onnxruntime", in_ort),
+    "ort-alone": ("onnxruntime", in_ort_alone),
+    "openvino": ("openvino", in_openvino),
+}
 
 
 class Bench:

@@ -12,6 +12,7 @@ one. Each model runs in these variants, each in its own process, round by round:
     ort-optimizer   optimised by onnxruntime.transformers, from an export by TorchScript where there is one, because
                     that is what it knows; the last line has the number of attention operators that it made
     ours            fused by fa_compiler
+    ours-alone      the same file in ONNX Runtime without our library, where the bodies of the fused nodes run
     ours-in-place   the same with --in-place-caches, for the steps
     ours-contrib    fused for ONNX Runtime's own operators, which need no library (--target contrib --runtime ort-cpu)
     openvino        the original in OpenVINO, if an interpreter has it
@@ -77,6 +78,7 @@ MODELS = {
 
 FUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "ours": ("ort", ()),
+    "ours-alone": ("ort-alone", ()),
     "ours-in-place": ("ort", ("--in-place-caches",)),
     "ours-contrib": ("ort", ("--target", "contrib", "--runtime", "ort-cpu")),
     "ours-openvino": ("openvino", ("--target", "onnx", "--runtime", "openvino")),
@@ -283,6 +285,7 @@ def _difference(folder: Path, variant: str) -> float | None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """All measurements, with a line of progress for each. Raises NotPrepared."""
     pythons = interpreters(arguments.peer_python)
+    pythons["ort-alone"] = pythons["ort"]
     results: dict[str, Any] = {"threads": arguments.threads, "layers": arguments.layers, "versions": [],
                                "date": time.strftime("%Y-%m-%d"), "optimizer": {}, "rows": []}  # fmt: skip
     for name, model in MODELS.items():

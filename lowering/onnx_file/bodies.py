@@ -20,6 +20,17 @@ and later the result has the type of query (CastLike), so that a tool may conver
 Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. A row reads the
 keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
 place of such values, and a branch adds the effect of those that are read; it runs only if there are any.
+
+Where a mask is all that changes the scores, and query, key and value are finite and not huge, none of this is needed: a
+branch then computes what models compute, with a number that is added to the scores at masked keys. It is as fast as the
+model was. What is left of a mask has the size of the mask, not of the scores:
+
+    cpu_empty_rows   added at masked keys            a row without keys
+    ---------------  ------------------------------  -----------------------------------------------------------
+    "mean"           the lowest float32              has this number everywhere: a score is lost in it
+    "unmasked"       -inf, but 0 in rows without     is as if no mask was there
+    "nan"            -inf                            is NaN
+    "", "zero"       -inf                            is NaN in the softmax, and its result is replaced by 0
 """
 
 from __future__ import annotations
@@ -84,6 +95,10 @@ _TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_
 _TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
 _FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
 _COMPRESSED = 2048
+_FAR = 1 << 30
+"""Farther away than any two tokens are."""
+_TAME = 1e30
+"""Scores below this are lost in the lowest number of float32, and do not overflow."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +239,23 @@ def _key_heads(key: TensorInfo, layout: str, widths: Mapping[str, int], n1: int)
     return divide(widths["key"], widths["query"] // n1)
 
 
+@dataclass(frozen=True)
+class _Band:
+    """The bounds of a band, as conditions on rows and keys, and why a row is without keys, as conditions on rows."""
+
+    allowed: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """The value that is true where a row reads a key. `empty` are conditions on rows, one of which holds where a row
+    reads none; without them the keys have to be counted."""
+
+    keys: str
+    empty: tuple[str, ...] = ()
+
+
 @dataclass
 class _Writer:
     """Writes the nodes of one body. The methods return the names of values."""
@@ -232,12 +264,31 @@ class _Writer:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _constants: dict[bytes, str] = field(default_factory=dict)
+    _offset: int = 0
 
     def write(self) -> None:
-        call = self.call
         query, key, value = self._operands()
-        bias = self._float("real_shift") if "real_shift" in call.inputs else None
         scale = self._scale()
+        if self._may_be_plain():
+            # The branches read these, not the operands: QDQPropagation of ONNX Runtime (1.20 to 1.32) ends the process
+            # if it can move a DequantizeLinear forwards to a value that a branch reads. No number is above infinity.
+            query, key, value = (self.op("Min", name, self.number(math.inf)) for name in (query, key, value))
+            plain, general = self._branch(1000), self._branch(2000)
+            branches = {
+                "then_branch": _graph("as_models_do", plain.nodes, plain.plain(query, key, value, scale)),
+                "else_branch": _graph("any_numbers", general.nodes, general.general(query, key, value, scale)),
+            }
+            out = self.op("If", self._are_tame(query, key, value, scale), **branches)
+        else:
+            out = self.general(query, key, value, scale)
+        if {"real_shift", "atten_mask"} & set(self.call.inputs):
+            out = self._of_operands(out, (query, key, value))
+        self._arrange(out)
+
+    def general(self, query: str, key: str, value: str, scale: str) -> str:
+        """The result [B,N1,S1,Dv] for operands of any numbers."""
+        call = self.call
+        bias = self._float("real_shift") if "real_shift" in call.inputs else None
         first = call.attrs["pse_type"] == 1
         product = scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
         batch = self._batch(product, value) if call.attrs.get("cpu_mask_batch") == "repeated" else None
@@ -245,17 +296,58 @@ class _Writer:
             bias = self._repeated(bias, batch)
         if bias is not None and first:
             scores = self.op("Add", scores, bias)
-        scores = self.op("Mul", scores, scale)
-        if softcap := float(call.attrs.get("cpu_softcap", 0.0)):
-            cap = self.number(softcap)
-            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
+        scores = self._capped(self.op("Mul", scores, scale))
         if bias is not None and not first:
             scores = self.op("Add", scores, bias)
         scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
-        out = self._attend(scores, value, scaled_bias, batch)
-        if {"real_shift", "atten_mask"} & set(call.inputs):
-            out = self._of_operands(out, product, value)
-        self._arrange(out)
+        return self._attend(scores, value, scaled_bias, batch)
+
+    def plain(self, query: str, key: str, value: str, scale: str) -> str:
+        """The result [B,N1,S1,Dv] for operands that `_are_tame`, beside a mask alone."""
+        product = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
+        scores = self._capped(self.op("Mul", product, scale))
+        batch = self._batch(product, value) if self.call.attrs.get("cpu_mask_batch") == "repeated" else None
+        allowed = self._allowed(scores, batch)
+        if allowed is None:
+            return self.op("MatMul", self.op("Softmax", scores, axis=-1), value)
+        rule = self.call.attrs.get("cpu_empty_rows", "")
+        nothing = self.number(0.0)
+        fill = self.number(float(np.finfo(np.float32).min) if rule == "mean" else -math.inf)
+        empty = "" if rule in ("mean", "nan") else self._empty(allowed)
+        kept = self.op("Or", allowed.keys, empty) if rule == "unmasked" else allowed.keys
+        added = self.op("Where", kept, nothing, fill)
+        out = self.op("MatMul", self.op("Softmax", self.op("Add", scores, added), axis=-1), value)
+        return self.op("Where", empty, nothing, out) if rule in ("", "zero") else out
+
+    def _may_be_plain(self) -> bool:
+        """Whether a mask is all that changes the scores: no bias, no sink, and no scores of masked keys."""
+        call = self.call
+        scored = math.isfinite(float(call.attrs.get("cpu_mask_value", -math.inf)))
+        return "atten_mask" in call.inputs and not {"real_shift", "sink"} & set(call.inputs) and not scored
+
+    def _are_tame(self, query: str, key: str, value: str, scale: str) -> str:
+        """Whether all operands are finite, and all scores below `_TAME`: two vectors have a product of at most that
+        of their lengths. NaN is below nothing."""
+        lengths = [self.op("Sqrt", self.op("ReduceSumSquare", name, keepdims=0)) for name in (query, key)]
+        largest = self.op("Mul", self.op("Mul", *lengths), self.op("Abs", scale))
+        of_values = self.op("ReduceSumSquare", value, keepdims=0)
+        bounded = [self.op("Less", name, self.number(_TAME)) for name in (largest, *lengths, of_values)]
+        return self._joined("And", bounded)
+
+    def _branch(self, offset: int) -> _Writer:
+        """The writer of a branch, whose names are no names of this one."""
+        branch = _Writer(self.call)
+        branch._names = {stem: offset + count for stem, count in self._names.items()}
+        branch._offset = offset
+        return branch
+
+    def _capped(self, scores: str) -> str:
+        """The scores with their soft cap, if there is one."""
+        softcap = float(self.call.attrs.get("cpu_softcap", 0.0))
+        if not softcap:
+            return scores
+        cap = self.number(softcap)
+        return self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
 
     def op(self, op_type: str, *inputs: str, out: str = "", **attrs: Any) -> str:
         """Add a node, and return the name of its output."""
@@ -270,7 +362,7 @@ class _Writer:
         return self._constant(np.array(values, np.int64))
 
     def _new(self, stem: str) -> str:
-        self._names[stem] = self._names.get(stem, 0) + 1
+        self._names[stem] = self._names.get(stem, self._offset) + 1
         return f"{stem}_{self._names[stem]}"
 
     def _constant(self, array: np.ndarray) -> str:
@@ -347,21 +439,27 @@ class _Writer:
         fill = self.number(mask_value)
         if biased and bias is not None:
             fill = self.op("Add", fill, bias)
-        return self._attend_scored(self.op("Where", allowed, scores, fill), value, allowed)
+        return self._attend_scored(self.op("Where", allowed.keys, scores, fill), value, allowed.keys)
 
-    def _attend_allowed(self, scores: str, value: str, allowed: str) -> str:
+    def _attend_allowed(self, scores: str, value: str, allowed: _Allowed) -> str:
         """Excluded keys have no part in the softmax. cpu_empty_rows says what a row without keys is."""
         nothing, infinite = self.number(0.0), self.number(-math.inf)
         rule = self.call.attrs.get("cpu_empty_rows", "")
-        count = self.op("ReduceSum", self.op("Cast", allowed, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
-        empty = self.op("Equal", count, nothing)
-        kept = self.op("Or", allowed, empty) if rule == "unmasked" else allowed
+        empty = self._empty(allowed)
+        kept = self.op("Or", allowed.keys, empty) if rule == "unmasked" else allowed.keys
         fill = self.op("Where", empty, nothing, infinite) if rule == "mean" else infinite
         weights = self._softmax(self.op("Where", kept, scores, fill), empty)
         if rule not in ("", "zero", "nan"):
-            return self._weighted(weights, value, self.op("Or", allowed, empty))
+            return self._weighted(weights, value, self.op("Or", allowed.keys, empty))
         of_empty = self.number(math.nan) if rule == "nan" else nothing
-        return self._weighted(self.op("Where", empty, of_empty, weights), value, allowed)
+        return self._weighted(self.op("Where", empty, of_empty, weights), value, allowed.keys)
+
+    def _empty(self, allowed: _Allowed) -> str:
+        """The rows without keys, as far as they broadcast to the scores: their last axis is 1."""
+        if allowed.empty:
+            return self._joined("Or", allowed.empty)
+        count = self.op("ReduceSum", self.op("Cast", allowed.keys, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
+        return self.op("Equal", count, self.number(0.0))
 
     def _attend_scored(self, scores: str, value: str, allowed: str) -> str:
         """Excluded keys have a finite score. Their values count where their weight is no less than a normal float32,
@@ -395,9 +493,16 @@ class _Writer:
             weights = self.op("Slice", weights, self.ints(0), self.ints(-1), self.ints(3))
         return weights
 
-    def _allowed(self, scores: str, batch: str | None) -> str | None:
-        """The allowed keys, true where a row reads a key, as far as they broadcast to the scores; None without a
-        mask. With `batch` the mask is repeated to this batch size."""
+    def _joined(self, op_type: str, conditions: Sequence[str]) -> str:
+        """And or Or of conditions, of which there is one at least."""
+        joined = conditions[0]
+        for condition in conditions[1:]:
+            joined = self.op(op_type, joined, condition)
+        return joined
+
+    def _allowed(self, scores: str, batch: str | None) -> _Allowed | None:
+        """The allowed keys, as far as they broadcast to the scores; None without a mask. With `batch` the mask is
+        repeated to this batch size."""
         call, mode = self.call, self.call.attrs["sparse_mode"]
         if "atten_mask" not in call.inputs:
             return None
@@ -405,35 +510,41 @@ class _Writer:
         if call.mask_excludes:
             excluded = self.op("Cast", "atten_mask", to=TensorProto.BOOL)
             parts.append(self.op("Not", excluded if batch is None else self._repeated(excluded, batch)))
-        if mode != 1:
-            parts += self._band(scores, int(mode))
-        allowed = parts[0] if parts else None
-        for part in parts[1:]:
-            allowed = self.op("And", allowed or "", part)
-        return allowed
+        band = _Band() if mode == 1 else self._band(scores, int(mode))
+        if not parts and not band.allowed:
+            return None
+        allowed = self._joined("And", [*parts, *band.allowed])
+        return _Allowed(allowed, () if parts else band.empty)
 
-    def _band(self, scores: str, mode: int) -> list[str]:
+    def _band(self, scores: str, mode: int) -> _Band:
         """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom right (3, 4)."""
         before, after = (int(self.call.attrs[name]) for name in ("pre_tockens", "next_tockens"))
         if mode in (2, 3):
             before, after = UNLIMITED, 0
-        lower = None if before >= UNLIMITED else -before
-        upper = None if after >= UNLIMITED else after
-        if lower is None and upper is None:
-            return []
+        has_first, has_last = before < UNLIMITED, after < UNLIMITED
+        if not has_first and not has_last:
+            return _Band()
+        # Positions are int32, which ONNX Runtime compares twice as fast as int64. No length comes near its limit.
         shape = self.op("Shape", scores)
-        rows, keys = (self.op("Gather", shape, self._constant(np.array(axis, np.int64))) for axis in (2, 3))
-        zero, one = (self._constant(np.array(number, np.int64)) for number in (0, 1))
+        sizes = (self.op("Gather", shape, self._constant(np.array(axis, np.int64))) for axis in (2, 3))
+        rows, keys = (self.op("Cast", size, to=TensorProto.INT32) for size in sizes)
+        zero, one = (self._constant(np.array(number, np.int32)) for number in (0, 1))
         row = self.op("Unsqueeze", self.op("Range", zero, rows, one), self.ints(1))
-        distance = self.op("Sub", self.op("Range", zero, keys, one), row)
         if mode in (3, 4):
-            distance = self.op("Sub", distance, self.op("Sub", keys, rows))
-        parts = []
-        if lower is not None:
-            parts.append(self.op("GreaterOrEqual", distance, self._constant(np.array(lower, np.int64))))
-        if upper is not None:
-            parts.append(self.op("LessOrEqual", distance, self._constant(np.array(upper, np.int64))))
-        return parts
+            row = self.op("Add", row, self.op("Sub", keys, rows))
+        key = self.op("Range", zero, keys, one)
+        allowed, empty = [], []
+        if has_first:
+            first = self.op("Sub", row, self._constant(_step(before)))
+            allowed.append(self.op("GreaterOrEqual", key, first))
+            empty.append(self.op("GreaterOrEqual", first, keys))
+        if has_last:
+            last = self.op("Add", row, self._constant(_step(after)))
+            allowed.append(self.op("LessOrEqual", key, last))
+            empty.append(self.op("Less", self.op("Min", last, self.op("Sub", keys, one)), zero))
+        if has_first and has_last:
+            empty.append(self.op("Less", last, first))
+        return _Band(tuple(allowed), tuple(empty))
 
     def _weighted(self, weights: str, value: str, read: str) -> str:
         """weights @ value, where values that are not read need not be finite."""
@@ -447,8 +558,7 @@ class _Writer:
         lacking_values = self.op("Where", lacking, value, nothing)
         number = TensorProto.FLOAT
 
-        branch = _Writer(self.call)
-        branch._names = {stem: 1000 + count for stem, count in self._names.items()}
+        branch = self._branch(self._offset + 4000)
         positive = branch.op("And", branch.op("Greater", weights, nothing), read)
         zero = branch.op("And", branch.op("Equal", weights, nothing), read)
         used, unused = (branch.op("Cast", condition, to=number) for condition in (positive, zero))
@@ -471,12 +581,12 @@ class _Writer:
             "If", condition, then_branch=then, else_branch=_graph("no_such_values", [identity], "finite_only")
         )
 
-    def _of_operands(self, out: str, product: str, value: str) -> str:
+    def _of_operands(self, out: str, operands: Sequence[str]) -> str:
         """The result, with the sizes that query, key and value give it.
 
         A mask or bias of more batches or rows than these is an error, as it is in the kernel: it does not repeat them.
         """
-        sizes = [self.op("Shape", name) for name in (product, value)]
+        sizes = [self.op("Shape", name) for name in operands]
         batches = [self.op("Slice", size, self.ints(0), self.ints(1)) for size in sizes]
         rows = self.op("Slice", sizes[0], self.ints(2), self.ints(3))
         heads, width = self.ints(self.call.heads[0]), self.ints(self.call.widths["value"])
@@ -492,6 +602,11 @@ class _Writer:
             self.op("CastLike", out, "query", out="attention_out")
         else:
             self.op("Cast", out, out="attention_out", to=call.dtype)
+
+
+def _step(tokens: int) -> np.ndarray:
+    """The distance of a bound from the diagonal; a distance behind every key stays one."""
+    return np.array(max(-_FAR, min(tokens, _FAR)), np.int32)
 
 
 def _graph(name: str, nodes: Sequence[onnx.NodeProto], output: str) -> onnx.GraphProto:
