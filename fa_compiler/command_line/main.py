@@ -56,7 +56,13 @@ error.
 class _Parser(argparse.ArgumentParser):
     """Prints a usage error as one line and exits with code 2. A word close to a command is corrected in it."""
 
-    commands: Mapping[str, argparse.ArgumentParser] = {}
+    commands: Mapping[str, _Parser] = {}
+
+    def unknown(self, word: str) -> NoReturn:
+        """End with the error of a word that the command does not know."""
+        known = [option for action in self._actions for option in action.option_strings]
+        close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+        self.error(f"unknown argument {word!r}" + (f", did you mean {close[0]}?" if close else ""))
 
     def error(self, message: str) -> NoReturn:
         word = re.match(r"argument [A-Z]+: invalid choice: '(.*?)'", message)
@@ -67,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _Parser:
     """The parser of the whole command line.
 
     Each command sets `run` to the function of this package that runs it, as "module.function". A module is imported
@@ -389,7 +395,9 @@ def _run(argv: Sequence[str] | None) -> int:
         if COMPLETING in os.environ:
             with contextlib.suppress(ImportError):
                 complete(top)
-        args = top.parse_args(argv)
+        args, others = top.parse_known_args(argv)
+        if others:
+            top.commands[args.command].unknown(others[0])
         module, _, function = args.run.partition(".")
         with _text_beside(args):
             code = int(getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(args))

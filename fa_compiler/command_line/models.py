@@ -68,12 +68,13 @@ def _strict_exit_code(report: Report) -> int:
 
     An operator that is left as it is and a softmax that is no attention do not count.
     """
-    declined = [each.id for each in report.blocks if each.status == "declined" and each.code != Code.READY_MADE]
+    declined = [block for block in report.blocks if block.status == "declined" and block.code != Code.READY_MADE]
     if (report.count("fused") or report.count("already_fused")) and not declined:
         return OK
     what = "no attention was fused"
     if declined:
-        what = f"{'blocks' if len(declined) > 1 else 'block'} {', '.join(map(str, declined))} declined"
+        named = ", ".join(f"{block.id} ({block.code.value})" if block.code else str(block.id) for block in declined)
+        what = f"{'blocks' if len(declined) > 1 else 'block'} {named} declined"
     print(f"fa-compiler: error: --strict: {what}", file=sys.stderr)
     return DIFFERENT
 

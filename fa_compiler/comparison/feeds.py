@@ -210,7 +210,8 @@ def opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
     except InputError:
         raise
     except Exception as error:  # the exceptions of NumPy, zipfile and the decompressors share no class
-        raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
+        why = "save the inputs by name with numpy.savez" if "pickle" in str(error) else one_line(error)
+        raise InputError(f"{path} is not an .npz file of plain arrays: {why}") from None
 
 
 def read_inputs(

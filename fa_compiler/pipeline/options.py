@@ -74,7 +74,7 @@ def make_options(target: str = Options.target, **given: Unpack[FileKeywords]) ->
         InputError: an option has an unknown value, or cannot be used with the target.
     """
     if target != "ascend" and (given.get("soc_version") is not None or given.get("cann") is not None):
-        raise InputError("a SoC version and a CANN version go with the target 'ascend' only")
+        raise InputError("a SoC version and a CANN version need --target ascend")
     try:
         return FileOptions(target, **read_options(given, FileOptions))  # type: ignore[arg-type]  # FileOptions checks it
     except ValueError as error:

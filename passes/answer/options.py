@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict, get_args
 
 from fa_compiler import op_registry
+from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.runtimes import RUNTIMES, Runtime
 from fa_compiler.passes.answer.option import told
@@ -204,22 +205,31 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.target not in (known := get_args(Target)):
-            raise ValueError(f"unknown target {self.target!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
-        unknown = self.assume - set(ASSUMPTIONS)
+            raise ValueError(
+                f"unknown target {self.target!r}{_runtimes_of(self.target) or suggestion(self.target, known)}"
+            )
+        unknown = sorted(self.assume - set(ASSUMPTIONS))
         if unknown:
-            words = ", ".join(sorted(ASSUMPTIONS))
-            raise ValueError(f"unknown assumption {sorted(unknown)[0]!r}: known are {words}")
+            raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
         if self.in_place_caches and self.target != "ort":
-            raise ValueError("caches in place go with the target 'ort' only")
+            raise ValueError("caches in place need the target ort: leave out --target, or the caches in place")
         if self.runtime is not None and not self.is_standard:
-            raise ValueError("a runtime goes with the targets 'onnx' and 'contrib' only")
+            raise ValueError("a runtime needs --target onnx or --target contrib")
         if self.opset and self.target != "onnx":
-            raise ValueError("an opset goes with the target 'onnx' only")
+            raise ValueError("an opset needs --target onnx")
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
             raise ValueError(f"the opset is {self.opset}, and not from {ATTENTION_SINCE} to {NEWEST_OPSET}")
         for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):
             if {one, other} <= self.assume:
                 raise ValueError(f"{one!r} and {other!r} cannot both hold")
+
+
+def _runtimes_of(word: str) -> str:
+    """The end of a message about a target that is a runtime, or the processor of one; empty for other words."""
+    named = [name for name in RUNTIMES if word.lower() in (name, name.removeprefix("ort-"))]
+    if not named:
+        return ""
+    return f": it is a runtime, so use --target onnx --runtime {named[0]}"
 
 
 class FusionKeywords(TypedDict, total=False):

@@ -99,5 +99,5 @@ def test_faulty_metadata(
 
 
 def test_only_for_onnxruntime(step: Path) -> None:
-    with pytest.raises(InputError, match="caches in place go with the target 'ort' only"):
+    with pytest.raises(InputError, match="caches in place need the target ort"):
         fa_compiler.optimize(step, target="ascend", in_place_caches=True)
