@@ -160,6 +160,13 @@ class Builder:
         self._lone.append(node)
         return node
 
+    def fused_name(self, operator: str) -> str:
+        """A new name for a fused operator, in the path of what it computes if there is one."""
+        stem = f"{self.path}/{operator}"
+        if not self.path:
+            stem = f"{PREFIX}_{operator}"
+        return self.names.new(stem)
+
     def has_made(self, value: ir.Value) -> bool:
         """Is the value the first output of a node that was made here?"""
         return value.producer() is not None and value in self._known
