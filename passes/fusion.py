@@ -18,7 +18,7 @@ from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, 
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
-from fa_compiler.passes.emit.survival import put_in_front, settle
+from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
@@ -93,7 +93,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if options.target != "ascend":
-        settle(run.made, info, names)
+        keep_dequantised(run.made, info, names)
     if any(block.status == "fused" for block in blocks):
         _import_operators(model, options)
         run.notes.extend(corrected)
