@@ -390,8 +390,9 @@ class _Run:
         converted, fused = made
         for old, new in converted.outputs:
             named = old.is_graph_output()
-            apart = named and (new.is_graph_output() or not rewriter.builder.has_made(new))
-            replace_value(old, rewriter.builder.alias(new) if apart else new, rename=named)
+            if named and (new.is_graph_output() or not rewriter.builder.has_made(new)):
+                new = rewriter.builder.alias(new)
+            replace_value(old, new, rename=named)
         return self._fused_block(name, converted.match, fused)
 
     def _declined_block(self, name: str, decline: Decline) -> Block:

@@ -336,7 +336,7 @@ class Block:
             "reason": self.reason,
             "culprit": self.culprit,
             "hint": self.hint,
-            "missed": [each.to_json() for each in self.missed],
+            "missed": [missed.to_json() for missed in self.missed],
         }
 
 

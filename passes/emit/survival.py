@@ -40,7 +40,7 @@ from fa_compiler.passes.ir.nodes import (
     reached,
     values_read,
 )
-from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
+from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 UNSAFE = (ir.DataType.INT8, ir.DataType.INT32)
@@ -105,7 +105,7 @@ def _move_in_front(node: ir.Node, builder: Builder) -> bool:
     if not output.is_graph_output() and all(is_op(reader, "QuantizeLinear") for reader in data_readers(output)):
         return False
     attributes = {name: attr.value for name, attr in node.attributes.items()}
-    _replace(output, builder.op(node.op_type, node.inputs, info.dtype(output), attributes), builder)
+    builder.replace(output, builder.op(node.op_type, node.inputs, info.dtype(output), attributes))
     return True
 
 
@@ -143,7 +143,7 @@ def _multiply(node: ir.Node, builder: Builder) -> bool:
         axis = int_attr(node, "axis", 1) % rank
         scale = builder.units("Unsqueeze", scale, tuple(range(1, rank - axis)))
     real = builder.cast(integers, ir.DataType.FLOAT)
-    _replace(output, builder.op("Mul", [real, scale], ir.DataType.FLOAT), builder)
+    builder.replace(output, builder.op("Mul", [real, scale], ir.DataType.FLOAT))
     return True
 
 
@@ -159,11 +159,3 @@ def _dequantises(node: ir.Node) -> bool:
     """Is this a DequantizeLinear with a scale?"""
     scaled = input_of(node, 0) is not None and input_of(node, 1) is not None
     return node.op_type == "DequantizeLinear" and node.domain in DOMAINS and scaled
-
-
-def _replace(output: ir.Value, new: ir.Value, builder: Builder) -> None:
-    """Put a value in the place of another one, under its name if that is an output of the graph."""
-    named = output.is_graph_output()
-    if named:
-        new = builder.alias(new)
-    replace_value(output, new, rename=named)

@@ -670,11 +670,7 @@ class Rewriter:
     def substitute(self, substitutes: list[tuple[ir.Node, ir.Value]]) -> None:
         """Replace the result of each node by the value beside it."""
         for reader, value in substitutes:
-            old = reader.outputs[0]
-            named = old.is_graph_output()
-            if named:
-                value = self.builder.alias(value)
-            replace_value(old, value, rename=named)
+            self.builder.replace(reader.outputs[0], value)
             self.replaced.append(reader)
 
     def result(

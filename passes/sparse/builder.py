@@ -51,11 +51,11 @@ class SparseCompanion(Companion, Protocol):
         """Can the operator give what rows without a key or a defined softmax give? `full`: every row has a key."""
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, found: Selection | None
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, selection: Selection | None
     ) -> Callable[[], None] | None:
         """Add the companion's nodes and return a function that puts their results in place.
 
-        `found` is the selection in the mask, or None where keys are gathered. Returns None where the target forbids the
+        `selection` is that in the mask, or None where keys are gathered. Returns None where the target forbids the
         companion. Raises Decline.
         """
 
