@@ -91,9 +91,9 @@ def flash(call: OpConverter) -> ConvertedOp:
             heads,
             kv_width * heads // width,
             call.number("scale", 1.0),
-            _given(call, 3),
+            _filled_input(call, 3),
             scaled_bias=True,
-            mask=_given(call, 5),
+            mask=_filled_input(call, 5),
             lengths=None,
             mode=int_attr(call.node, "sparse_mode", 0),
             before=int_attr(call.node, "pre_tockens", 0),
@@ -116,10 +116,10 @@ def prompt(call: OpConverter) -> ConvertedOp:
             heads,
             int_attr(call.node, "num_key_value_heads", 0) or heads,
             call.number("scale_value", 1.0),
-            _given(call, 3),
+            _filled_input(call, 3),
             scaled_bias=False,
-            mask=_given(call, 4),
-            lengths=_given(call, 6),
+            mask=_filled_input(call, 4),
+            lengths=_filled_input(call, 6),
             mode=int_attr(call.node, "sparse_mode", 0),
             before=int_attr(call.node, "pre_tokens", 0),
             after=int_attr(call.node, "next_tokens", 0),
@@ -137,10 +137,10 @@ def incremental(call: OpConverter) -> ConvertedOp:
     if call.size(call.required_input(0), layout.index("S")) != 1:
         raise call.decline(Code.SHAPE, "the query is not proven to be a single row")
     scale = call.number("scale_value", 1.0)
-    lengths = _given(call, 5)
+    lengths = _filled_input(call, 5)
     return _converted(
         call,
-        NpuCall(layout, layout, heads, heads, scale, _given(call, 3), False, _given(call, 4), lengths),
+        NpuCall(layout, layout, heads, heads, scale, _filled_input(call, 3), False, _filled_input(call, 4), lengths),
         by_key=True,
     )
 
@@ -221,7 +221,7 @@ def _text(call: OpConverter, name: str) -> str:
     return text_attr(call.node, name, "")
 
 
-def _given(call: OpConverter, index: int) -> ir.Value | None:
+def _filled_input(call: OpConverter, index: int) -> ir.Value | None:
     """An input; None where it is absent or has no elements, which means the same."""
     value = call.input(index)
     if value is None or any(size == 0 for size in call.shape(value)):
@@ -231,5 +231,5 @@ def _given(call: OpConverter, index: int) -> ir.Value | None:
 
 def _refuse(call: OpConverter, inputs: dict[int, str]) -> None:
     for index, what in inputs.items():
-        if _given(call, index) is not None:
+        if _filled_input(call, index) is not None:
             raise call.decline(Code.READY_MADE, f"{what} has no counterpart here")

@@ -178,7 +178,7 @@ class _Attention:
             return key_masks.plain(mask, scores)
         if mask is not None and not alone:
             self._check_excluded(mask, scores)
-        masked, bias, mode, assumed = self._given(key_masks, scores, band=offsets == UNLIMITED)
+        masked, bias, mode, assumed = self._mask_terms(key_masks, scores, band=offsets == UNLIMITED)
         if lengths is not None:
             masked += self._beyond_lengths(lengths, offsets, key_masks, scores)
             return replace(key_masks.plan(scores, masked, bias, None, mode), assumed=assumed)
@@ -248,7 +248,7 @@ class _Attention:
         one_type = types in ({ir.DataType.FLOAT}, {ir.DataType.FLOAT16})
         return one_type and call.builder.opset < FIRST_WITHOUT_KERNEL
 
-    def _given(
+    def _mask_terms(
         self, key_masks: KeyMaskBuilder, scores: Arrangement, band: bool
     ) -> tuple[list[ExcludedPositions], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
         """attn_mask as exclusions, bias and, if `band` allows it, a sparse_mode; and what the user vouches for."""

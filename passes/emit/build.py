@@ -17,7 +17,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.ir.nodes import graph_opset, int_attr, operand_at, takes_initializers
 from fa_compiler.passes.ir.surgery import replace_value
-from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose
+from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 AttrValue = int | float | str | Sequence[int]
@@ -407,6 +407,20 @@ class LayoutEmitter:
             dims = move.dims
         return value
 
+    def arranged(
+        self,
+        value: ir.Value,
+        dims: Arrangement,
+        target: Arrangement,
+        reason: str = "it could not be arranged",
+        culprit: ir.Node | None = None,
+    ) -> ir.Value:
+        """The value, arranged as `target`. Raises Decline for this reason where no moves lead there."""
+        plan = plan_moves(dims, target)
+        if plan is None:
+            raise Decline(Code.SHAPE, reason, culprit)
+        return self.apply(value, dims, plan)
+
     def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
         """Does the plan merge or split a dimension that may be 1 in a run in which its axis is longer? Whole, such a
         dimension is broadcast; merged or split, it is not."""
@@ -536,11 +550,11 @@ class LayoutEmitter:
         if len(dim) > 1:
             total = self._size(dim[:1], size_sources)
             return self.builder.op("Mul", [total, self._size(dim[1:], size_sources)], INT64)
-        if self.space.may_broadcast(dim) or (given := self._given(self.space.size(dim))) is None:
+        if self.space.may_broadcast(dim) or (given := self._size_of_input(self.space.size(dim))) is None:
             raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
         return given
 
-    def _given(self, size: Dim) -> ir.Value | None:
+    def _size_of_input(self, size: Dim) -> ir.Value | None:
         """A size that an input of the graph has, such as a batch that is one dimension with windows everywhere else;
         None where none has it."""
         for value in self.builder.graph.inputs:

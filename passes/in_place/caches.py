@@ -229,12 +229,12 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
 def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[ir.Node, ir.Value]:
     """The Concat that takes a past, and the new rows behind it there. Raises Decline."""
     readers = [node for value in past_aliases for node in value.consumers()]
-    concats = [node for node in readers if is_op(node, "Concat") and len(_parts(node, info)) > 1]
+    concats = [node for node in readers if is_op(node, "Concat") and len(_with_elements(node, info)) > 1]
     if not concats:
         raise Decline(Code.SHAPE, "nothing is appended to it")
     if len(concats) > 1:
         raise Decline(Code.SHAPE, "several Concats take it", concats[1])
-    first, *others = _parts(concats[0], info)
+    first, *others = _with_elements(concats[0], info)
     if len(others) != 1 or first not in past_aliases or others[0] in past_aliases:
         raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concats[0])
     return concats[0], others[0]
@@ -280,14 +280,14 @@ def aliases_of(value: ir.Value, info: ShapeInfo, graph: ir.Graph | None = None) 
 def _passes_on(node: ir.Node, value: ir.Value, info: ShapeInfo) -> bool:
     """Does a node give what a value holds?"""
     if is_op(node, "Concat"):
-        parts = _parts(node, info)
+        parts = _with_elements(node, info)
         return len(parts) == 1 and parts[0] is value
     if is_op(node, "Cast"):
         return info.dtype(value) == int_attr(node, "to", -1)
     return is_op(node, "Identity")
 
 
-def _parts(concat: ir.Node, info: ShapeInfo) -> list[ir.Value]:
+def _with_elements(concat: ir.Node, info: ShapeInfo) -> list[ir.Value]:
     """The operands of a Concat that may have elements."""
     parts = []
     for value in inputs_of(concat):

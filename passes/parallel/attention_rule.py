@@ -72,7 +72,7 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
     changed = {**full, "sparse_mode": mode, "pre_tockens": pre, "next_tockens": after}
     sharder.choices.append(choice)
     names = collectives.FORWARD_OUTPUTS[:1]
-    return _made(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
+    return _add_attention(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
 
 
 @local_rule("FlashAttentionScore")
@@ -101,7 +101,7 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     if not read:
         names = names[:1]
     sharder.choices.append(choice)
-    return _made(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
+    return _add_attention(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
 
 
 def _choice(sharder: Sharder, node: ir.Node, sizes: AttentionSizes) -> Choice:
@@ -142,7 +142,7 @@ def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
     if maker is not None and (forward := sharder.attentions.get(maker)) is not None:
         method = text_attr(forward, "method", method)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": method}
-    return _made(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
+    return _add_attention(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
 
 
 def _operands(node: ir.Node) -> tuple[dict[str, ir.Value], dict[str, Any]]:
@@ -171,7 +171,7 @@ def _forms(
     return forms
 
 
-def _made(
+def _add_attention(
     sharder: Sharder,
     node: ir.Node,
     op_type: str,
@@ -286,9 +286,9 @@ def _rows(sharder: Sharder, node: ir.Node, name: str, value: ir.Value) -> ir.Val
         raise Refusal("the rows of its bias are not proven to be those of the sequence", node)
     place = Place(len(shape) - 2)
     with sharder.gathering() if name in BIASES else nullcontext():
-        found = sharder.aligned(value, place, len(shape), sharder.length, node)
-    assert found is not None
-    return found
+        own = sharder.aligned(value, place, len(shape), sharder.length, node)
+    assert own is not None
+    return own
 
 
 def _sizes(

@@ -1,5 +1,8 @@
 """Caches of which each rank holds a part: finds them in a model that decodes, and makes the ranks' graph.
 
+    key = torch.cat([past_key, key], dim=2)
+    out = attention(query, repeat_kv(key), repeat_kv(value))
+
     past        := an input, at least of rank 3, that is no initializer
     joined      := Concat(moved(past), new ..; along the tokens); operands without elements do not count
                  | a GatherND of rows of such a Concat (entry_lengths.py)
@@ -34,7 +37,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, text_attr
 from fa_compiler.passes.ir.nodes import operands as operands_of
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
@@ -128,7 +131,7 @@ def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
         if shape is not None and is_op(node, "Concat"):
             parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
         elif is_op(node, *MOVES, "Cast", "Split"):
-            parts = [each for each in node.inputs[:1] if each is not None]
+            parts = inputs_of(node)[:1]
             direct = direct and is_op(node, "Identity", "Cast")
         else:
             break
@@ -140,8 +143,7 @@ def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
 
 def operands(concat: ir.Node, axis: int, info: ShapeInfo) -> list[ir.Value]:
     """The operands of a Concat that may have elements."""
-    found = [value for value in concat.inputs if value is not None]
-    shapes = ((value, info.shape(value)) for value in found)
+    shapes = ((value, info.shape(value)) for value in inputs_of(concat))
     return [value for value, shape in shapes if not shape or shape[axis].const != 0]
 
 

@@ -55,14 +55,15 @@ def moved_place(place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], le
     dims = [space.new(size) for size in shape]
     own = [*space.new(place.before), axis, *space.new(place.after)]
     dims[place.dim] = tuple(own)
-    found = space.reshape(tuple(dims), other) or counted(space, tuple(dims), other)
-    if found is None or space.resolve((axis,)) != (axis,):
+    reshaped = space.reshape(tuple(dims), other) or counted(space, tuple(dims), other)
+    if reshaped is None or space.resolve((axis,)) != (axis,):
         return None
-    for dim, axes in enumerate(found):
+    for dim, axes in enumerate(reshaped):
         parts = space.resolve(axes)
         if axis in parts:
             index = parts.index(axis)
-            return Place(dim, product(each.size for each in parts[:index]), product(e.size for e in parts[index + 1 :]))
+            sizes = [part.size for part in parts]
+            return Place(dim, product(sizes[:index]), product(sizes[index + 1 :]))
     return None
 
 
@@ -179,8 +180,11 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     _, length, _ = sharder.part
     zero, one = sharder.constant(np.array(0)), sharder.constant(np.array(1))
     every = sharder.emit("Range", [zero, _scalar(sharder, length), one], INT64)
-    given = [each for each in (begin, end, step) if each is not None]
-    first, last, *steps = (sharder.cast(sharder.whole(e, node), _known_dtype(sharder, e, node), INT64) for e in given)
+    first, last, *steps = (
+        sharder.cast(sharder.whole(bound, node), _known_dtype(sharder, bound, node), INT64)
+        for bound in (begin, end, step)
+        if bound is not None
+    )
     indices = sharder.emit("Slice", [every, first, last, sharder.constant(np.array([0])), *steps], INT64)
     return _select(sharder, node, data, bounds[0][0], indices)
 

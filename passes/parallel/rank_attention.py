@@ -66,7 +66,7 @@ def sequence_attention(emit: RankEmitter, node: ir.Node) -> ir.Value:
     known = set(get(GRAPH_OP, emit.cann).attr_names).difference(own)
     call = _Attention(
         emit,
-        {name: each for name, each in attrs.items() if name in known},
+        {name: attr for name, attr in attrs.items() if name in known},
         heads,
         emit.shape(key)[2] // size,
         int(attrs["pre_tockens"]),
@@ -131,7 +131,7 @@ class _Attention:
         spec = get(GRAPH_OP, self.emit.cann)
         mask, mode, pre, after = self._band(rows, keys, first)
         inputs = {**dict(zip(("query", "key", "value"), tensors, strict=True)), "atten_mask": mask, "sink": self.sink}
-        inputs["real_shift"] = self._own(self.bias, rows, keys, first)
+        inputs["real_shift"] = self._rows_and_keys(self.bias, rows, keys, first)
         attrs = {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": mode}
         attrs |= {"pre_tockens": pre, "next_tockens": after}
         given = place_inputs(spec, {name: value for name, value in inputs.items() if value is not None})
@@ -146,7 +146,7 @@ class _Attention:
         """atten_mask, sparse_mode and the two diagonals: the table at the top."""
         lower = keys[0] < rows[1] - 1 - self.pre  # does this diagonal exclude a key?
         upper = keys[1] - 1 > rows[0] + self.after
-        mask = self._own(self.mask, rows, keys, first)
+        mask = self._rows_and_keys(self.mask, rows, keys, first)
         shift, pre, after = keys[1] - rows[1], UNLIMITED, UNLIMITED
         if lower:
             pre = self.pre + shift
@@ -173,7 +173,7 @@ class _Attention:
         limits = self.emit.constant(np.arange(*rows, dtype=np.int64)[:, None] + limit, "rows")
         return [self.emit.op(op_type, [places, limits])]
 
-    def _own(self, x: ir.Value | None, rows: Chunk, keys: Chunk, first: int) -> ir.Value | None:
+    def _rows_and_keys(self, x: ir.Value | None, rows: Chunk, keys: Chunk, first: int) -> ir.Value | None:
         """The part of a mask or bias for these rows and keys; None without one."""
         if x is None:
             return None
@@ -206,13 +206,13 @@ class _Attention:
 
 def _by_gather(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
     emit, length = call.emit, call.emit.rank.length
-    whole = [emit.in_sequence(emit.gathered(each)) for each in (key, value)]
+    whole = [emit.in_sequence(emit.gathered(part)) for part in (key, value)]
     results = []
     for rows, first in call.own_chunks():
         keys = call.keys_of(rows, (0, length))
         assert keys is not None  # the band leaves each row its own key
         own = emit.cut(query, 0, first, first + rows[1] - rows[0])
-        parts = [emit.cut(each, 0, *keys) for each in whole]
+        parts = [emit.cut(tensor, 0, *keys) for tensor in whole]
         results.append(call.call([own, *parts], rows, keys, first)[OUT])
     return emit.concat(results, 0)
 
@@ -223,7 +223,7 @@ def _by_all_to_all(call: _Attention, query: ir.Value, key: ir.Value, value: ir.V
     first_heads = [number * own // group for number in range(rank.ranks)]
     own_keys = max(1, own // group)
     queries = _to_heads(emit, query, call.heads, [number * own for number in range(rank.ranks)], own)
-    others = [_to_heads(emit, each, call.key_heads, first_heads, own_keys) for each in (key, value)]
+    others = [_to_heads(emit, part, call.key_heads, first_heads, own_keys) for part in (key, value)]
     whole = (0, rank.length)
     mine = call.of_heads((rank.number * own, rank.number * own + own), own_keys)
     out = emit.by_rank(mine.call([queries, *others], whole, whole, 0)[OUT])

@@ -145,8 +145,8 @@ class Sharder:
     def local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         """The local form of a value that carries the sequence at this place. `reader` is the node that a refusal
         names."""
-        if (found := self._locals.get((value, place))) is not None:
-            return found
+        if (known := self._locals.get((value, place))) is not None:
+            return known
         key = (value, place, self._gathers)
         if key not in self._refusals:
             self._refusals[key] = CIRCLE
@@ -196,8 +196,8 @@ class Sharder:
 
     def _whole(self, value: ir.Value) -> ir.Value:
         """`whole`, whose refusal names no node where the one that reads the value is to blame."""
-        if (found := self._wholes.get(value)) is not None:
-            return found
+        if (known := self._wholes.get(value)) is not None:
+            return known
         key = (value, None, self._gathers)
         if key not in self._refusals:
             self._refusals[key] = CIRCLE

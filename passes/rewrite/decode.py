@@ -359,8 +359,8 @@ class IncreFlashMatcher:
         return CacheSource(source.value, dims, tuple(plan), source)
 
     def _antiquant(self, caches: Sequence[DequantizedInput]) -> dict[str, ir.Value]:
-        """Scales and offsets of key and value: one number each, or one each for every head and element of a head. None
-        for float caches, of which there are none here."""
+        """Scales and offsets of key and value: one number each, or one each for every head and element of a head.
+        Nothing for float caches."""
         if not caches:
             return {}
         roles, space = self.match.roles, self.match.space

@@ -115,9 +115,7 @@ def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: Lay
     form: Arrangement = ((),)
     if any(length.dims):
         form = (match.roles.batch,)
-    plan = plan_moves(length.dims, form)
-    assert plan is not None  # `_length` takes only values by batch entry
-    given = emitter.apply(builder.cast(length.value, INT64), length.dims, plan)
+    given = emitter.arranged(builder.cast(length.value, INT64), length.dims, form)
     shift, most = builder.ints([length.shift]), keys
     if length.shift:
         most = builder.op("Add", [keys, shift], INT64)
@@ -130,7 +128,7 @@ def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: Lay
 
 def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
     """The lengths in these masks, and the starts if `starts` allows them; other masks are left as they are."""
-    parts = [part for mask in masks for part in _parts(mask, match, info, starts)]
+    parts = [part for mask in masks for part in _lengths_and_masks(mask, match, info, starts)]
     bounds = [part for part in parts if isinstance(part, Length)]
     ends, begins = (tuple(bound for bound in bounds if bound.kept == kept) for kept in (True, False))
     if begins and any(any(end.dims) for end in ends):
@@ -167,7 +165,7 @@ def _leaves(number: Number) -> set[float | None]:
     return {number}
 
 
-def _parts(
+def _lengths_and_masks(
     mask: ExcludedPositions, match: AttentionMatch, info: ShapeInfo, starts: bool
 ) -> Sequence[Length | ExcludedPositions]:
     """What a mask consists of, lengths and masks; the mask itself where no part is a length."""

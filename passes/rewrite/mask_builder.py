@@ -25,7 +25,6 @@ from fa_compiler.passes.answer.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT,
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import is_op, is_weight, sole
-from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
@@ -94,9 +93,7 @@ class MaskBuilder:
             return numbers
         if self.options.target == "ascend":
             raise Decline(Code.ILLEGAL, "a prefix needs a batch size that is known before the run", self._culprit)
-        plan = plan_moves(((),), (batch,))
-        assert plan is not None
-        return self.emitter.repeated(self.emitter.apply(numbers, ((),), plan), (batch,))
+        return self.emitter.repeated(self.emitter.arranged(numbers, ((),), (batch,)), (batch,))
 
     def sequence_ends(self) -> ir.Value | None:
         """The ends of the packed sequences, counted in tokens over all batches.
@@ -111,14 +108,12 @@ class MaskBuilder:
             raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit, NEWER_OPSET)
         batch, _, rows, _ = self._groups
         view = self._unshortened(view)
-        plan = plan_moves(view.base_dims, (batch, rows))
-        if plan is None:
-            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
-        labels = view.base
+        labels, reason = view.base, f"{view.base.name!r} could not be arranged by batch and token"
         if builder.info.labels.is_loose(labels) and labels.const_value is not None:
             labels = builder.constant(labels.const_value.numpy(), "blocks")
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
-        labels = self.emitter.repeated(self.emitter.apply(labels, view.base_dims, plan), (batch, rows))
+        labels = self.emitter.arranged(labels, view.base_dims, (batch, rows), reason, self._culprit)
+        labels = self.emitter.repeated(labels, (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
@@ -352,10 +347,8 @@ class MaskBuilder:
         wanted = set(chain(*target))
         if not own <= wanted:
             raise Decline(Code.SHAPE, f"{view.base.name!r} runs along an axis the scores do not have", self._culprit)
-        plan = plan_moves(own_dims, tuple(target))
-        if plan is None:
-            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
-        result = self.emitter.apply(value, own_dims, plan)
+        reason = f"{view.base.name!r} could not be arranged like the scores"
+        result = self.emitter.arranged(value, own_dims, tuple(target), reason, self._culprit)
         if own != wanted:
             by_batch = not own.issuperset(target[0])
             self._report_expanded(view.base, result, own_dims, tuple(target), by_batch)

@@ -47,7 +47,7 @@ def _repeated_heads(match: AttentionMatch, operands: Sequence[_Operand]) -> Iter
     """The key or value that lacks heads which the operator reads."""
     repeated = {name: view.base for name, view, _ in operands[1:3] if _repeats_heads(view, match)}  # 2
     if len(repeated) > 1:
-        reason = f"the query heads that share a head of {_listed(tuple(repeated))} are no neighbours"
+        reason = f"the query heads that share a head of {_in_words(tuple(repeated))} are no neighbours"
         advice = "order the query heads so that those with one key head are neighbours"
         yield Missed(MissedCode.REPEATED_HEADS, reason, repeated["key"].name, advice)
         return
@@ -66,7 +66,7 @@ def _widened(match: AttentionMatch, operands: Sequence[_Operand], info: ShapeInf
     if not wide and (match.query_factors or match.output_factors):
         wide = ["the factors"]
     verb = "are" if len(short) > 1 else "is"
-    reason = f"{_listed(tuple(short))} {verb} of 16 bits, {_listed(wide or ['the result'])} of 32"
+    reason = f"{_in_words(tuple(short))} {verb} of 16 bits, {_in_words(wide or ['the result'])} of 32"
     hint = "give operands, factors and result one 16-bit type, if it is exact enough"
     yield Missed(MissedCode.WIDE, reason, next(iter(short.values())).name, hint)
 
@@ -83,7 +83,7 @@ def _copies(match: AttentionMatch, plan: LayoutPlan, operands: Sequence[_Operand
         return
     elements = _elements(match)
     count = sum((space.size(elements[name]) for name in moved), Dim(0))
-    reason = f"the model holds {_listed(tuple(moved))} in another order than the layout {plan.name}"
+    reason = f"the model holds {_in_words(tuple(moved))} in another order than the layout {plan.name}"
     reason += f": {count} elements are copied"
     orders = "[batch, rows, heads, size]"
     if plan.name != PACKED:
@@ -125,7 +125,7 @@ def _repeats_heads(view: View, match: AttentionMatch) -> bool:
     return any(axis not in own for axis in match.roles.kv_heads if match.space.size((axis,)) != 1)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _in_words(names: Sequence[str]) -> str:
     """Names in a sentence: "a", "a and b", "a, b and c"."""
     if len(names) == 1:
         return names[0]

@@ -92,9 +92,7 @@ class Pages:
     def block_table(self, match: AttentionMatch, pool: ir.Value, emitter: LayoutEmitter) -> ir.Value:
         """The table in int32, [batch, blocks of an entry], without negative indices."""
         builder, dims = emitter.builder, self.table.base_dims
-        plan = plan_moves(dims, (match.roles.batch, self.pages))
-        if plan is None:
-            raise Decline(Code.SHAPE, f"the block table {self.table.base.name!r} is not one row for each batch entry")
+        reason = f"the block table {self.table.base.name!r} is not one row for each batch entry"
         table, dtype = self.table.base, builder.info.dtype(self.table.base)
         content = constant(table)
         if content is None or content.size == 0 or content.min() < 0:
@@ -104,7 +102,7 @@ class Pages:
             zero = builder.cast(builder.ints([0]), dtype or INT64)
             negative = builder.op("Less", [table, zero], ir.DataType.BOOL)
             table = builder.op("Where", [negative, wrapped, table], dtype)
-        return emitter.apply(builder.cast(table, ir.DataType.INT32), dims, plan)
+        return emitter.arranged(builder.cast(table, ir.DataType.INT32), dims, (match.roles.batch, self.pages), reason)
 
 
 @dataclass(frozen=True)

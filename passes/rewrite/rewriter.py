@@ -27,7 +27,7 @@ from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, producer
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
-from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
+from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.missed import words_for_a_mask
@@ -594,10 +594,8 @@ class Rewriter:
         for axis, dim in enumerate(dims):
             if dim != varying[axis]:
                 value, dims = narrowed(value, axis, self.builder), (*dims[:axis], (), *dims[axis + 1 :])
-        plan = plan_moves(dims, (heads,))
-        if plan is None:
-            raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
-        return emitter.apply(self.builder.cast(value, ir.DataType.FLOAT), dims, plan)
+        value = self.builder.cast(value, ir.DataType.FLOAT)
+        return emitter.arranged(value, dims, (heads,), "the sink is not one number for each head", match.node)
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""

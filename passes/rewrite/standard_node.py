@@ -161,14 +161,14 @@ class StandardBuilder:
         them, whose tensor is not there to be asked, and where a size is a product of several.
         """
         roles = self.match.roles
-        operands = self._given("query", "key", "value")
+        operands = self._present_inputs("query", "key", "value")
         if self.attention.grown:
             self._check_proven()
             new = [grown.new for grown in self.attention.grown]
             if self.attention.operator == GROUP_QUERY:
                 new = list(map(self._rows_first, new))
             return [operands[0], *new]
-        masks = self._given("atten_mask", "real_shift")
+        masks = self._present_inputs("atten_mask", "real_shift")
         row = self.plan.name.index("S")
         batch = self._largest(roles.batch, [*((value, 0) for value in operands), *((mask, -4) for mask in masks)])
         rows = self._largest(roles.q_seq, [(operands[0], row), *((mask, -2) for mask in masks)])
@@ -186,7 +186,7 @@ class StandardBuilder:
             expanded.append(value)
         return expanded
 
-    def _given(self, *names: str) -> list[ir.Value]:
+    def _present_inputs(self, *names: str) -> list[ir.Value]:
         """Those of these inputs that there are."""
         return [value for name in names if (value := self.inputs.get(name)) is not None]
 

@@ -125,7 +125,7 @@ class SparseFlashBuilder:
             inputs["key_rope"] = self._of_tokens(2, rope.head_dim)
         return inputs
 
-    def moved(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
+    def arranged(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
         """The viewed value, arranged as `dims` and of type `dtype`, if one is given. Raises Decline."""
         source = cheapest_source(view, dims, self.emitter.space, self.builder.info)
         if source is None:
@@ -193,8 +193,8 @@ class SparseFlashBuilder:
 
     def _of_rows(self, view: View, depth: Axes) -> ir.Value:
         roles = self.match.roles
-        return self.moved(view, (roles.batch, roles.q_seq, roles.heads, depth), self.match.dtype)
+        return self.arranged(view, (roles.batch, roles.q_seq, roles.heads, depth), self.match.dtype)
 
     def _of_tokens(self, place: int, depth: Axes) -> ir.Value:
         roles = self.match.roles
-        return self.moved(self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype)
+        return self.arranged(self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype)

@@ -129,7 +129,7 @@ def _fused(
     match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None
 ) -> Selected | None:
     match, candidates = output_candidates(match, rewriter.facts)
-    listed = _listed(match, rewriter)
+    listed = _gathered_match(match, rewriter)
     if listed is None:
         return None
     if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
@@ -140,7 +140,7 @@ def _fused(
     return rewriter.if_possible(lambda: _emit(listed, candidates, rewriter, companion))
 
 
-def _listed(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:
+def _gathered_match(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:
     """The attention with the list and the sources of its keys; None where they are not gathered, or an axis of the
     query has no role in the operator."""
     space = match.space.branch()
@@ -299,7 +299,7 @@ def _ranked(
 def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -> ir.Value:
     """sparse_indices: the list, with an index beyond all tokens in masked slots."""
     match, builder, lists = listed.match, sparse.builder, listed.lists
-    indices = sparse.moved(listed.indices, lists)
+    indices = sparse.arranged(listed.indices, lists)
     if listed.wraps:
         dtype = builder.info.dtype(indices)
         assert dtype is not None

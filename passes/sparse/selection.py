@@ -166,10 +166,10 @@ class _SelectionReader:
 
     def selected(self, condition: Condition) -> Selection | None:
         """The selection that a condition is, without other conditions; None where it is no selection."""
-        seen = self._seen(condition)
-        if seen is None:
+        tensor = self._excluding_tensor(condition)
+        if tensor is None:
             return None
-        value, when, block = seen
+        value, when, block = tensor
         indices = self._scattered(value, when)
         if indices is None or (top := self._top(indices)) is None:
             return None
@@ -204,7 +204,7 @@ class _SelectionReader:
             return None
         return maker
 
-    def _seen(self, condition: Condition) -> tuple[ir.Value, bool, int] | None:
+    def _excluding_tensor(self, condition: Condition) -> tuple[ir.Value, bool, int] | None:
         """The tensor [B,S1,S2] that layout operators make a condition of, the truth value of it that excludes, and 1.
 
         For blocks the tensor is [B,S1,blocks], and instead of 1 the number of keys in a block is returned.

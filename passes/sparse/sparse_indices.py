@@ -32,7 +32,6 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import CLOSE_RANKS
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of, int_attr, operand_at
-from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
 from fa_compiler.passes.sparse.key_mask import KeyMask, PaddedKeys, hidden_keys, read_key_mask
@@ -251,9 +250,7 @@ class SparseIndicesBuilder:
         )
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
-            plan = plan_moves(view.base_dims, wanted)
-            assert plan is not None
-            arranged.append(emitter.apply(view.base, view.base_dims, plan))
+            arranged.append(emitter.arranged(view.base, view.base_dims, wanted))
         query, key, weights = arranged
         if scores.factor != 1.0:
             factor = builder.constant(np.array(scores.factor, np.float32), "factor")
