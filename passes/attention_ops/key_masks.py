@@ -71,7 +71,7 @@ class Window:
 
     @staticmethod
     def of(lower: Dim | int | None, upper: Dim | int | None) -> Window:
-        """The window between two sizes, of which those that are known can be computed."""
+        """The window between two sizes. A bound can be computed where its size is a number."""
         bounds = [Dim(bound) if isinstance(bound, int) else bound for bound in (lower, upper)]
         low, high = (None if bound is None else bound.const for bound in bounds)
         return Window(Band(*bounds), low, high)
@@ -298,7 +298,7 @@ class KeyMaskBuilder:
         return self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
 
     def bounds_from(self, start: ir.Value, offsets: Iterable[int | None]) -> list[ir.Value | None]:
-        """The bounds of a band that are so far from a computed number; None where there is no bound."""
+        """The bounds of a band, by their offsets from a computed number; None where there is no bound."""
         return [None if offset is None else self.add_const(start, offset) for offset in offsets]
 
     def subtract(self, number: ir.Value, by: ir.Value) -> ir.Value:

@@ -199,8 +199,8 @@ class _Attention:
     def _beyond_lengths(
         self, lengths: ir.Value, offsets: Offsets, key_masks: KeyMaskBuilder, scores: Arrangement
     ) -> list[ExcludedPositions]:
-        """The keys from the lengths on, and those outside the window, whose positions are counted from their ends. A
-        window that ends at the row's position leaves no key from the length on."""
+        """The keys from the length of each batch entry on, and the keys outside the window, which is counted from
+        this length. A window that ends at the row's position leaves no key from the length on."""
         call, (_, high) = self.call, offsets
         excluded: list[ir.Value] = []
         if high is None or high > 0:

@@ -259,8 +259,7 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
 
 
 def _named_length(graph: ir.Graph, info: ShapeInfo, shapes: Mapping[str, Sequence[Dim]]) -> Dim:
-    """The length of the attentions, by the name that it has among the sizes of the inputs if it has one there. Raises
-    Refusal."""
+    """The length of the attentions, as the inputs name it if one of them has this length. Raises Refusal."""
     length = _length_of_attentions(graph, info)
     named = {size for size in chain(*shapes.values()) if size in length.broadcast_parts}
     return named.pop() if len(named) == 1 else length
@@ -396,8 +395,8 @@ def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Mod
 
 
 def _named_output(sharder: Sharder, old: ir.Value, new: ir.Value, earlier: Sequence[ir.Value]) -> ir.Value:
-    """An output of the ranks' graph by the name of that of the model: a copy where the value has another name, too,
-    because it is an input, a constant or one of the `earlier` outputs. Raises Refusal."""
+    """An output of the ranks' graph under the name that the model has for it. An input, a constant and one of the
+    `earlier` outputs keep their names, so the output is a copy of them. Raises Refusal."""
     if old in sharder.defaults:
         return new
     if old in sharder.inputs:

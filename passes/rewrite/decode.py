@@ -133,8 +133,8 @@ class IncreFlashMatcher:
         return replace(call, undefined=inputs.get("actual_seq_lengths")) if limits.undefined else call
 
     def _scales(self, caches: Sequence[CacheSource]) -> list[DequantizedInput]:
-        """The scales of both caches; none where they are floats. Raises Decline where one of them is quantised, and
-        where a FlashAttentionScore reads the caches as fast."""
+        """The scales of both caches; none where the caches are floats. Raises Decline where only one cache is
+        quantised, and where a FlashAttentionScore reads the caches as fast."""
         scales = [cache.quantised for cache in caches if cache.quantised is not None]
         if len(scales) == 1:
             raise self._other("only one of key and value is quantised")

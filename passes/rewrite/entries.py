@@ -11,11 +11,12 @@ from fa_compiler.passes.algebra.symbolic import Dim
 
 
 def entry_dims(sizes: Sequence[Dim] | None, index: Index, form: Sequence[Dim], dims: Arrangement) -> Arrangement | None:
-    """The arrangement of a tensor of these sizes of which each position of a larger one reads the element at `index`.
+    """The arrangement of a small tensor of these sizes, whose element at `index` is read at each position of a larger
+    tensor.
 
-    The larger one has the sizes `form` and is arranged as `dims`; with fewer `dims` the tensor must not run along the
-    dimensions that these leave out. None where some elements are not read: where the tensor is cut, or one of several
-    is taken.
+    The larger tensor has the sizes `form` and is arranged as `dims`. With fewer `dims` than sizes the small tensor must
+    not run along the last dimensions. None where some elements of the small tensor are not read, because it is cut, or
+    because a single one of its elements is taken.
     """
     if sizes is None or len(sizes) != len(index):
         return None

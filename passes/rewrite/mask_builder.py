@@ -355,8 +355,8 @@ class MaskBuilder:
         return result
 
     def _with_one_row(self, value: ir.Value, dims: Arrangement) -> tuple[ir.Value, Arrangement]:
-        """A mask that is the same in all rows of the scores, with one of them, and its arrangement; any other mask as
-        it is. A mask may have more rows than the query: then each of its rows is a row of the result."""
+        """A mask and its arrangement, with a single row where all rows of the scores have the same one. A mask may
+        have more rows than the query: then each of its rows is a row of the result."""
         rows = self.match.roles.q_seq
         if self.match.space.may_broadcast(rows):
             return value, dims

@@ -176,8 +176,8 @@ def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pag
 def _pools(
     key: _Gathered, value: _Gathered, tokens: Axes, roles: Roles, match: AttentionMatch, viewer: Viewer
 ) -> tuple[tuple[str, ...], CacheSource, CacheSource] | None:
-    """The layouts of the query beside the first form in which both pools are read without a copy, and the pools; None
-    where there is no such form."""
+    """The pools in the first form in which both are read without a copy, behind the layouts that the query may have
+    beside this form; None where both forms take a copy."""
     for layouts in (FOLDED_HEADS, SEPARATE_HEADS):
         key_form = _pool_form(layouts, key.blocks, tokens, roles.kv_heads, roles.head_dim)
         value_form = _pool_form(layouts, value.blocks, tokens, roles.kv_heads, roles.value_head_dim)
@@ -195,8 +195,8 @@ def _pool_form(layouts: tuple[str, ...], blocks: Axes, tokens: Axes, heads: Axes
 
 
 def _sources(source: CacheSource, match: AttentionMatch, viewer: Viewer) -> Iterator[CacheSource]:
-    """What a cache is read from, ever further upstream: behind layout operators, and behind one DequantizeLinear, in
-    front of which nothing is read from its result."""
+    """The values that a cache is made of, the nearest first. Layout operators and one DequantizeLinear lie between
+    them; the result of this DequantizeLinear is left out."""
     while True:
         if source.quantised is None:
             int8 = match_dequantize(source.value, source.dims, match.dtype, viewer.info)

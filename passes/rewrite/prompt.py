@@ -85,8 +85,8 @@ def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
 
 
 def _refusal(node: ir.Node, given: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str]) -> str | None:
-    """Why no PromptFlashAttention computes the same as a FlashAttentionScore, as far as its window and its heads do not
-    matter; None if one does."""
+    """Why no PromptFlashAttention computes the same as a FlashAttentionScore; None where one does, if it can have
+    the window and the heads."""
     others = [name for name in given if name not in _INPUTS]
     if others:
         return f"it has {others[0]}, which {OP} does not have"

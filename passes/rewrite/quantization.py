@@ -132,7 +132,8 @@ def _scales_to(scale: np.ndarray, dtype: ir.DataType | None) -> bool:
 def _scaled(
     x: ir.Value | None, scale: np.ndarray | None, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo
 ) -> DequantizedInput | None:
-    """An int8 value that a constant is multiplied with; None where one of them is none, or where they broadcast."""
+    """The int8 source of a product x * scale; None where one of the two is missing, or where the scale makes the
+    product larger than x."""
     shape = info.shape(x or ABSENT)
     if x is None or scale is None or shape is None:
         return None

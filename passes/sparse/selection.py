@@ -182,8 +182,8 @@ class _SelectionReader:
         return Selection(top, indices, value, (), block)
 
     def _scattered(self, value: ir.Value, when: bool) -> ir.Value | None:
-        """The indices along the keys at which a ScatterElements puts another truth value than `when`, which it has
-        elsewhere; None where a value is not made so."""
+        """The indices of a ScatterElements along the keys, which writes the other truth value into a tensor that is
+        `when` everywhere; None for other values."""
         node = producer(value)
         if not is_op(node, "ScatterElements"):
             return None
@@ -226,8 +226,8 @@ class _SelectionReader:
 
 
 def _repeated_block(own: Arrangement, dims: Arrangement, space: AxisSpace) -> int | None:
-    """How often each element of a tensor [B,S1,blocks] stands side by side in one of the arrangement `dims`; None where
-    this arrangement is not made so."""
+    """The number of keys in a block, where the arrangement `dims` repeats each block of a tensor [B,S1,blocks] side
+    by side; None for other arrangements."""
     if len(own) != 3 or len(dims) != 3 or own[:2] != dims[:2]:
         return None
     blocks, keys = own[2], dims[2]
