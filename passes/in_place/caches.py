@@ -39,7 +39,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, subgraphs
+from fa_compiler.passes.ir.nodes import holds_output, inputs_of, int_attr, is_op, subgraphs
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOVES = {
@@ -156,7 +156,7 @@ def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
 
 def _gives_output(node: ir.Node, info: ShapeInfo) -> bool:
     """Is a result of the node, or an alias of it, an output of the model?"""
-    return any(alias.is_graph_output() for output in node.outputs for alias in aliases_of(output, info))
+    return any(holds_output(aliases_of(output, info)) for output in node.outputs)
 
 
 def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
@@ -242,7 +242,7 @@ def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[ir.Nod
 
 def _check_given(past: ir.Value, aliases: Sequence[ir.Value]) -> None:
     """Decline a past that is a constant by default, or that leaves the graph unchanged."""
-    if past.is_initializer() or any(value.is_graph_output() for value in aliases):
+    if past.is_initializer() or holds_output(aliases):
         raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
 
 

@@ -35,10 +35,12 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
     constant,
+    first,
     inputs_of,
     int_attr,
     is_op,
     operand_at,
+    operand_orders,
     operands,
     producer,
     sole,
@@ -238,34 +240,27 @@ class _GatherReader:
 
     def _unchanged(self, node: ir.Node, keys: Dim) -> ir.Value | None:
         """The operand that a node does not change if it is at least 0 and less than `keys`; None for other nodes."""
-        first, second, third = (operand_at(node, place) for place in range(3))
+        value, number, most = (operand_at(node, place) for place in range(3))
         if is_op(node, "Where"):
-            test = producer(first)
-            negative = is_op(test, "Less") and operand_at(test, 0) is third
-            return third if negative and self._number(operand_at(test, 1)) == Dim(0) else None
-        least = self._number(second)
+            test, kept = producer(value), most
+            negative = is_op(test, "Less") and operand_at(test, 0) is kept
+            return kept if negative and self._number(operand_at(test, 1)) == Dim(0) else None
+        least = self._number(number)
         unchanged = {
             "Mod": least == keys,
             "Max": least == Dim(0) and len(node.inputs) == 2,
-            "Clip": least == Dim(0) and not node.attributes and (third is ABSENT or self._number(third) == keys - 1),
+            "Clip": least == Dim(0) and not node.attributes and (most is ABSENT or self._number(most) == keys - 1),
         }
         if not is_op(node, *unchanged) or not unchanged[node.op_type]:
             return None
-        return first if self._shape(first) == self._shape(node.outputs[0]) else None
+        return value if self._shape(value) == self._shape(node.outputs[0]) else None
 
     def _without_batch(self, view: View, tokens: Axes) -> View | None:
         """The list of tokens within a batch entry that a list over the tokens of all batch entries is made from."""
-        node, shape = producer(view.base), self._shape(view.base)
-        if not is_op(node, "Add") or shape is None:
-            return None
-        first, second = operands(node)
-        for indices, offset in ((first, second), (second, first)):
-            if self._shape(indices) != shape:
-                continue
-            inner = self._of_entry(indices, offset, view.base_dims, tokens)
-            if inner is not None:
-                return inner
-        return None
+        shape = self._shape(view.base)
+        orders = operand_orders(producer(view.base), "Add")
+        like_list = [(indices, offset) for indices, offset in orders if shape and self._shape(indices) == shape]
+        return first(self._of_entry(indices, offset, view.base_dims, tokens) for indices, offset in like_list)
 
     def _of_entry(self, indices: ir.Value, offset: ir.Value, dims: Arrangement, tokens: Axes) -> View | None:
         """The view of indices, arranged as `dims`, where the offset that is added to them is the index of the batch
@@ -284,16 +279,10 @@ class _GatherReader:
         """The dimension along which an offset is the position times `length`; None where there is none."""
         if length.const is not None and (axis := self._position(offset, length.const)) is not None:
             return axis
-        node = producer(offset)
-        if not is_op(node, "Mul"):
-            return None
-        first, second = operands(node)
-        for position, factor in ((first, second), (second, first)):
-            if self._number(factor) != length or self._shape(position) != self._shape(offset):
-                continue
-            if (axis := self._position(position, 1)) is not None:
-                return axis
-        return None
+        products = operand_orders(producer(offset), "Mul")
+        positions = [position for position, factor in products if self._number(factor) == length]
+        whole = [position for position in positions if self._shape(position) == self._shape(offset)]
+        return first(self._position(position, 1) for position in whole)
 
     def _number(self, value: ir.Value) -> Dim | None:
         """The single integer that a tensor holds; None where it is not known."""

@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.decline import if_possible
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, operand_at, operands, places_of, producer, sole
+from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, operand_orders, operands, places_of, producer, sole
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
@@ -95,13 +95,11 @@ def unmasked(ranked: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Mask | 
     """The ways to read a ranked value as scores and a mask on them, first that without a mask."""
     yield ranked, None
     node = producer(ranked)
-    given = inputs_of(node)
-    if is_op(node, "Add"):
-        for scores, mask in (given, given[::-1]):
-            if _outweighs(mask, facts):
-                yield scores, Mask(mask, True)
+    for scores, mask in operand_orders(node, "Add"):
+        if _outweighs(mask, facts):
+            yield scores, Mask(mask, True)
     if is_op(node, "Where"):
-        condition, chosen, other = given
+        condition, chosen, other = operands(node)
         for scores, fill, when in ((other, chosen, True), (chosen, other, False)):
             number = facts.info.scalar(fill)
             if number is not None and number <= DOMINATING:
@@ -173,8 +171,7 @@ class _ScoreReader:
         if int_attr(node, "keepdims", 1):
             end += 1
         whole = (*dims[:axis], heads, *dims[end:])
-        left, right = operands(multiply)
-        for first, second in ((left, right), (right, left)):
+        for first, second in operand_orders(multiply, "Mul"):
             if self.viewer.info.shape(first) != shape:
                 continue
             aligned = if_possible(partial(self.viewer.alignment, second, whole, multiply))
