@@ -617,22 +617,18 @@ class Rewriter:
     def _row_attrs(self, match: AttentionMatch) -> dict[str, int | float | str]:
         """The attributes that say what masked keys weigh, and what rows without a key give."""
         mask = match.mask
-        zero = mask.empty_rows == "zero"
         if self.options.target == "ascend":
             # inner_precise 2 asks the device to give 0 for a fully masked row.
-            return {"inner_precise": 2} if zero else {}
-        attrs: dict[str, int | float | str] = {}
-        if mask.empty_rows:
-            attrs["cpu_empty_rows"] = mask.empty_rows
-        if mask.nan_rows:
-            attrs["cpu_nan_rows"] = mask.nan_rows
-        if mask.masked_score is not None and math.isfinite(mask.masked_score):
-            attrs["cpu_mask_value"] = mask.masked_score
-        if mask.adds_bias_to_masked and mask.bias:
-            attrs["cpu_masked_bias"] = "added"
-        if mask.drops_masked_values:
-            attrs["cpu_masked_values"] = "zero"
-        return attrs
+            return {"inner_precise": 2} if mask.empty_rows == "zero" else {}
+        score = -math.inf if mask.masked_score is None else mask.masked_score
+        rows: tuple[tuple[str, float | str, bool], ...] = (
+            ("cpu_empty_rows", mask.empty_rows, mask.empty_rows != ""),
+            ("cpu_nan_rows", mask.nan_rows, mask.nan_rows != ""),
+            ("cpu_mask_value", score, math.isfinite(score)),
+            ("cpu_masked_bias", "added", mask.adds_bias_to_masked and bool(mask.bias)),
+            ("cpu_masked_values", "zero", mask.drops_masked_values),
+        )
+        return {name: value for name, value, told in rows if told}
 
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
         """Declare the shapes of all outputs, for tools that do not have the operator's schema to infer them."""

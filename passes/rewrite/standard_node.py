@@ -325,8 +325,7 @@ class StandardBuilder:
         if self.plan.name == "BSH":
             attrs |= {"q_num_heads": heads, "kv_num_heads": kv_heads}
         attrs |= self._band()
-        if self.match.softcap != 0.0:
-            attrs["softcap"] = float(np.float32(self.match.softcap))
+        attrs |= self._softcap
         if self.attention.mask is MaskForm.BOOLEAN:
             kept = self.emitter.builder.op("Not", [self.inputs["atten_mask"]], ir.DataType.BOOL)
             mask: ir.Value | None = self._whole(kept, query, key)
@@ -369,8 +368,7 @@ class StandardBuilder:
             attrs["local_window_size"] = mode.pre_tockens + 1  # the row's own key counts
         if not is_band(self.match, self.facts.options) and not self.attention.grown:
             attrs["causal"] = 0
-        if self.match.softcap != 0.0:
-            attrs["softcap"] = float(np.float32(self.match.softcap))
+        attrs |= self._softcap
         past: list[ir.Value | None] = [grown.past for grown in self.attention.grown]
         past = past or [None, None]
         inputs: list[ir.Value | None] = [query, key, value, *past, *self._lengths(query, key), *[None] * 5]
@@ -378,6 +376,13 @@ class StandardBuilder:
         if (sink := self.inputs.get("sink")) is not None:
             inputs[SINK_PLACE] = self.emitter.builder.cast(sink, self.match.dtype)
         return inputs, attrs
+
+    @property
+    def _softcap(self) -> dict[str, float]:
+        """The attribute of a soft cap; empty without one."""
+        if self.match.softcap == 0.0:
+            return {}
+        return {"softcap": float(np.float32(self.match.softcap))}
 
     def _heads(self) -> tuple[int, int]:
         roles, space = self.match.roles, self.match.space
