@@ -18,7 +18,7 @@ from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, 
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
-from fa_compiler.passes.emit.survival import put_in_front, settle
+from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
@@ -93,7 +93,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if options.target != "ascend":
-        settle(run.made, info, names)
+        keep_dequantised(run.made, info, names)
     if any(block.status == "fused" for block in blocks):
         _import_operators(model, options)
         run.notes.extend(corrected)
@@ -390,8 +390,9 @@ class _Run:
         converted, fused = made
         for old, new in converted.outputs:
             named = old.is_graph_output()
-            apart = named and (new.is_graph_output() or not rewriter.builder.has_made(new))
-            replace_value(old, rewriter.builder.alias(new) if apart else new, rename=named)
+            if named and (new.is_graph_output() or not rewriter.builder.has_made(new)):
+                new = rewriter.builder.alias(new)
+            replace_value(old, new, rename=named)
         return self._fused_block(name, converted.match, fused)
 
     def _declined_block(self, name: str, decline: Decline) -> Block:

@@ -28,18 +28,18 @@ EXCEPTIONS: dict[str, str] = {}
 """Functions that may have more branches, "folder/file.py:function", each with the reason."""
 
 LONG = {
-    "fa_compiler": 4,
-    "lowering": 1,
+    "fa_compiler": 0,
+    "lowering": 0,
     "op_registry": 0,
-    "passes": 94,
+    "passes": 49,
 }
 """How many functions have more branches than they may. The numbers only fall."""
 
 CROWDED = {
-    "fa_compiler": 4,
+    "fa_compiler": 0,
     "lowering": 0,
     "op_registry": 0,
-    "passes": 30,
+    "passes": 19,
 }
 """How many statements have two conditional expressions or more. The numbers only fall."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -125,9 +125,9 @@ def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple
     missing: list[str] = []
     for value in model_inputs(proto):
         tensor = value.type.tensor_type
-        given = sizes.get(value.name)
+        given: Mapping[int, Size] = dict(enumerate(sizes.get(value.name) or ()))
         dims: list[Size | str] = [
-            dim.dim_value if dim.HasField("dim_value") else given[axis] if given else dim.dim_param or "?"
+            dim.dim_value if dim.HasField("dim_value") else given.get(axis, dim.dim_param or "?")
             for axis, dim in enumerate(tensor.shape.dim)
         ]
         if not tensor.HasField("shape") or any(isinstance(dim, str) for dim in dims):

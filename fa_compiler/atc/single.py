@@ -177,13 +177,16 @@ def _tensor(text: str, option: str) -> tuple[str, TensorDesc]:
 def _placed(spec: OpSpec, given: Mapping[str, TensorDesc]) -> list[TensorDesc]:
     """The tensors in the order of the prototype. A missing tensor before the last given one becomes a placeholder."""
     named = {(f"{name}0" if _is_dynamic(spec, name) else name): desc for name, desc in given.items()}
+    of_entry: dict[str, list[str]] = {entry.name: [] for entry in spec.inputs}
     for name in named:
-        if entry_of(spec.inputs, name) is None:
+        place = entry_of(spec.inputs, name)
+        if place is None:
             hint = suggestion(name, spec.input_names)
             raise InputError(f"{spec.name} has no input {name!r}{hint}")
+        of_entry[place[0].name].append(name)
     placed: list[TensorDesc] = []
     for entry in spec.inputs:
-        own = [name for name in named if (found := entry_of(spec.inputs, name)) and found[0] is entry]
+        own = of_entry[entry.name]
         if entry.kind is Kind.DYNAMIC:
             expected = [f"{entry.name}{number}" for number in range(len(own))]
             if sorted(own) != sorted(expected):

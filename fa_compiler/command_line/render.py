@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -80,8 +80,12 @@ def print_comparison(comparison: Comparison) -> None:
     verdict_line = f"{faults} of {len(rows)} outputs differ" if faults else agreed
     out.print(Text(f"{verdict_line} (tolerance {comparison.tolerance:g} of an output's largest finite value)"))
     sizes = ", ".join(f"{name} {list(shape)}" for name, shape in comparison.sizes.items())
-    what = f"with {comparison.feed}" if faults else f"in {comparison.rounds} rounds" if comparison.rounds > 1 else ""
-    out.print(Text(printable(f"inputs: {sizes}" + (f"; {what}" if what else ""))))
+    line = f"inputs: {sizes}"
+    if faults:
+        line += f"; with {comparison.feed}"
+    elif comparison.rounds > 1:
+        line += f"; in {comparison.rounds} rounds"
+    out.print(Text(printable(line)))
 
 
 def print_choices(choices: Choices) -> None:
@@ -113,25 +117,27 @@ def _row(block: Block) -> tuple[str | Text, ...]:
 
 
 def _explain(out: Console, block: Block) -> None:
+    """Print all that is known of a block."""
     lines = [f"block {block.id} ({block.kind}) at {block.anchor}: {block.status.replace('_', ' ')}"]
     if block.status == "fused":
-        lines.append(f"  as {block.what}" + (f", node {block.node}" if block.node else ""))
+        node = f", node {block.node}" if block.node else ""
+        lines.append(f"  as {block.what}{node}")
     if block.pair is not None:
         lines.append(f"  belongs to block {block.pair}")
     if block.code is not None:
         lines.append(f"  {block.code.value}: {block.code.meaning}")
-    if block.reason:
-        lines.append(f"  reason: {block.reason}")
-    if block.culprit:
-        lines.append(f"  because of node {block.culprit}")
-    if block.hint:
-        lines.append(f"  try: {block.hint}")
-    happens = {each.id: each.happens or each.sentence for each in op_registry.EXTENSIONS}
+    lines += _labelled("  ", {"reason: ": block.reason, "because of node ": block.culprit, "try: ": block.hint})
+    happens = {extension.id: extension.happens or extension.sentence for extension in op_registry.EXTENSIONS}
     lines += [f"  {happens[name]}" for name in block.extensions if name in happens]
     lines += [f"  assumed {name}: {ASSUMPTIONS.get(name, '')}" for name in block.assumed]
     for missed in block.missed:
-        lines += [f"  missed {missed.word}: {missed.code.meaning}", f"    reason: {missed.reason}"]
-        lines += [f"    because of {missed.culprit}"] if missed.culprit else []
-        lines += [f"    try: {missed.hint}"] if missed.hint else []
+        lines.append(f"  missed {missed.word}: {missed.code.meaning}")
+        told = {"reason: ": missed.reason, "because of ": missed.culprit, "try: ": missed.hint}
+        lines += _labelled("    ", told)
     for line in lines:
         out.print(Text(printable(line)))
+
+
+def _labelled(indent: str, told: Mapping[str, str | None]) -> list[str]:
+    """A line for each label that has something to tell."""
+    return [f"{indent}{label}{text}" for label, text in told.items() if text]

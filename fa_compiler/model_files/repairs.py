@@ -272,24 +272,24 @@ def _devices(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _imports(model: onnx.ModelProto) -> Iterator[str]:
+    """Import the domains that nodes use and that have no import, in the version that ONNX Runtime takes."""
     owners: list[tuple[onnx.ModelProto | onnx.FunctionProto, Sequence[onnx.NodeProto]]] = [
         (model, model.graph.node),
         *((function, function.node) for function in model.functions),
     ]
     for owner, nodes in owners:
-        given = {opset.domain: opset.version for opset in owner.opset_import}
+        given = {opset.domain for opset in owner.opset_import}
         if not given:
             continue  # ONNX Runtime refuses a model and a function without any import
-        standard = next((given[domain] for domain in _STANDARD if domain in given), None)
+        if not given.isdisjoint(_STANDARD):
+            given.add("")
+        versions = dict.fromkeys(ONE_VERSION, 1)
+        if owner is model:  # ONNX Runtime assumes no version for a function
+            versions = NEWEST | versions
         for domain in dict.fromkeys(node.domain for node in all_nodes(nodes)):
-            if domain in given or (domain == "" and standard is not None):
+            if domain in given or domain not in versions:
                 continue
-            if domain in ONE_VERSION:
-                version = 1
-            elif owner is model and domain in NEWEST:  # ONNX Runtime assumes no version for a function
-                version = NEWEST[domain]
-            else:
-                continue
+            version = versions[domain]
             owner.opset_import.add(domain=domain, version=version)
             named = domain or "ai.onnx"
             yield f"{_called(owner)} imports no opset of domain '{named}': {version} is taken, as in ONNX Runtime"
@@ -328,22 +328,27 @@ def _sorted(body: Body) -> bool:
     needs = [sorted({made[name] for name in _read(node) if name in made}) for node in body.node]
     if all(not before or before[-1] < index for index, before in enumerate(needs)):
         return False
+    nodes = [body.node[index] for index in _topological_order(body, needs)]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del body.node[:]
+    body.node.extend(copies)
+    return True
+
+
+def _topological_order(body: Body, needs: Sequence[Sequence[int]]) -> list[int]:
+    """The order in which each node stands behind those that it needs, and else as early as it stood. Raises OrderError
+    where there is none."""
     import networkx as nx  # the import takes a tenth of a second; sorted models do not need it
 
     after = nx.DiGraph()
     after.add_nodes_from(range(len(needs)))
     after.add_edges_from((other, index) for index, before in enumerate(needs) for other in before)
     try:
-        order = list(nx.lexicographical_topological_sort(after))
+        return list(nx.lexicographical_topological_sort(after))
     except nx.NetworkXUnfeasible:
         loop = [_shown(body.node[index]) for index, _ in nx.find_cycle(after)]
         shown = [*loop, loop[0]] if len(loop) < CYCLE_SHOWN else [*loop[:CYCLE_SHOWN], "..."]
         raise OrderError(f"the nodes form a cycle: {' -> '.join(shown)}") from None
-    nodes = [body.node[index] for index in order]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del body.node[:]
-    body.node.extend(copies)
-    return True
 
 
 def _shown(node: onnx.NodeProto) -> str:

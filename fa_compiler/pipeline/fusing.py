@@ -146,7 +146,9 @@ def _result(
     fused = bool(report.count("fused"))
     if not fused and not may_hold_flex(loaded.proto):
         return None
-    functions = to_file_operators(model, info if form == "file with bodies" else None) if form != "graph" else []
+    functions: list[onnx.FunctionProto] = []
+    if form != "graph":
+        functions = to_file_operators(model, info if form == "file with bodies" else None)
     proto = proto_of(loaded, model)
     if form != "graph":
         finish_proto(proto, functions)

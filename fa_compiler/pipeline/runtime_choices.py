@@ -30,6 +30,16 @@ class Choice:
         """Does the runtime take it?"""
         return self.block.status == "fused"
 
+    @property
+    def operator(self) -> str | None:
+        """The operator that the runtime takes; None where it takes none."""
+        return self.block.op if self.is_taken else None
+
+    @property
+    def taken_target(self) -> str | None:
+        """The target of this operator; None where the runtime takes none."""
+        return self.target if self.is_taken else None
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -47,13 +57,13 @@ class Choices:
                     "id": block.id,
                     "anchor": block.anchor,
                     "runtimes": {
-                        each.runtime: {
-                            "op": each.block.op if each.is_taken else None,
-                            "target": each.target if each.is_taken else None,
-                            "code": None if each.block.code is None else each.block.code.value,
-                            "reason": each.block.reason,
+                        choice.runtime: {
+                            "op": choice.operator,
+                            "target": choice.taken_target,
+                            "code": choice.block.code and choice.block.code.value,
+                            "reason": choice.block.reason,
                         }
-                        for each in choices
+                        for choice in choices
                     },
                 }
                 for block, choices in self.rows
@@ -62,13 +72,14 @@ class Choices:
 
     def table(self) -> list[tuple[str, str, str, str]]:
         """The rows of the table: runtime, blocks, target and operator, or why the targets decline the blocks."""
-        found: dict[tuple[str, str, str], list[int]] = {}
+        blocks: dict[tuple[str, str, str], list[int]] = {}
         for block, choices in self.rows:
-            for each in choices:
-                what = each.block.op or "" if each.is_taken else each.block.reason or ""
-                found.setdefault((each.runtime, each.target if each.is_taken else "-", what), []).append(block.id)
+            for choice in choices:
+                what = choice.operator if choice.is_taken else choice.block.reason
+                row = choice.runtime, choice.taken_target or "-", what or ""
+                blocks.setdefault(row, []).append(block.id)
         order = list(RUNTIMES)
-        rows = [(runtime, ranges(ids), target, what) for (runtime, target, what), ids in found.items()]
+        rows = [(runtime, ranges(ids), target, what) for (runtime, target, what), ids in blocks.items()]
         return sorted(rows, key=lambda row: order.index(row[0]))
 
 

@@ -6,7 +6,7 @@ value, and who knows a better reason raises it by `reworded`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -48,6 +48,11 @@ class Decline(Exception):
         """
         hint = None if self.hint == self.code.advice else self.hint
         return Missed(code, self.reason, label(self.culprit or node), hint)
+
+
+def first_reason(reasons: Mapping[str, bool]) -> str | None:
+    """The first of these reasons that holds; None where none does."""
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def attempt(action: Callable[[], T]) -> T | Decline:

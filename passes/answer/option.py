@@ -97,20 +97,22 @@ class Option:
         """The text of a docstring and of the docs."""
         told = self.told
         names = [f'"{choice}"' for choice in told.choices]
-        choices = f"One of {', '.join(names[:-1])} and {names[-1]}." if names else ""
+        choices = ""
+        if names:
+            choices = f"One of {', '.join(names[:-1])} and {names[-1]}."
         return " ".join(filter(None, (f"{told.in_python or told.help}.", choices, told.details)))
 
 
 def options_of(*records: type) -> Mapping[str, Option]:
     """The options of users in records, by name, in the order of the fields."""
-    found = {}
+    options = {}
     for record in records:
         for field in fields(record):
             if (told := field.metadata.get(_KEY)) is not None:
                 default = field.default if told.default is _OF_THE_FIELD else told.default
                 option = Option(field.name, told.name or field.name, default, told)
-                found[option.name] = option
-    return found
+                options[option.name] = option
+    return options
 
 
 def read_options(given: Mapping[str, Any], *records: type) -> dict[str, Any]:

@@ -212,7 +212,7 @@ class Missed:
         return self.code, re.sub(r"'[^']*'", "", self.reason), self.hint
 
     def __str__(self) -> str:
-        return f"{self.word}: {self.reason}" + (f" [{self.culprit}]" if self.culprit else "")
+        return f"{self.word}: {self.reason}{_bracketed(self.culprit)}"
 
     def to_json(self) -> dict[str, Any]:
         """The record as the JSON report holds it."""
@@ -230,8 +230,16 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def _bracketed(culprit: str | None) -> str:
+    """The name of a node behind a reason; empty where there is none."""
+    return f" [{culprit}]" if culprit else ""
+
+
 def _blocks(ids: Sequence[int]) -> str:
-    return f"block{'s' if len(ids) > 1 else ''} {ranges(ids)}"
+    """Blocks by their numbers."""
+    if len(ids) == 1:
+        return f"block {ids[0]}"
+    return f"blocks {ranges(ids)}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -242,7 +250,7 @@ def ranges(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return ", ".join("-".join(dict.fromkeys((str(run[0]), str(run[-1])))) for run in runs)
 
 
 @dataclass(frozen=True)
@@ -279,21 +287,35 @@ class Block:
     def what(self) -> str:
         """What became of it, in one line: operator, layout, heads and mask, or the code, the reason and the culprit."""
         if self.status != "fused":
-            reason = self.reason or ("" if self.code is None else self.code.meaning)
-            culprit = f" [{self.culprit}]" if self.culprit else ""
-            return f"{'' if self.code is None else f'{self.code.value}: '}{reason}{culprit}"
-        parts = [self.op or "", self.layout or ""]
-        if self.heads:
-            query, key = (str(count) if count else "?" for count in self.heads)
-            parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
+            return self._why_not_fused
+        parts = [self.op or "", self.layout or "", self._heads_in_words]
         if "EXT-SOFTCAP" in self.extensions:
             parts.append("soft cap")
-        if self.mask:
-            parts.append("no mask" if self.mask == "none" else f"mask: {self.mask}")
+        if self.mask == "none":
+            parts.append("no mask")
+        elif self.mask:
+            parts.append(f"mask: {self.mask}")
         if self.assumed:
             parts.append(f"assuming {', '.join(self.assumed)}")
-        parts.extend(f"missed: {each.word}" for each in self.missed)
-        return ", ".join(part for part in parts if part)
+        parts.extend(f"missed: {missed.word}" for missed in self.missed)
+        return ", ".join(filter(None, parts))
+
+    @property
+    def _why_not_fused(self) -> str:
+        """The code, the reason or else the meaning of the code, and the culprit."""
+        if self.code is None:
+            return f"{self.reason or ''}{_bracketed(self.culprit)}"
+        return f"{self.code.value}: {self.reason or self.code.meaning}{_bracketed(self.culprit)}"
+
+    @property
+    def _heads_in_words(self) -> str:
+        """The number of query heads, and of key heads where it is another one; empty where they are not told."""
+        if not self.heads:
+            return ""
+        query, key = (str(count or "?") for count in self.heads)
+        if query == key:
+            return f"{query} heads"
+        return f"{query} heads on {key}"
 
     def to_json(self) -> dict[str, Any]:
         """The block as the JSON report holds it."""
@@ -307,14 +329,14 @@ class Block:
             "node": self.node,
             "layout": self.layout,
             "mask": self.mask,
-            "heads": list(self.heads) if self.heads else None,
+            "heads": self.heads and list(self.heads),
             "extensions": list(self.extensions),
             "assumed": list(self.assumed),
-            "code": None if self.code is None else self.code.value,
+            "code": self.code and self.code.value,
             "reason": self.reason,
             "culprit": self.culprit,
             "hint": self.hint,
-            "missed": [each.to_json() for each in self.missed],
+            "missed": [missed.to_json() for missed in self.missed],
         }
 
 
@@ -337,9 +359,11 @@ class CacheLine:
 
     def __str__(self) -> str:
         if self.present is None:
-            return f"cache {self.past}: not changed: {self.reason}" + (f" [{self.culprit}]" if self.culprit else "")
+            return f"cache {self.past}: not changed: {self.reason}{_bracketed(self.culprit)}"
         line = f"cache {self.past}: a buffer, written in place as {self.present}; {self.length} counts its tokens"
-        return line + (f"; copied for {', '.join(self.copied)}" if self.copied else "")
+        if self.copied:
+            line += f"; copied for {', '.join(self.copied)}"
+        return line
 
 
 @dataclass
@@ -374,31 +398,36 @@ class Report:
     @property
     def advice(self) -> list[str]:
         """What the user can do, one line for all blocks with the same hint, such as "blocks 0-3, 7, try: ..."."""
-        found: dict[str, list[int]] = {}
+        blocks: dict[str, list[int]] = {}
         for block in self.blocks:
             if block.status in ("declined", "linear_attention") and block.hint:
-                found.setdefault(block.hint, []).append(block.id)
-        return [f"{_blocks(ids)}, try: {hint}" for hint, ids in found.items()]
+                blocks.setdefault(block.hint, []).append(block.id)
+        return [f"{_blocks(ids)}, try: {hint}" for hint, ids in blocks.items()]
 
     @property
     def missed(self) -> list[str]:
         """What fused blocks miss, one line for all blocks in which only the names of values differ."""
-        found: dict[tuple[object, ...], dict[int, Missed]] = {}
+        kinds: dict[tuple[object, ...], dict[int, Missed]] = {}
         for block in self.blocks:
-            for each in block.missed:
-                found.setdefault(each.kind, {})[block.id] = each
+            for missed in block.missed:
+                kinds.setdefault(missed.kind, {})[block.id] = missed
         lines = []
-        for alike in found.values():
-            first, others = next(iter(alike.values())), len({each.culprit for each in alike.values()}) - 1
-            more = f" and {others} more" if others else ""
-            advice = f"; try: {first.hint}" if first.hint else ""
-            lines.append(f"{_blocks(list(alike))}, missed {first}{more}{advice}")
+        for alike in kinds.values():
+            first, others = next(iter(alike.values())), len({missed.culprit for missed in alike.values()}) - 1
+            line = f"{_blocks(list(alike))}, missed {first}"
+            if others:
+                line += f" and {others} more"
+            if first.hint:
+                line += f"; try: {first.hint}"
+            lines.append(line)
         return lines
 
     @property
     def summary(self) -> str:
         """One line with the number of blocks of each status, and the time."""
-        return f"{self.outcome}, {self.seconds:.1f} s" if self.blocks else self.outcome
+        if not self.blocks:
+            return self.outcome
+        return f"{self.outcome}, {self.seconds:.1f} s"
 
     @property
     def outcome(self) -> str:
@@ -414,15 +443,16 @@ class Report:
             parts.append(f"{declined} declined")
         if other := self.count("not_attention"):
             parts.append(f"{other} not attention")
-        linear = self.count("linear_attention")
-        beside = f", {linear} without a softmax" if linear else ""
-        return f"{self.model}: {', '.join(parts)} (of {self.softmaxes}){beside}"
+        outcome = f"{self.model}: {', '.join(parts)} (of {self.softmaxes})"
+        if linear := self.count("linear_attention"):
+            outcome += f", {linear} without a softmax"
+        return outcome
 
     @property
     def _rows(self) -> list[list[str]]:
         """The table of blocks, its header first."""
         rows = [["block", "status", "anchor", "what"]]
-        rows += [[str(each.id), each.status.replace("_", " "), each.anchor, each.what] for each in self.blocks]
+        rows += [[str(block.id), block.status.replace("_", " "), block.anchor, block.what] for block in self.blocks]
         return [[printable(cell) for cell in row] for row in rows]
 
     @property

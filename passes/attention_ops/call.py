@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -97,22 +98,49 @@ class OpConverter:
             raise self.decline(Code.SHAPE, f"input {index} of {self.node.op_type} is missing")
         return value
 
+    def has_input(self, *indices: int) -> bool:
+        """Is there one of these inputs?"""
+        return any(self.input(index) is not None for index in indices)
+
     def used_output(self, index: int) -> ir.Value | None:
         """An output; None where nothing reads it."""
-        value = self.node.outputs[index] if index < len(self.node.outputs) else None
-        return value if value is not None and (value.uses() or value.is_graph_output()) else None
+        for output in self.node.outputs[index : index + 1]:
+            if output.uses() or output.is_graph_output():
+                return output
+        return None
+
+    def presents(self, *made: ir.Value) -> tuple[tuple[ir.Value, ir.Value], ...]:
+        """The outputs from the second on that something reads, each with the value that takes its place."""
+        outputs = [self.used_output(index + 1) for index in range(len(made))]
+        return tuple((old, new) for old, new in zip(outputs, made, strict=True) if old is not None)
+
+    def check_matrix(self, name: str, after_softmax: bool) -> None:
+        """Decline a call whose fourth output is read: the scores, or the probabilities if `after_softmax`."""
+        if self.used_output(3) is None:
+            return
+        if after_softmax:
+            raise self.decline(Code.PROBABILITIES_ARE_OUTPUT, f"{name}, the probabilities, is read")
+        raise self.decline(Code.SCORES_ARE_OUTPUT, f"{name}, the scores, is read")
+
+    def given_number(self, name: str) -> float | None:
+        """A float attribute; None where it is not given."""
+        attr = self.node.attributes.get(name)
+        return None if attr is None else attr.as_float()
 
     def number(self, name: str, default: float) -> float:
         """A float attribute or its default."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_float()
+        given = self.given_number(name)
+        return default if given is None else given
 
     def softcap(self) -> float:
         """The attribute softcap, c of c * tanh(scores / c); 0 where the scores are not capped. Raises Decline."""
         cap = self.number("softcap", 0.0)
         if cap != 0.0 and not SMALLEST_SCALE <= cap <= LARGEST_SCALE:
-            what = "not a number" if math.isnan(cap) else "which overflows or vanishes"
-            what = "a negative number" if cap < 0.0 else what
+            what = "which overflows or vanishes"
+            if math.isnan(cap):
+                what = "not a number"
+            elif cap < 0.0:
+                what = "a negative number"
             hint = "give softcap a positive number, or 0 for none"
             raise self.decline(Code.SOFTCAP, f"softcap is {cap:g}, {what}", hint)
         if cap > 0.0 and self.options.target == "ascend":
@@ -171,9 +199,11 @@ class OpConverter:
         if head_dim is None and width.is_const:
             raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")
         # A known size is written out, because Reshape refuses -1 in a run in which another size is 0.
-        size = -1 if head_dim is None or head_dim.const is None else head_dim.const
-        apart = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, size])], dtype)
-        return self.builder.op("Transpose", [apart], dtype, {"perm": (0, 2, 1, 3)})
+        size = -1
+        if head_dim is not None and head_dim.const is not None:
+            size = head_dim.const
+        by_row = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, size])], dtype)
+        return self.builder.op("Transpose", [by_row], dtype, {"perm": (0, 2, 1, 3)})
 
     def _arranged(self, value: ir.Value, target: tuple[Dim, ...]) -> tuple[View, Arrangement]:
         """The furthest view of a value that can be arranged in dimensions of the target's sizes, and its axes there."""
@@ -181,8 +211,9 @@ class OpConverter:
             view = self.viewer.view(value, factors=False, shallow=shallow)
             if view is None:
                 continue
-            same = len(view.dims) == len(target)
-            dims = view.dims if same else self.viewer.space.reshape(view.dims, target)
+            if len(view.dims) == len(target):
+                return view, view.dims
+            dims = self.viewer.space.reshape(view.dims, target)
             if dims is not None:
                 return view, dims
         raise self.decline(Code.SHAPE, f"{value.name!r} could not be taken apart into heads")
@@ -213,10 +244,15 @@ class OpConverter:
         """
         sizes, size = self.info.shape(value) or (), self.viewer.space.size
         fits = all(own.const == 1 or own == size(dim) for own, dim in zip(sizes, dims, strict=True))
-        for shallow in (False, True) if fits else (True,):
+        depths = [True]
+        if fits:
+            depths = [False, True]
+        for shallow in depths:
             view = self.viewer.view(value, factors=False, shallow=shallow)
-            pairs = [] if view is None else list(zip(view.dims, dims, strict=True))
-            if view is not None and all(not own or self.viewer.space.unify(own, wanted) for own, wanted in pairs):
+            if view is None:
+                continue
+            pairs = zip(view.dims, dims, strict=True)
+            if all(not own or self.viewer.space.unify(own, wanted) for own, wanted in pairs):
                 return view
         raise self.decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores")
 
@@ -272,9 +308,10 @@ class OpConverter:
         check_head_size(size, "head size", self.node, self.options)
         check_head_size(space.size(width).const or 0, "head size of the values", self.node, self.options)
         groups = (batch, heads, q_seq, kv_seq, head_dim, width)
-        if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
+        if len(set(chain(*groups))) != sum(map(len, groups)):
             raise self.decline(Code.SHAPE, "one axis would have to play two roles")
-        scale = float(np.float32(1.0 / math.sqrt(size))) if scale is None else scale
+        if scale is None:
+            scale = float(np.float32(1.0 / math.sqrt(size)))
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes")
         kv_heads = shared_heads(key.view, value.view, heads, space)
@@ -303,4 +340,6 @@ class OpConverter:
         if wanted not in FLOATS or not types <= set(FLOATS):
             raise self.decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16")
         assert wanted is not None
-        return wanted if types == {wanted} else ir.DataType.FLOAT
+        if types != {wanted}:
+            return ir.DataType.FLOAT
+        return wanted

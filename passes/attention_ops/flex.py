@@ -48,12 +48,7 @@ def convert(call: OpConverter) -> ConvertedOp:
         return _written_out(call)
     query, key, value = (call.operand(call.required_input(index), "BNSD") for index in range(3))
     scores = call.scores(query, key, value)
-    return ConvertedOp(call.record(query, key, value, scores, MaskPlan(), _scale(call), "BNSD"))
-
-
-def _scale(call: OpConverter) -> float | None:
-    attr = call.node.attributes.get("scale")
-    return None if attr is None else attr.as_float()
+    return ConvertedOp(call.record(query, key, value, scores, MaskPlan(), call.given_number("scale"), "BNSD"))
 
 
 def _written_out(call: OpConverter) -> ConvertedOp:
@@ -71,15 +66,16 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
     node, builder, info = call.node, call.builder, call.info
     query, key, value = (call.required_input(index) for index in range(3))
     dtype, size, heads = info.dtype(query), call.size(query, 3), call.size(query, 1)
-    key, value = (_repeated(call, each, heads) for each in (key, value))
-    scale = _scale(call)
+    key, value = _repeated(call, key, heads), _repeated(call, value, heads)
+    scale = call.given_number("scale")
     if scale is None and size is None:
         raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
     precision = ir.DataType(int_attr(node, "softmax_precision", int(ir.DataType.FLOAT)))
     transposed = builder.op("Transpose", [key], dtype, {"perm": (0, 1, 3, 2)})
     scores = builder.cast(builder.op("MatMul", [query, transposed], dtype), precision)
-    factor = 1.0 / math.sqrt(size or 1) if scale is None else scale
-    number = builder.constant(np.array(factor, dtype=precision.numpy()), "number")
+    if scale is None:
+        scale = 1.0 / math.sqrt(size or 1)
+    number = builder.constant(np.array(scale, dtype=precision.numpy()), "number")
     scores = builder.op("Mul", [scores, number], precision)
     scores = _inlined(call, "score_mod", scores)
     softmax = builder.op("Softmax", [scores], precision, {"axis": -1})
@@ -100,8 +96,8 @@ def _repeated(call: OpConverter, value: ir.Value, heads: int | None) -> ir.Value
         raise call.decline(Code.SHAPE, f"{heads} query heads are no multiple of {own} key heads of a known size")
     if own == heads:
         return value
-    apart = builder.units("Unsqueeze", value, (2,))
-    wide = builder.op("Expand", [apart, builder.ints([1, 1, heads // own, 1, 1])], dtype)
+    grouped = builder.units("Unsqueeze", value, (2,))
+    wide = builder.op("Expand", [grouped, builder.ints([1, 1, heads // own, 1, 1])], dtype)
     return builder.op("Reshape", [wide, builder.ints([0, heads, -1, size])], dtype)
 
 
@@ -113,22 +109,28 @@ def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:
     graph, builder = attr.as_graph(), call.builder
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise call.decline(Code.SCORE_TERM, f"{name} is no graph of one input and one output")
-    known: dict[ir.Value, ir.Value] = {graph.inputs[0]: value}
-    for each in graph.initializers.values():
-        if each.const_value is not None:
-            known[each] = builder.constant(each.const_value.numpy(), "const")
+    known: dict[ir.Value | None, ir.Value | None] = {graph.inputs[0]: value}
+    for initializer in graph.initializers.values():
+        if initializer.const_value is not None:
+            known[initializer] = builder.constant(initializer.const_value.numpy(), "const")
     for node in graph:
-        attrs = node.attributes.values()
-        odd = node.domain not in STANDARD or node.op_type in RANDOM or len(node.outputs) != 1
-        if odd or (node.op_type != "Constant" and any(each.type not in PLAIN for each in attrs)):
+        if not _is_plain(node):
             raise call.decline(Code.SCORE_TERM, f"{node.op_type} in {name} is not taken out of its graph")
         if node.op_type == "Constant":
             known[node.outputs[0]] = builder.constant(_content(call, node), "const")
             continue
-        values: dict[str, AttrValue] = {each.name: each.value for each in attrs}
-        inputs = [None if each is None else known.get(each, each) for each in node.inputs]
-        known[node.outputs[0]] = builder.op(node.op_type, inputs, node.outputs[0].dtype, values)
-    return known.get(graph.outputs[0], graph.outputs[0])
+        attrs: dict[str, AttrValue] = {attr.name: attr.value for attr in node.attributes.values()}
+        inputs = [known.get(operand, operand) for operand in node.inputs]
+        known[node.outputs[0]] = builder.op(node.op_type, inputs, node.outputs[0].dtype, attrs)
+    return known.get(graph.outputs[0]) or graph.outputs[0]
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Is this a node of one output that computes the same wherever it stands: a Constant, or a standard operator that
+    makes no random numbers and holds no graphs?"""
+    if node.domain not in STANDARD or node.op_type in RANDOM or len(node.outputs) != 1:
+        return False
+    return node.op_type == "Constant" or all(attr.type in PLAIN for attr in node.attributes.values())
 
 
 def _content(call: OpConverter, node: ir.Node) -> np.ndarray:

@@ -87,9 +87,9 @@ class Caches:
     @staticmethod
     def of(call: OpConverter, query: ir.Value, sizes: RunSizes, pasts: Sequence[ir.Value], heads: int) -> Caches:
         """The caches of a call. Raises Decline where the user does not say how past and present are bound."""
-        for each in pasts:
-            if len(call.shape(each)) != 4:
-                raise call.decline(Code.RANK, f"{each.name!r} is not [batch, heads, keys, head size]")
+        for past in pasts:
+            if len(call.shape(past)) != 4:
+                raise call.decline(Code.RANK, f"{past.name!r} is not [batch, heads, keys, head size]")
         past, options = pasts[0], call.options
         shared = SHARED_CACHES in options.assume
         if not shared and options.target != "ascend" and SEPARATE_CACHES not in options.assume:
@@ -122,7 +122,7 @@ class Caches:
         count = builder.lengths[self.room] if self.room.const is None else builder.ints([self.room.const])
         places = builder.units("Unsqueeze", builder.range(count), (0,))
         before, after = (
-            builder.units("Unsqueeze", each, (1,)) for each in (self.sizes.before, self.sizes.after(self.call))
+            builder.units("Unsqueeze", number, (1,)) for number in (self.sizes.before, self.sizes.after(self.call))
         )
         held = builder.length(past, 2)
         moved = self._op("Add", [self._op("Sub", [places, before]), held])

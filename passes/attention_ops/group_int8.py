@@ -58,7 +58,9 @@ class Scale:
             array = constant(call.required_input(index))
             if array is None or array.dtype != np.float32 or not (np.isfinite(array) & (array > 0)).all():
                 raise call.decline(Code.READY_MADE, "the scales of quantised caches are not constants above 0")
-            form = (1,) if kinds == {"PER_TENSOR"} else (1, heads, 1, size or 0)
+            form: tuple[int, ...] = (1, heads, 1, size or 0)
+            if kinds == {"PER_TENSOR"}:
+                form = (1,)
             if array.size != np.prod(form):
                 raise call.decline(Code.SHAPE, f"{array.size} scales do not fit {kinds.pop()}")
             scales.append(Scale(call, array.reshape(form)))

@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.answer.decline import first_reason
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
@@ -52,7 +52,6 @@ from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, W
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
 from fa_compiler.passes.ir.nodes import int_attr
-from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions
@@ -74,19 +73,15 @@ def convert(call: OpConverter) -> ConvertedOp:
     sizes = RunSizes.of(call, query, call.required_input(LENGTHS), call.required_input(TOTAL))
     if past is not None and call.size(key, 1) == 0:
         return _convert_without_new(call, query, (key, value), sizes)
-    caches = (
-        None
-        if past is None
-        else Caches.of(call, query, sizes, [call.required_input(index) for index in PAST], kv_heads)
-    )
+    caches = None
+    if past is not None:
+        caches = Caches.of(call, query, sizes, [call.required_input(index) for index in PAST], kv_heads)
     if rotated:
         rotary = Rotary.of(call, sizes)
         query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)
-    return (
-        _convert_prompt(call, query, key, value)
-        if caches is None
-        else _convert_with_past(call, query, key, value, caches)
-    )
+    if caches is None:
+        return _convert_prompt(call, query, key, value)
+    return _convert_with_past(call, query, key, value, caches)
 
 
 def _convert_with_past(
@@ -97,7 +92,7 @@ def _convert_with_past(
     if call.dim(key, 1) != call.dim(query, 1):
         raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
     olds = [call.required_input(index) for index in PAST]
-    new = [call.split_heads(each, kv_heads) for each in (key, value)]
+    new = [call.split_heads(rows, kv_heads) for rows in (key, value)]
     scales = Scale.of(call, kv_heads, call.size(olds[0], 3))
     if scales is None:
         presents = read = [caches.present(old, rows) for old, rows in zip(olds, new, strict=True)]
@@ -107,14 +102,13 @@ def _convert_with_past(
         presents = [caches.present(old, scale.packed(rows)) for scale, old, rows in parts]
         read = [scale.unpacked(present) for scale, present in zip(scales, presents, strict=True)]
     q = call.operand(query, "BSH", heads)
-    k, v = (call.operand(each, "BNSD") for each in read)
+    k, v = (call.operand(cache, "BNSD") for cache in read)
     scores = call.scores(q, k, v)
     key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(presents[0], 2), DimRef(query, 0))
     plan = _plan_with_past(call, key_masks, scores, caches.sizes)
     plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
-    pairs = zip((call.used_output(1), call.used_output(2)), presents, strict=True)
-    return ConvertedOp(match, tuple((old, made) for old, made in pairs if old is not None))
+    return ConvertedOp(match, call.presents(*presents))
 
 
 def _convert_without_new(
@@ -128,26 +122,25 @@ def _convert_without_new(
         query = Rotary.of(call, sizes).turned(query, heads)
     pasts = [call.required_input(index) for index in PAST]
     q = call.operand(query, "BSH", heads)
-    k, v = (call.operand(each, "BNSD") for each in pasts)
+    k, v = (call.operand(past, "BNSD") for past in pasts)
     scores = call.scores(q, k, v)
     key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(pasts[0], 2), DimRef(query, 0))
     plan = _plan_with_past(call, key_masks, scores, sizes)
-    presents = [call.used_output(1), call.used_output(2)]
     made: list[ir.Value] = []
-    if any(presents):
+    if call.presents(*pasts):
         held = replace(sizes, rows=call.builder.ints([0]), before=sizes.lengths)
         caches = Caches.of(call, query, held, pasts, kv_heads)
         plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
         made = [caches.present(past, call.split_heads(new, kv_heads)) for past, new in zip(pasts, empty, strict=True)]
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
-    pairs = zip(presents, made, strict=False)
-    return ConvertedOp(match, tuple((old, new) for old, new in pairs if old is not None))
+    return ConvertedOp(match, call.presents(*made))
 
 
 def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value) -> ConvertedOp:
     """The record of a call without a past."""
     heads, kv_heads = _heads(call)
-    q, k, v = (call.operand(each, "BSH", count) for each, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
+    q = call.operand(query, "BSH", heads)
+    k, v = (call.operand(rows, "BSH", kv_heads) for rows in (key, value))
     scores = call.scores(q, k, v)
     key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(key, 1), DimRef(query, 0))
     lengths = key_masks.add_const(call.builder.cast(call.required_input(LENGTHS), ir.DataType.INT64), 1)
@@ -155,8 +148,8 @@ def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir
     masked = [ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores)), *added.masked]
     plan = replace(key_masks.plan(scores, masked, added.bias, _window(call)), assumed=added.assumed)
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
-    pairs = ((call.used_output(1), key), (call.used_output(2), value))
-    return ConvertedOp(match, tuple((old, call.split_heads(new, kv_heads)) for old, new in pairs if old is not None))
+    presents = tuple((old, call.split_heads(new, kv_heads)) for old, new in call.presents(key, value))
+    return ConvertedOp(match, presents)
 
 
 @dataclass(frozen=True)
@@ -174,7 +167,9 @@ class AttentionBias:
         if addend is None:
             return AttentionBias()
         columns = call.viewer.space.size(scores[3])
-        full = addend if call.dim(addend, -1) == columns else key_masks.filled_up(addend, 0.0)
+        full = addend
+        if call.dim(addend, -1) != columns:
+            full = key_masks.filled_up(addend, 0.0)
         if not _streamed(call, behind=call.input(PAST[0]) is not None):
             return AttentionBias(bias=(call.adding(full, scores),))
         masked, bias = key_masks.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
@@ -189,25 +184,40 @@ class AttentionBias:
 
 def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, sizes: RunSizes) -> MaskPlan:
     """The plan of a call with a past. Every row sees its own key, unless it lies after the end of its batch entry."""
-    width = int_attr(call.node, "local_window_size", -1)
     alone = _single(call)
+    excluded = _excluded_with_past(call, key_masks, sizes)
+    added = AttentionBias.of(call, key_masks, scores)
+    masked = [ExcludedPositions(call.aligned(mask, scores)) for mask in excluded]
+    plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None)
+    assumed = added.assumed
+    if alone and call.size(call.required_input(0), 1) is None:
+        assumed = (DECODE, *assumed)
+    may_be_empty = (_window_size(call) > 0 and not alone) or (added.masked and not added.assumed)
+    if not may_be_empty:
+        plan = replace(plan, empty_rows="")
+    return replace(plan, assumed=assumed)
+
+
+def _excluded_with_past(call: OpConverter, key_masks: KeyMaskBuilder, sizes: RunSizes) -> list[ir.Value]:
+    """The masks of the keys that no row sees, and of those outside the window of each row."""
+    width = _window_size(call)
     if not int_attr(call.node, "causal", 1):
-        excluded = [key_masks.mask_from(sizes.lengths)]
-    elif alone:
+        return [key_masks.mask_from(sizes.lengths)]
+    if _single(call):
         end = sizes.after(call)
         excluded = [key_masks.mask_from(end)]
         if width > 0:
             excluded.append(key_masks.mask_before(key_masks.add_const(end, -width)))
-    else:
-        high = key_masks.by_batch(sizes.before)
-        low = key_masks.add_const(high, 1 - width) if width > 0 else None
-        excluded = [key_masks.mask_from(sizes.lengths), key_masks.mask_outside_band(low, high)]
-    added = AttentionBias.of(call, key_masks, scores)
-    masked = [ExcludedPositions(call.aligned(each, scores)) for each in excluded]
-    plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None)
-    empty = plan.empty_rows if (width > 0 and not alone) or (added.masked and not added.assumed) else ""
-    assumed = (DECODE,) if alone and call.size(call.required_input(0), 1) is None else ()
-    return replace(plan, empty_rows=empty, assumed=(*assumed, *added.assumed))
+        return excluded
+    high, low = key_masks.by_batch(sizes.before), None
+    if width > 0:
+        low = key_masks.add_const(high, 1 - width)
+    return [key_masks.mask_from(sizes.lengths), key_masks.mask_outside_band(low, high)]
+
+
+def _window_size(call: OpConverter) -> int:
+    """The number of keys that a row sees at most; -1 where there is no window."""
+    return int_attr(call.node, "local_window_size", -1)
 
 
 def _single(call: OpConverter) -> bool:
@@ -222,26 +232,25 @@ def _heads(call: OpConverter) -> tuple[int, int]:
 
 
 def _check(call: OpConverter) -> None:
+    """Decline what no attention of ours computes. The shapes are checked with the operands."""
     node = call.node
-    if call.used_output(3) is not None:
-        after_softmax = int_attr(node, "qk_output", 0) == 2
-        code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
-        raise call.decline(code, f"output_qk, the {'probabilities' if after_softmax else 'scores'}, is read")
+    call.check_matrix("output_qk", int_attr(node, "qk_output", 0) == 2)
     call.softcap()
-    if call.input(VALID_ROWS) is not None:
-        reason = "query_seqlens: the rows that do not count are not written to the caches"
+    past = call.has_input(*PAST)
+    reason = first_reason(
+        {
+            "query_seqlens: the rows that do not count are not written to the caches": call.has_input(VALID_ROWS),
+            "norms inside the operator are not taken apart": call.has_input(*NORMS),
+            "the keys of a prompt are quantised, and no past says how": not past and call.has_input(*SCALES),
+            "the cache holds a window, whose keys the operator moves when it is full, and unspecified rows behind": (
+                int_attr(node, "sliding_window_cache", 0) != 0
+            ),
+            "a window of no keys": _window_size(call) == 0,
+        }
+    )
+    if reason is not None:
         raise call.decline(Code.READY_MADE, reason)
-    past = any(call.input(index) is not None for index in PAST)
-    if any(call.input(index) is not None for index in NORMS):
-        raise call.decline(Code.READY_MADE, "norms inside the operator are not taken apart")
-    if not past and any(call.input(index) is not None for index in SCALES):
-        raise call.decline(Code.READY_MADE, "the keys of a prompt are quantised, and no past says how")
-    if int_attr(node, "sliding_window_cache", 0):
-        reason = "the cache holds a window, whose keys the operator moves when it is full, and unspecified rows behind"
-        raise call.decline(Code.READY_MADE, reason)
-    if int_attr(node, "local_window_size", -1) == 0:
-        raise call.decline(Code.READY_MADE, "a window of no keys")
-    if int_attr(node, "local_window_size", -1) > 0 and not (_streamed(call) or (past and _single(call))):
+    if _window_size(call) > 0 and not (_streamed(call) or (past and _single(call))):
         reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
         raise call.decline(Code.READY_MADE, reason)
 
@@ -255,9 +264,12 @@ def _check_quantised(call: OpConverter) -> None:
     if not _single(call):
         hint = f"--assume {DECODE} if every run decodes one token"
         raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which takes one row", hint)
-    windowed = int_attr(call.node, "local_window_size", -1) > 0 and call.size(query, 0) != 1
-    if windowed or _has_sink(call) or call.input(ADDEND) is not None:
-        what = "windows of several batch entries" if windowed else "sinks and biases"
+    what = ""
+    if _has_sink(call) or call.has_input(ADDEND):
+        what = "sinks and biases"
+    if _window_size(call) > 0 and call.size(query, 0) != 1:
+        what = "windows of several batch entries"
+    if what:
         reason = f"int8 caches are read by IncreFlashAttention, which has no {what}: each step would copy the caches"
         raise call.decline(Code.READY_MADE, reason)
 
@@ -280,7 +292,8 @@ def _streamed(call: OpConverter, behind: bool = False) -> bool:
 
 
 def _has_sink(call: OpConverter) -> bool:
-    return call.input(SINK) is not None or int_attr(call.node, "smooth_softmax", 0) == 1
+    """Has every row one more score?"""
+    return call.has_input(SINK) or int_attr(call.node, "smooth_softmax", 0) == 1
 
 
 def _operands(call: OpConverter, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -299,11 +312,13 @@ def _operands(call: OpConverter, heads: int, kv_heads: int) -> tuple[ir.Value, i
 
 
 def _window(call: OpConverter) -> Window | None:
+    """The window of a prompt; None where a row sees all keys."""
     if not int_attr(call.node, "causal", 1):
         return None
-    before = int_attr(call.node, "local_window_size", -1)
-    low = None if before < 0 else 1 - before
-    return Window(Band(None if low is None else Dim(low), Dim(0)), low, 0)
+    width = _window_size(call)
+    if width < 0:
+        return Window.of(None, 0)
+    return Window.of(1 - width, 0)
 
 
 def _sink(call: OpConverter, heads: Axes) -> Sink | None:
@@ -314,4 +329,6 @@ def _sink(call: OpConverter, heads: Axes) -> Sink | None:
             raise call.decline(Code.RANK, f"{value.name!r} is not one number for each head")
         call.together(heads, view.dims[0], "number of heads")
         return Sink(view)
-    return Sink() if int_attr(call.node, "smooth_softmax", 0) == 1 else None
+    if not _has_sink(call):
+        return None
+    return Sink()

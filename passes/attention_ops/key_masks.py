@@ -20,13 +20,16 @@ float mask is therefore
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
@@ -66,6 +69,13 @@ class Window:
     low: Bound
     high: Bound
 
+    @staticmethod
+    def of(lower: Dim | int | None, upper: Dim | int | None) -> Window:
+        """The window between two sizes. A bound can be computed where its size is a number."""
+        bounds = [Dim(bound) if isinstance(bound, int) else bound for bound in (lower, upper)]
+        low, high = (None if bound is None else bound.const for bound in bounds)
+        return Window(Band(*bounds), low, high)
+
 
 @dataclass(frozen=True)
 class KeyMaskBuilder:
@@ -93,7 +103,7 @@ class KeyMaskBuilder:
             parts.append(self._op("Less", self._shifted(rows, high), keys))
         if low is not None:
             parts.append(self._op("Less", keys, self._shifted(rows, low)))
-        return parts[0] if len(parts) == 1 else self._op("Or", *parts)
+        return reduce(lambda one, other: self._op("Or", one, other), parts)
 
     def plan(
         self,
@@ -108,26 +118,41 @@ class KeyMaskBuilder:
         The window becomes a sparse_mode where one says the same in every run and no mask depends on the row; for Ascend
         only where there is no mask.
         """
-        space, window_reason, given = self.call.viewer.space, "", bool(masked)
-        rows, columns = space.size(scores[2]), space.size(scores[3])
+        full = mode is None  # does every row have a key where there is no mask?
+        reason, empty = "", "zero"
         if window is not None:
-            own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
-            plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
-            mode = mode_of(window.band, rows, columns) if plain else None
-            if plain and mode is None:  # the scores may have the values' name for the number of keys
-                columns = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
-                mode = mode_of(window.band, rows, columns)
-            window_reason = "no sparse_mode is its window in every run" if plain else "its window stands beside a mask"
-            if mode is not None and (unsaid := why_not_expressible(mode, rows, columns, self.call.options)) is not None:
-                mode, window_reason = None, unsaid
-            if mode is None:
-                self._check_computable(window)
-                excluded = self.mask_outside_band(window.low, window.high)
-                masked = [*masked, ExcludedPositions(self.call.aligned(excluded, scores))]
-        never = not given and (mode is None if window is None else window.band.never_empty(rows, columns))
-        empty = "" if never else "zero"
-        missed = () if mode is not None else self._missed(masked, scores, window_reason)
+            mode, reason, keys = self._mode_of(window, masked, scores)
+            full = window.band.never_empty(self.call.viewer.space.size(scores[2]), keys)
+        if full and not masked:
+            empty = ""
+        if window is not None and mode is None:
+            self._check_computable(window)
+            excluded = self.mask_outside_band(window.low, window.high)
+            masked = [*masked, ExcludedPositions(self.call.aligned(excluded, scores))]
+        missed: tuple[Missed, ...] = ()
+        if mode is None:
+            missed = self._missed(masked, scores, reason)
         return MaskPlan(masked=tuple(masked), bias=bias, mode=mode, empty_rows=empty, missed=missed)
+
+    def _mode_of(
+        self, window: Window, masked: Sequence[ExcludedPositions], scores: Arrangement
+    ) -> tuple[SparseMode | None, str, Dim]:
+        """The sparse_mode that a window is, or None and the reason; and the number of keys by which this is known."""
+        space, options = self.call.viewer.space, self.call.options
+        rows, keys = space.size(scores[2]), space.size(scores[3])
+        own = space.resolve(chain(*(chain(*part.view.base_dims) for part in masked)))
+        if not set(own).isdisjoint(space.resolve(scores[2])) or (masked and options.target != "ort"):
+            return None, "its window stands beside a mask", keys
+        mode = mode_of(window.band, rows, keys)
+        if mode is None:  # the scores may have the values' name for the number of keys
+            keys = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
+            mode = mode_of(window.band, rows, keys)
+        if mode is None:
+            return None, "no sparse_mode is its window in every run", keys
+        unsaid = why_not_expressible(mode, rows, keys, options)
+        if unsaid is not None:
+            return None, unsaid, keys
+        return mode, "", keys
 
     def _missed(
         self, masked: Sequence[ExcludedPositions], scores: Arrangement, window_reason: str
@@ -135,17 +160,17 @@ class KeyMaskBuilder:
         """Why a mask that runs along rows and keys is no band."""
         call, viewer = self.call, self.call.viewer
         grid = Grid.of(scores[2], scores[3], viewer.space)
-        part = next((each for each in masked if is_dense(each.view, grid, viewer.space)), None)
-        if part is None:
+        dense = [part for part in masked if is_dense(part.view, grid, viewer.space)]
+        if not dense:
             return ()
-        reason = window_reason or "the mask and the band together are no band"
+        part, reason = dense[0], window_reason or "the mask and the band together are no band"
         if not window_reason and call.builder.has_made(part.view.base):
             reason = "which keys a row sees depends on numbers of the run"
         elif not window_reason:
             term = Select(call.node, AlignedTensor(part.view.base, part.view.base_dims), not part.when, -math.inf)
-            found = structure([term], grid, viewer)
-            if isinstance(found, NoStructure):
-                return (found.missed(call.node),)
+            known = structure([term], grid, viewer)
+            if isinstance(known, NoStructure):
+                return (known.missed(call.node),)
         return (Missed(MissedCode.DENSE_MASK, reason, label(call.node)),)
 
     def excluded(
@@ -159,17 +184,12 @@ class KeyMaskBuilder:
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         term = Select(call.node, placed, not when, -math.inf)
-        found = structure([term], grid, call.viewer)
-        if isinstance(found, NoStructure):
-            return [ExcludedPositions(call.along(mask, placed.dims), when)], None
-        usable = band and self._has_room(found) and not (found.mode and found.mode.prefix)
-        if found.mode is not None and why_not_expressible(found.mode, *grid.sizes, call.options) is not None:
-            usable = False
-        if found.mode is not None and not usable:
+        known = structure([term], grid, call.viewer)
+        if isinstance(known, NoStructure) or (known.mode is not None and not (band and self._takes(known, grid))):
             return [ExcludedPositions(call.along(mask, placed.dims), when)], None
         return [
-            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in found.padding
-        ], found.mode
+            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in known.padding
+        ], known.mode
 
     def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
         """The plan of an addend alone, as for an Add of the same numbers to the scores (mask.py)."""
@@ -189,19 +209,24 @@ class KeyMaskBuilder:
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         contiguity = ContiguousLabels(call.facts)
-        found = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity)
-        packing = None if isinstance(found, NoStructure) else found.packing
-        if isinstance(found, NoStructure) or packing is None or call.options.target != "ort":
+        known = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity)
+        if isinstance(known, NoStructure) or known.packing is None or call.options.target != "ort":
             return fallback
-        if not packing.in_runs and UNBROKEN not in call.options.assume:
-            return replace(fallback, missed=(packing.missed,))
-        assumed = () if packing.in_runs else (UNBROKEN,)
+        packing = known.packing
+        assumed: tuple[str, ...] = ()
+        if not packing.in_runs:
+            if UNBROKEN not in call.options.assume:
+                return replace(fallback, missed=(packing.missed,))
+            assumed = (UNBROKEN,)
         view = call.along(packing.labels, packing.dims)
-        return MaskPlan(mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
+        return MaskPlan(mode=known.mode, assumed=assumed, packed=view, fallback=fallback)
 
-    def _has_room(self, found: Structure) -> bool:
-        """Can the padding stand beside the band? Only the CPU kernel takes a mask beside a band."""
-        return self.call.options.target == "ort" or not found.padding
+    def _takes(self, known: Structure, grid: Grid) -> bool:
+        """Can the target take the band of a structure, beside its padding? Only the CPU kernel takes a mask there."""
+        mode, options = known.mode, self.call.options
+        if mode is None or mode.prefix or (known.padding and options.target != "ort"):
+            return False
+        return why_not_expressible(mode, *grid.sizes, options) is None
 
     def _check_computable(self, window: Window) -> None:
         bounds = ((window.band.lower, window.low), (window.band.upper, window.high))
@@ -218,11 +243,13 @@ class KeyMaskBuilder:
         call, builder = self.call, self.call.builder
         view, whole = call.aligned(full, scores), full is mask or filler > lowest
         values, bounds = call.facts.sets.of(mask), call.facts.bounds.unless_nan(mask)
-        excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
+        excludes = any(number <= lowest for number in values or ())
         if self.only_excludes(mask, lowest):
-            return ([ExcludedPositions(view)] if excluding or not whole else []), ()
+            if whole and not excludes:
+                return [], ()
+            return [ExcludedPositions(view)], ()
         bias: tuple[BiasOp, ...] = (Add(call.node, BiasOperand(view)),)
-        harmless = (values is not None and not excluding) or (bounds is not None and bounds[0] > lowest)
+        harmless = (values is not None and not excludes) or (bounds is not None and bounds[0] > lowest)
         if harmless and whole:
             return [], bias
         limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
@@ -266,14 +293,23 @@ class KeyMaskBuilder:
 
     def add_const(self, number: ir.Value, by: int) -> ir.Value:
         """The sum of a computed number and a constant."""
-        return number if by == 0 else self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
+        if by == 0:
+            return number
+        return self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
+
+    def bounds_from(self, start: ir.Value, offsets: Iterable[int | None]) -> list[ir.Value | None]:
+        """The bounds of a band, by their offsets from a computed number; None where there is no bound."""
+        return [None if offset is None else self.add_const(start, offset) for offset in offsets]
 
     def subtract(self, number: ir.Value, by: ir.Value) -> ir.Value:
         """The difference of two computed numbers."""
         return self.call.builder.op("Sub", [number, by], INT64)
 
     def _shifted(self, rows: ir.Value, by: ir.Value | int) -> ir.Value:
-        return self.add_const(rows, by) if isinstance(by, int) else self.call.builder.op("Add", [rows, by], INT64)
+        """The rows plus a bound of a band."""
+        if isinstance(by, int):
+            return self.add_const(rows, by)
+        return self.call.builder.op("Add", [rows, by], INT64)
 
     def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
         return self.call.builder.op(op_type, list(inputs), ir.DataType.BOOL)

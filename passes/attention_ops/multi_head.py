@@ -74,27 +74,32 @@ def convert_decoder(call: OpConverter) -> ConvertedOp:
     if call.input(1) is None or call.input(2) is None:
         raise call.decline(Code.READY_MADE, "query, key and value lie side by side, which ONNX Runtime does not run")
     cached, shared = _cached(call, call.required_input(1)), int_attr(call.node, "past_present_share_buffer", 0) == 1
-    if cached == shared:
-        wrong = "cached keys are updated" if cached else "past and present are not one buffer"
-        raise call.decline(Code.READY_MADE, f"{wrong}, which ONNX Runtime's CPU kernel does not take")
-    return _converted(call, DECODER, None if cached else call.required_input(DECODER.past_length))
+    not_taken = "which ONNX Runtime's CPU kernel does not take"
+    if cached and shared:
+        raise call.decline(Code.READY_MADE, f"cached keys are updated, {not_taken}")
+    if cached:
+        return _converted(call, DECODER, None)
+    if not shared:
+        raise call.decline(Code.READY_MADE, f"past and present are not one buffer, {not_taken}")
+    return _converted(call, DECODER, call.required_input(DECODER.past_length))
 
 
 def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None) -> ConvertedOp:
-    if call.used_output(3) is not None:
-        raise call.decline(Code.SCORES_ARE_OUTPUT, "qk, the scores, is read")
+    """The record of either operator, whose past has room for more keys behind its first `length` if that is given."""
+    call.check_matrix("qk", after_softmax=False)
     if call.input(places.indirection) is not None:
         raise call.decline(Code.READY_MADE, "keys lie in the caches of other beams, and in which is data")
     operands = _operands(call)
     if places is DECODER and length is not None:
         operands = operands[0], _one_row(call, operands[1]), _one_row(call, operands[2])
     query, key, value = _biased(call, call.input(places.bias), *operands)
-    past_key, past_value = call.input(places.past_key), call.input(places.past_value)
-    past = None if past_key is None or past_value is None else (past_key, past_value)
-    if past is not None and not _gives_presents(call):
+    past: tuple[ir.Value, ...] = ()
+    if call.input(places.past_key) is not None and call.input(places.past_value) is not None:
+        past = call.required_input(places.past_key), call.required_input(places.past_value)
+    if past and not _gives_presents(call):
         reason = "ONNX Runtime's CPU kernel reads beyond the new keys where a past has no present_key and present_value"
         raise call.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
-    if length is not None and past is None:
+    if length is not None and not past:
         raise call.decline(Code.READY_MADE, "a past has a length, and there is none")
     if length is not None and _cached(call, key):
         reason = (
@@ -102,34 +107,34 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
         )
         raise call.decline(Code.READY_MADE, reason, "give key and value three dimensions")
     heads, mask, addend = int_attr(call.node, "num_heads", 0), call.input(places.mask), call.input(places.addend)
-    presents = [call.used_output(1), call.used_output(2)]
     projected = MultiHeadInputs(call, heads, query, key, value, past, mask, addend, length)
-    match, keys, values = projected.match(presents=any(presents))
-    pairs = zip(presents, (keys, values), strict=True)
-    return ConvertedOp(match, tuple((old, new) for old, new in pairs if old is not None))
+    match, keys, values = projected.match(presents=bool(call.presents(key, value)))
+    return ConvertedOp(match, call.presents(keys, values))
 
 
 def _gives_presents(call: OpConverter) -> bool:
     """Has the operator both outputs for its caches?"""
     presents = call.node.outputs[1:3]
-    return len(presents) == 2 and all(each.name for each in presents)
+    return len(presents) == 2 and all(present.name for present in presents)
 
 
 def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
     """The operands with the bias of their projection added; cached keys and values already contain theirs."""
     if bias is None:
         return operands
-    query, key, _ = operands
+    query, key, _ = given = operands
     made: list[ir.Value] = []
     start = 0
-    for operand in (query,) if _cached(call, key) else operands:
+    if _cached(call, key):
+        operands = (query,)
+    for operand in operands:
         width = call.size(operand, -1)
         if width is None:
             raise call.decline(Code.SHAPE, "the parts of the bias are not known before the model runs")
         part = part_of(call, bias, start, start + width, axis=0)
         made.append(call.builder.op("Add", [operand, part], call.info.dtype(operand)))
         start += width
-    return (*made, *operands[len(made) :])
+    return (*made, *given[len(made) :])
 
 
 def part_of(call: OpConverter, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
@@ -191,7 +196,7 @@ class MultiHeadInputs:
     query: ir.Value
     key: ir.Value
     value: ir.Value
-    past: tuple[ir.Value, ir.Value] | None
+    past: tuple[ir.Value, ...]
     mask: ir.Value | None
     addend: ir.Value | None
     length: ir.Value | None = None
@@ -200,20 +205,20 @@ class MultiHeadInputs:
     def match(self, presents: bool) -> tuple[AttentionMatch, ir.Value, ir.Value]:
         """The record, all keys and all values; with `presents` keys and values are [B, N, T, D]."""
         call, key, value = self.call, self.key, self.value
-        cached = _cached(call, key)
-        new, added = call.dim(key, 2 if cached else 1), DimRef(key, 2 if cached else 1)
-        if self.past is not None or presents:
+        added = self._rows(key)
+        new = call.dim(key, added.axis)
+        if self.past or presents:
             key, value = call.split_heads(key, self.heads), call.split_heads(value, self.heads)
         past: ir.Value | PreallocatedCache | None = None
-        if self.past is not None:
-            past = self.past[0] if self.length is None else self._preallocated(self.past[0], self.length, added)
+        if self.past:
+            past = self.past[0]
+            if self.length is not None:
+                past = self._preallocated(past, self.length, added)
             pairs = zip(self.past, (key, value), strict=True)
             key, value = (self._together(old, own, past) for old, own in pairs)
         q, k, v = call.operand(self.query, "BSH", self.heads), self._operand(key), self._operand(value)
         scores = call.scores(q, k, v)
-        key_masks = KeyMaskBuilder(
-            call, DimRef(self.query, 1), DimRef(key, 2 if _cached(call, key) else 1), DimRef(self.query, 0)
-        )
+        key_masks = KeyMaskBuilder(call, DimRef(self.query, 1), self._rows(key), DimRef(self.query, 0))
         plan = ScoreBias(call, key_masks, scores, self.mask, self.addend, past, new).plan()
         match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH")
         return match, key, value
@@ -236,7 +241,15 @@ class MultiHeadInputs:
         return made
 
     def _operand(self, value: ir.Value) -> Operand:
-        return self.call.operand(value, "BNSD" if _cached(self.call, value) else "BSH", self.heads)
+        return self.call.operand(value, self._layout(value), self.heads)
+
+    def _rows(self, value: ir.Value) -> DimRef:
+        """The number of keys or values."""
+        return DimRef(value, self._layout(value).index("S"))
+
+    def _layout(self, value: ir.Value) -> str:
+        """The layout of keys or values."""
+        return "BNSD" if _cached(self.call, value) else "BSH"
 
 
 def _cached(call: OpConverter, value: ir.Value) -> bool:

@@ -19,6 +19,7 @@ quantisation, a compressed mask that is not a constant, floats as masks, and lis
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,6 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.ir.nodes import constant, int_attr, text_attr
-from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions, Scale
 
 LONGEST = 1 << 20
@@ -40,6 +40,9 @@ LONGEST = 1 << 20
 COMPRESSED_ROWS = 1024
 MASKS = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8)
 INCREMENTAL_FILL = -1e12
+BY_ROW = {3: (1,)}
+BY_KEY = {2: (1, 2), 3: (1,)}
+"""The dimensions that a mask of rows and keys, and one of keys alone, lack at a rank."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,15 @@ class NpuCall:
     mode: int = 1
     before: int = LONGEST
     after: int = LONGEST
+
+    def band(self, corner: Dim) -> Window:
+        """The window of pre and next tokens around the diagonal through a corner."""
+        lower = upper = None
+        if self.before < LONGEST:
+            lower = corner - self.before
+        if self.after < LONGEST:
+            upper = corner + self.after
+        return Window.of(lower, upper)
 
 
 def flash(call: OpConverter) -> ConvertedOp:
@@ -79,9 +91,9 @@ def flash(call: OpConverter) -> ConvertedOp:
             heads,
             kv_width * heads // width,
             call.number("scale", 1.0),
-            _given(call, 3),
+            _filled_input(call, 3),
             scaled_bias=True,
-            mask=_given(call, 5),
+            mask=_filled_input(call, 5),
             lengths=None,
             mode=int_attr(call.node, "sparse_mode", 0),
             before=int_attr(call.node, "pre_tockens", 0),
@@ -104,10 +116,10 @@ def prompt(call: OpConverter) -> ConvertedOp:
             heads,
             int_attr(call.node, "num_key_value_heads", 0) or heads,
             call.number("scale_value", 1.0),
-            _given(call, 3),
+            _filled_input(call, 3),
             scaled_bias=False,
-            mask=_given(call, 4),
-            lengths=_given(call, 6),
+            mask=_filled_input(call, 4),
+            lengths=_filled_input(call, 6),
             mode=int_attr(call.node, "sparse_mode", 0),
             before=int_attr(call.node, "pre_tokens", 0),
             after=int_attr(call.node, "next_tokens", 0),
@@ -125,10 +137,10 @@ def incremental(call: OpConverter) -> ConvertedOp:
     if call.size(call.required_input(0), layout.index("S")) != 1:
         raise call.decline(Code.SHAPE, "the query is not proven to be a single row")
     scale = call.number("scale_value", 1.0)
-    lengths = _given(call, 5)
+    lengths = _filled_input(call, 5)
     return _converted(
         call,
-        NpuCall(layout, layout, heads, heads, scale, _given(call, 3), False, _given(call, 4), lengths),
+        NpuCall(layout, layout, heads, heads, scale, _filled_input(call, 3), False, _filled_input(call, 4), lengths),
         by_key=True,
     )
 
@@ -142,9 +154,11 @@ def _converted(call: OpConverter, given: NpuCall, by_key: bool = False) -> Conve
     masked: list[ExcludedPositions] = []
     bias = _bias(call, given, scores)
     if by_key and given.mask is not None:
-        mask = ExcludedPositions(call.aligned(_by_row(call, given.mask, (1, 2)), scores))
+        mask = ExcludedPositions(call.aligned(_in_rank_4(call, given.mask, BY_KEY), scores))
         bias = (mask.filled(call.node, INCREMENTAL_FILL), *bias)
-    window = None if by_key or given.mask is None else _masked(call, given, scores, masked)
+    window = None
+    if given.mask is not None and not by_key:
+        window = _masked(call, given, scores, masked)
     if given.lengths is not None:
         masked.append(ExcludedPositions(call.aligned(key_masks.mask_from(given.lengths), scores)))
     plan = key_masks.plan(scores, masked, bias, window)
@@ -157,7 +171,9 @@ def _bias(call: OpConverter, given: NpuCall, scores: Arrangement) -> tuple[BiasO
     if call.size(given.bias, -2) == COMPRESSED_ROWS != call.viewer.space.size(scores[2]).const:
         raise call.decline(Code.READY_MADE, "a bias of 1024 rows is a compressed one for more")
     add = call.adding(given.bias, scores)
-    return (add, Scale(call.node, given.scale)) if given.scaled_bias else (add,)
+    if not given.scaled_bias:
+        return (add,)
+    return add, Scale(call.node, given.scale)
 
 
 def _is_compressed_mask(content: np.ndarray[Any, Any]) -> bool:
@@ -172,52 +188,48 @@ def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list
     """The window of the sparse_mode, if it has one. A mask that is needed besides is added to `masked`."""
     assert given.mask is not None
     if given.mode in (0, 1):
-        masked.append(ExcludedPositions(call.aligned(_by_row(call, given.mask, (1,)), scores)))
+        masked.append(ExcludedPositions(call.aligned(_in_rank_4(call, given.mask, BY_ROW), scores)))
         if given.mode == 1 or min(given.before, given.after) >= LONGEST:
             return None
-        low = None if given.before >= LONGEST else -given.before
-        high = None if given.after >= LONGEST else given.after
-        return Window(Band(*(None if bound is None else Dim(bound) for bound in (low, high))), low, high)
-    content = constant(given.mask)
+        return given.band(Dim(0))
     if given.mode > 4 or given.mode < 0:
         raise call.decline(Code.READY_MADE, f"sparse_mode {given.mode} needs what the operator has no input for")
+    content = constant(given.mask)
     if content is None or not _is_compressed_mask(content):
         raise call.decline(Code.READY_MADE, f"the mask of sparse_mode {given.mode} is not the constant triangle")
     if given.mode == 2:
-        return Window(Band(None, Dim(0)), None, 0)
+        return Window.of(None, 0)
     if given.lengths is not None:
         raise call.decline(Code.READY_MADE, "the band's corner lies at another length in each batch")
     space = call.viewer.space
     corner = space.size(scores[3]) - space.size(scores[2])
     if given.mode == 3:
-        return Window(Band(None, corner), None, corner.const)
-    lower = None if given.before >= LONGEST else corner - given.before
-    upper = None if given.after >= LONGEST else corner + given.after
-    return Window(Band(lower, upper), None if lower is None else lower.const, None if upper is None else upper.const)
+        return Window.of(None, corner)
+    return given.band(corner)
 
 
-def _by_row(call: OpConverter, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
-    """A mask as bool; where its rank is below 4, the `missing` dimensions of heads and rows are put in."""
+def _in_rank_4(call: OpConverter, mask: ir.Value, missing: Mapping[int, tuple[int, ...]]) -> ir.Value:
+    """A mask as bool, with the dimensions of heads and rows that are `missing` at its rank."""
     if call.info.dtype(mask) not in MASKS:
         raise call.decline(Code.DTYPE, "the mask is neither boolean nor of 8 bits")
     rank = len(call.shape(mask))
     mask = call.builder.cast(mask, ir.DataType.BOOL)
-    if missing == (1, 2):
-        return call.builder.units("Unsqueeze", mask, missing if rank == 2 else (1,) if rank == 3 else ())
-    return call.builder.units("Unsqueeze", mask, missing if rank == 3 else ())
+    return call.builder.units("Unsqueeze", mask, missing.get(rank, ()))
 
 
 def _text(call: OpConverter, name: str) -> str:
     return text_attr(call.node, name, "")
 
 
-def _given(call: OpConverter, index: int) -> ir.Value | None:
+def _filled_input(call: OpConverter, index: int) -> ir.Value | None:
     """An input; None where it is absent or has no elements, which means the same."""
     value = call.input(index)
-    return None if value is None or any(size == 0 for size in call.shape(value)) else value
+    if value is None or any(size == 0 for size in call.shape(value)):
+        return None
+    return value
 
 
 def _refuse(call: OpConverter, inputs: dict[int, str]) -> None:
     for index, what in inputs.items():
-        if _given(call, index) is not None:
+        if _filled_input(call, index) is not None:
             raise call.decline(Code.READY_MADE, f"{what} has no counterpart here")

@@ -1,5 +1,7 @@
 """ai.onnx Attention, opset 23 and later.
 
+    y, present_key, present_value = Attention(query, key, value, attn_mask, past_key, past_value, nonpad_kv_seqlen)
+
     query, key, value    [B, N, S, D], or [B, S, N * D] with q_num_heads and kv_num_heads
     attn_mask            boolean (True attends) or float (added), of any rank that broadcasts to [B, N, S, T]; a mask
                          shorter than T is padded with "excluded"
@@ -48,7 +50,7 @@ from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EM
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter, Operand
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, int_attr, is_op
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, inputs_of, int_attr, is_op
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -67,6 +69,11 @@ SMALL_HALF = 8.0
 """A number up to this, added to a float16 score, rounds it no more than scores of common size are rounded anyway."""
 
 
+Offsets = tuple[int | None, int | None]
+"""The lowest and the highest offset from its position at which a query sees a key; None where there is no limit."""
+UNLIMITED: Offsets = (None, None)
+
+
 def convert(call: OpConverter) -> ConvertedOp:
     """The record of an Attention node."""
     _check(call)
@@ -74,14 +81,12 @@ def convert(call: OpConverter) -> ConvertedOp:
 
 
 def _check(call: OpConverter) -> None:
+    """Decline what no attention of ours computes. The head sizes and the shapes are checked with the operands."""
     node = call.node
     if call.builder.opset < FIRST:
         reason = f"the model is of opset {call.builder.opset}, and ONNX has the operator from opset {FIRST} on"
         raise call.decline(Code.READY_MADE, reason)
-    if call.used_output(3) is not None:
-        after_softmax = int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
-        code = Code.PROBABILITIES_ARE_OUTPUT if after_softmax else Code.SCORES_ARE_OUTPUT
-        raise call.decline(code, f"qk_matmul_output, the {'probabilities' if after_softmax else 'scores'}, is read")
+    call.check_matrix("qk_matmul_output", int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES)
     call.softcap()
     wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
     if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
@@ -93,27 +98,26 @@ class _Attention:
     call: OpConverter
 
     def converted(self) -> ConvertedOp:
+        """The record. Raises Decline."""
         call = self.call
         query, key, value = (call.required_input(index) for index in range(3))
-        presents: list[tuple[ir.Value, ir.Value]] = []
         q = self._operand(query, "q_num_heads")
         if call.input(4) is None:
             k, v = self._operand(key, "kv_num_heads"), self._operand(value, "kv_num_heads")
-            columns = DimRef(key, 1 if self._flat(key) else 2)
-            presents = [(old, self._split(new)) for old, new in self._presents(key, value)]
+            columns = self._rows(key)
+            presents = tuple((old, self._split(new)) for old, new in call.presents(key, value))
         else:
             keys, values = self._joined(4, key), self._joined(5, value)
             k, v, columns = call.operand(keys, "BNSD"), call.operand(values, "BNSD"), DimRef(keys, 2)
-            presents = self._presents(keys, values)
+            presents = call.presents(keys, values)
         self._check_batches(q, k, v)
         scores = call.scores(q, k, v)
-        keys_of = KeyMaskBuilder(call, DimRef(query, 1 if self._flat(query) else 2), columns, DimRef(query, 0))
-        plan = self._plan(keys_of, scores)
-        attr = call.node.attributes.get("scale")
-        scale = None if attr is None else attr.as_float()
+        key_masks = KeyMaskBuilder(call, self._rows(query), columns, DimRef(query, 0))
+        plan = self._plan(key_masks, scores)
+        scale = call.given_number("scale")
         if scale is not None and scale <= 0.0:
             raise call.decline(Code.SCALE, f"the scale {scale:g} is not positive")
-        return ConvertedOp(call.record(q, k, v, scores, plan, scale, self._layout(query)), tuple(presents))
+        return ConvertedOp(call.record(q, k, v, scores, plan, scale, self._layout(query)), presents)
 
     # -- operands ---------------------------------------------------------------------------------------
 
@@ -132,7 +136,12 @@ class _Attention:
         return self.call.operand(value, self._layout(value), int_attr(self.call.node, heads, 0))
 
     def _layout(self, value: ir.Value) -> str:
+        """The layout of an input that is no past."""
         return "BSH" if self._flat(value) else "BNSD"
+
+    def _rows(self, value: ir.Value) -> DimRef:
+        """The number of rows or keys of an input that is no past."""
+        return DimRef(value, self._layout(value).index("S"))
 
     def _split(self, value: ir.Value) -> ir.Value:
         return self.call.split_heads(value, int_attr(self.call.node, "kv_num_heads", 0))
@@ -141,7 +150,7 @@ class _Attention:
         """The past and the new keys or values in one tensor. Raises Decline where other sizes than the length
         differ."""
         split = self._split(new)
-        past, fresh = self.call.info.shape(self.call.required_input(index)), self._apart(new)
+        past, fresh = self.call.info.shape(self.call.required_input(index)), self._new_sizes(new)
         if past is not None and (len(past) != 4 or any(map(_differ, past, fresh))):
             sizes = (" x ".join("?" if size is None else str(size) for size in shape) for shape in (past, fresh))
             reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
@@ -150,7 +159,7 @@ class _Attention:
             "Concat", [self.call.required_input(index), split], self.call.info.dtype(new), {"axis": 2}
         )
 
-    def _apart(self, new: ir.Value) -> tuple[Dim | None, ...]:
+    def _new_sizes(self, new: ir.Value) -> tuple[Dim | None, ...]:
         """Batch, heads, length and head size of new keys or values; the length is None, because it may be any."""
         shape = self.call.shape(new)
         if not self._flat(new):
@@ -158,59 +167,75 @@ class _Attention:
         heads = int_attr(self.call.node, "kv_num_heads", 0)
         return shape[0], Dim(heads), None, shape[2].exact_div(heads)
 
-    def _presents(self, key: ir.Value, value: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
-        pairs = ((self.call.used_output(1), key), (self.call.used_output(2), value))
-        return [(old, new) for old, new in pairs if old is not None]
-
     # -- masks ------------------------------------------------------------------------------------------
 
     def _plan(self, key_masks: KeyMaskBuilder, scores: Arrangement) -> MaskPlan:
-        call = self.call
-        lengths, window, mask = call.input(6), self._window(), call.input(3)
-        if mask is not None and window is None and lengths is None and self._adds(mask, key_masks, scores):
+        """The plan of the mask, the window and the lengths. Raises Decline."""
+        call, offsets = self.call, self._offsets()
+        lengths, mask = call.input(6), call.input(3)
+        alone = offsets == UNLIMITED and lengths is None
+        if mask is not None and alone and self._adds(mask, key_masks, scores):
             return key_masks.plain(mask, scores)
-        if mask is not None and (window is not None or lengths is not None):
+        if mask is not None and not alone:
             self._check_excluded(mask, scores)
-        masked, bias, mode, assumed = self._given(key_masks, scores, band=window is None)
-        if lengths is None:
-            plan = key_masks.plan(scores, masked, bias, None if window is None else self._band(window, key_masks), mode)
-            plan = replace(plan, assumed=assumed)
-            if mask is None or len(masked) != 1 or bias or window is not None:
-                return plan
-            whole = self._filled_up(mask, key_masks, scores) is mask
-            return key_masks.packed(mask, masked[0].when, scores, plan) if whole else plan
-        low, high = (None, None) if window is None else window
-        if high is None or high > 0:
-            masked.append(ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores)))
-        if window is not None:
-            offset = key_masks.subtract(key_masks.by_batch(lengths), key_masks.length(key_masks.q_seq))
-            bounds = [None if bound is None else key_masks.add_const(offset, bound) for bound in (low, high)]
-            masked.append(ExcludedPositions(call.aligned(key_masks.mask_outside_band(*bounds), scores)))
-        return replace(key_masks.plan(scores, masked, bias, None, mode), assumed=assumed)
+        masked, bias, mode, assumed = self._mask_terms(key_masks, scores, band=offsets == UNLIMITED)
+        if lengths is not None:
+            masked += self._beyond_lengths(lengths, offsets, key_masks, scores)
+            return replace(key_masks.plan(scores, masked, bias, None, mode), assumed=assumed)
+        window = None
+        if offsets != UNLIMITED:
+            window = self._window(offsets, key_masks)
+        plan = replace(key_masks.plan(scores, masked, bias, window, mode), assumed=assumed)
+        if (
+            mask is None
+            or not alone
+            or bias
+            or len(masked) != 1
+            or self._filled_up(mask, key_masks, scores) is not mask
+        ):
+            return plan
+        return key_masks.packed(mask, masked[0].when, scores, plan)
 
-    def _window(self) -> tuple[int | None, int | None] | None:
-        """The lowest and the highest offset from its position at which a query sees a key; None where it sees all."""
-        node = self.call.node
+    def _beyond_lengths(
+        self, lengths: ir.Value, offsets: Offsets, key_masks: KeyMaskBuilder, scores: Arrangement
+    ) -> list[ExcludedPositions]:
+        """The keys from the length of each batch entry on, and the keys outside the window, which is counted from
+        this length. A window that ends at the row's position leaves no key from the length on."""
+        call, (_, high) = self.call, offsets
+        excluded: list[ir.Value] = []
+        if high is None or high > 0:
+            excluded.append(key_masks.mask_from(lengths))
+        if offsets != UNLIMITED:
+            start = key_masks.subtract(key_masks.by_batch(lengths), key_masks.length(key_masks.q_seq))
+            excluded.append(key_masks.mask_outside_band(*key_masks.bounds_from(start, offsets)))
+        return [ExcludedPositions(call.aligned(mask, scores)) for mask in excluded]
+
+    def _offsets(self) -> Offsets:
+        """The lowest and the highest offset from its position at which a query sees a key."""
+        node, low, high = self.call.node, None, None
         left, right = int_attr(node, "left_window_size", -1), int_attr(node, "right_window_size", -1)
-        low, high = -left if left >= 0 else None, right if right >= 0 else None
+        if left >= 0:
+            low = -left
+        if right >= 0:
+            high = right
         if int_attr(node, "is_causal", 0) == 1:
             high = 0
-        return None if low is None and high is None else (low, high)
+        return low, high
 
-    def _band(self, window: tuple[int | None, int | None], key_masks: KeyMaskBuilder) -> Window:
+    def _window(self, offsets: Offsets, key_masks: KeyMaskBuilder) -> Window:
         """The window with positions counted from the first key."""
         past = self.call.input(4)
         if past is None:
-            return Window(Band(*(None if bound is None else Dim(bound) for bound in window)), *window)
+            return Window.of(*offsets)
         self._check_one_row()
         before, length = self.call.dim(past, 2), key_masks.length(DimRef(past, 2))
-        band = Band(*(None if bound is None else before + bound for bound in window))
-        return Window(band, *(None if bound is None else key_masks.add_const(length, bound) for bound in window))
+        band = Band(*(None if offset is None else before + offset for offset in offsets))
+        return Window(band, *key_masks.bounds_from(length, offsets))
 
     def _check_one_row(self) -> None:
         """Decline a single row with a past and several new keys: ONNX Runtime lets it see keys after its position."""
-        query, key = (self.call.required_input(index) for index in (0, 1))
-        rows, new = (self.call.dim(value, 1 if self._flat(value) else 2) for value in (query, key))
+        places = [self._rows(self.call.required_input(index)) for index in (0, 1)]
+        rows, new = (self.call.dim(place.value, place.axis) for place in places)
         if self._in_runtime() and rows != new and (rows.const or 0) < 2:
             reason = "one causal row with a past and several new keys means one thing in ONNX Runtime, another in ONNX"
             raise self.call.decline(Code.READY_MADE, reason)
@@ -223,7 +248,7 @@ class _Attention:
         one_type = types in ({ir.DataType.FLOAT}, {ir.DataType.FLOAT16})
         return one_type and call.builder.opset < FIRST_WITHOUT_KERNEL
 
-    def _given(
+    def _mask_terms(
         self, key_masks: KeyMaskBuilder, scores: Arrangement, band: bool
     ) -> tuple[list[ExcludedPositions], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
         """attn_mask as exclusions, bias and, if `band` allows it, a sparse_mode; and what the user vouches for."""
@@ -236,7 +261,9 @@ class _Attention:
             raise call.decline(Code.DTYPE, "attn_mask is neither boolean nor float32, float16 or bfloat16")
         assert dtype is not None
         boolean = dtype == ir.DataType.BOOL
-        lowest = float(dtype.min) if self._in_runtime() and not boolean else -math.inf
+        lowest = -math.inf
+        if self._in_runtime() and not boolean:
+            lowest = float(dtype.min)
         if boolean or (full is mask and key_masks.only_excludes(mask, lowest)):
             masked, mode = key_masks.excluded(full, not boolean, scores, band)
             return masked, (), mode, ()
@@ -251,13 +278,9 @@ class _Attention:
         """Decline a mask that may hold +inf: the function body adds -inf to it at excluded keys, which gives NaN."""
         call = self.call
         term = Add(call.node, AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node)))
-        floating, vouched = call.info.dtype(mask) in FLOATS, BINARY_MASKS in call.options.assume
-        if (
-            floating
-            and not vouched
-            and not self._in_runtime()
-            and TermValues(call.viewer).may_be_plus_infinity((term,), 0)
-        ):
+        if call.info.dtype(mask) not in FLOATS or BINARY_MASKS in call.options.assume or self._in_runtime():
+            return
+        if TermValues(call.viewer).may_be_plus_infinity((term,), 0):
             raise call.decline(
                 Code.MASK_VALUE,
                 f"the mask {mask.name!r} may hold +inf, which makes a row NaN where it stands at an excluded key",
@@ -296,7 +319,9 @@ class _Attention:
         dtype, columns = self.call.info.dtype(mask), self.call.dim(mask, -1)
         if columns == self.call.viewer.space.size(scores[3]) or dtype is None:
             return mask
-        return key_masks.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)
+        if dtype == ir.DataType.BOOL:
+            return key_masks.filled_up(mask, False)
+        return key_masks.filled_up(mask, -math.inf)
 
 
 def _is_exact(value: ir.Value) -> bool:
@@ -304,8 +329,7 @@ def _is_exact(value: ir.Value) -> bool:
     node = value.producer()
     if not is_op(node, *UNROUNDED):
         return True
-    picks = is_op(node, "Where", "Max", "Min", "Neg", "Clip")
-    return node is not None and picks and all(each is None or _is_exact(each) for each in node.inputs)
+    return is_op(node, "Where", "Max", "Min", "Neg", "Clip") and all(map(_is_exact, inputs_of(node)))
 
 
 def _differ(one: Dim, other: Dim | None) -> bool:

@@ -33,6 +33,7 @@ holds integers and has one of these forms:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,7 +41,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.attention_ops.call import OpConverter
@@ -83,7 +84,9 @@ class ScoreBias:
 
     def plan(self) -> MaskPlan:
         """The plan; see the table above."""
-        padded = None if self.mask is None else self._padded(self.mask)
+        padded = None
+        if self.mask is not None:
+            padded = self._padded(self.mask)
         band = self._causal()
         assumed = self._check_order(padded is not None, band is not None)
         plan = self._ordered(padded, band)
@@ -109,18 +112,22 @@ class ScoreBias:
 
     def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
         """What the user vouches for so that the bias may be added to M instead of to the scores. Raises Decline."""
-        numbers = [self.filter] if padded else []
-        numbers += [-FLOAT32_MAX] if causal else []
-        numbers = [number for number in numbers if number not in (0.0, -math.inf)]
-        ends = None if self.bias is None else self._finite_ends(self.bias)
-        if ends is None or not numbers:
+        fills = ((self.filter, padded), (-FLOAT32_MAX, causal))
+        numbers = [number for number, given in fills if given and number not in (0.0, -math.inf)]
+        if self.bias is None or not numbers or (ends := self._finite_ends(self.bias)) is None:
             return ()
         low, high = ends
-        cancels = any(number <= -MAX_FINE and high > -number * SMALL_SHARE for number in numbers)
-        rounds = any(number > DOMINATING and max(abs(number), -low, high) >= MAX_FINE for number in numbers)
-        wanted = [word for word, needed in ((MASKS_DOMINATE, cancels), (NO_EMPTY_ROWS, rounds)) if needed]
+        needed = {
+            MASKS_DOMINATE: any(number <= -MAX_FINE and high > -number * SMALL_SHARE for number in numbers),
+            NO_EMPTY_ROWS: any(number > DOMINATING and max(abs(number), -low, high) >= MAX_FINE for number in numbers),
+        }
+        wanted = [word for word, is_needed in needed.items() if is_needed]
         if set(wanted) <= self.call.options.assume:
             return tuple(wanted)
+        raise self._depends_on_order(wanted)
+
+    def _depends_on_order(self, wanted: Sequence[str]) -> Decline:
+        """The decline of sums whose order may matter, if the user does not vouch for these words."""
         reasons = {
             MASKS_DOMINATE: "a bias as large as the number of masked keys would cancel it, and its size is not known",
             NO_EMPTY_ROWS: f"ONNX Runtime adds {self.filter:g} to the sum of scores and bias, which rounds a row that "
@@ -132,7 +139,7 @@ class ScoreBias:
         }
         reason = "; ".join(reasons[word] for word in wanted)
         condition = " and ".join(conditions[word] for word in wanted)
-        raise self.call.decline(Code.MASK_VALUE, reason, f"--assume {','.join(wanted)} if {condition}")
+        return self.call.decline(Code.MASK_VALUE, reason, f"--assume {','.join(wanted)} if {condition}")
 
     def _finite_ends(self, bias: ir.Value) -> tuple[float, float] | None:
         """The smallest and the largest finite number a bias may hold; None where it holds 0 and infinities only."""
@@ -140,7 +147,9 @@ class ScoreBias:
         if values is None:
             return bounds or (-math.inf, math.inf)
         finite = [x for x in values if x != 0.0 and math.isfinite(x)]
-        return (min(finite), max(finite)) if finite else None
+        if not finite:
+            return None
+        return min(finite), max(finite)
 
     @property
     def filter(self) -> float:
@@ -151,10 +160,13 @@ class ScoreBias:
         """The plan for a cache with room, in which only the first keys count."""
         end = self.call.builder.op("Add", [past.before, past.rows], INT64)
         behind = ExcludedPositions(self.call.aligned(self.key_masks.mask_from(end), self.scores))
-        above = self._stays_above() or (padded is None and self.bias is None)
-        causal = None if band is None or above else self.key_masks.mask_outside_band(band.low, band.high)
-        plan = self.key_masks.plan(self.scores, [behind], self._sum(padded, causal), band if above else None)
-        missed = () if causal is None else (self._missed(None),)
+        causal = None
+        missed: tuple[Missed, ...] = ()
+        if not self._stays_above() and not (padded is None and self.bias is None):
+            if band is not None:
+                causal, missed = self.key_masks.mask_outside_band(band.low, band.high), (self._missed(None),)
+            band = None
+        plan = self.key_masks.plan(self.scores, [behind], self._sum(padded, causal), band)
         return replace(plan, empty_rows="", missed=(*plan.missed, *missed))
 
     def _missed(self, hint: str | None) -> Missed:
@@ -195,9 +207,12 @@ class ScoreBias:
         if self.bias is None:
             return True
         values, bounds = self.call.facts.sets.of(self.bias), self.call.facts.bounds.unless_nan(self.bias)
-        floor = BIAS_FLOOR if self.mask is None or self.filter > BIAS_FLOOR else 0.0
-        low = min(values) if values else None if bounds is None else bounds[0]
-        return low is not None and low >= floor
+        if not values and bounds is None:
+            return False
+        low = min(values or bounds or ())
+        if self.mask is None or self.filter > BIAS_FLOOR:
+            return low >= BIAS_FLOOR
+        return low >= 0.0
 
     def _sum(self, padded: ir.Value | None, causal: ir.Value | None) -> tuple[BiasOp, ...]:
         """The bias that puts in the numbers of the given masks and then adds the call's own bias."""
@@ -212,8 +227,9 @@ class ScoreBias:
     def _filled_up(self, value: ir.Value, filler: int) -> ir.Value:
         """A mask or bias, padded with `filler` where a cache has room for more keys than it has columns."""
         columns = self.call.viewer.space.size(self.scores[3])
-        room = isinstance(self.past, PreallocatedCache) and self.call.dim(value, -1) != columns
-        return self.key_masks.filled_up(value, filler) if room else value
+        if not isinstance(self.past, PreallocatedCache) or self.call.dim(value, -1) == columns:
+            return value
+        return self.key_masks.filled_up(value, filler)
 
     def _causal(self) -> Window | None:
         """The band of a unidirectional call; None where it excludes nothing. Raises Decline."""
@@ -226,7 +242,7 @@ class ScoreBias:
             reason = "the last row of a unidirectional call sees all keys, and there may be more new keys than rows"
             raise self.call.decline(Code.READY_MADE, reason)
         if self.past is None:
-            return Window(Band(None, Dim(0)), None, 0)
+            return Window.of(None, 0)
         if isinstance(self.past, PreallocatedCache):
             return Window(Band(None, Dim.fresh()), None, self.past.before)
         return Window(Band(None, self.call.dim(self.past, 2)), None, self.key_masks.length(DimRef(self.past, 2)))
@@ -250,8 +266,9 @@ class ScoreBias:
         zero = builder.constant(np.array(0, dtype=np.int32), "number")
         whole = self._filled_up(builder.cast(mask, ir.DataType.INT32), 1)
         padded = builder.op("Not", [builder.op("Greater", [whole, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
-        padded = builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
-        if len(shape) == 2 and not room and not self._is_as_long(shape[1], columns):
+        by_key = len(shape) == 2
+        padded = builder.units("Unsqueeze", padded, range(1, 2 + by_key))
+        if by_key and not room and not self._is_as_long(shape[1], columns):
             length = self.key_masks.length(self.key_masks.kv_seq)
             counts = builder.op("Equal", [builder.length(mask, 1), length], ir.DataType.BOOL)
             padded = builder.op("And", [padded, counts], ir.DataType.BOOL)
@@ -263,6 +280,7 @@ class ScoreBias:
         return size == columns or size.never_one
 
     def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:
+        """The keys that a vector of `count` lengths says are padded. Raises Decline where its form is not known."""
         call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)
         batch = call.shape(call.required_input(0))[0]
         if count == batch:

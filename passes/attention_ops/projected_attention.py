@@ -70,15 +70,17 @@ def _converted(call: OpConverter, places: InputIndices) -> ConvertedOp:
     if widths[2] != widths[0] and (past is not None or present is not None):
         raise call.decline(Code.SHAPE, "past and present hold keys and values of different widths")
     query, key, value = _projected(call, widths, places.quantisation)
-    halves = None if past is None else (_half(call, past, 0), _half(call, past, 1))
+    halves: tuple[ir.Value, ...] = ()
+    if past is not None:
+        halves = _half(call, past, 0), _half(call, past, 1)
     heads = int_attr(node, "num_heads", 0)
     mask, addend = call.input(places.mask), call.input(places.addend)
     projected = MultiHeadInputs(call, heads, query, key, value, halves, mask, addend)
-    match, key_masks, values = projected.match(presents=present is not None)
+    match, keys, values = projected.match(presents=present is not None)
     if present is None:
         return ConvertedOp(match)
-    dtype = call.info.dtype(key_masks)
-    parts = [builder.units("Unsqueeze", part, (0,)) for part in (key_masks, values)]
+    dtype = call.info.dtype(keys)
+    parts = [builder.units("Unsqueeze", part, (0,)) for part in (keys, values)]
     return ConvertedOp(match, ((present, builder.op("Concat", parts, dtype, {"axis": 0})),))
 
 

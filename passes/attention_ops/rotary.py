@@ -72,6 +72,6 @@ class Rotary:
             builder.units("Unsqueeze", builder.op("Gather", [table, self.positions], dtype, {"axis": 0}), (2,))
             for table in (self.call.required_input(COS), self.call.required_input(SIN))
         )
-        apart = builder.op("Reshape", [value, builder.ints([0, 0, heads, size])], dtype)
-        result = rotate_heads(builder, apart, cos, sin, size, part, interleaved)
+        by_head = builder.op("Reshape", [value, builder.ints([0, 0, heads, size])], dtype)
+        result = rotate_heads(builder, by_head, cos, sin, size, part, interleaved)
         return builder.op("Reshape", [result, builder.ints([0, 0, heads * size])], dtype)

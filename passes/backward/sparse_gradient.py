@@ -136,7 +136,7 @@ class ListedBackward(GradientCompanion):
             return None
         roles = match.roles
         given = inputs | {
-            "d_out": sparse.moved(
+            "d_out": sparse.arranged(
                 self.record.dy, (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim), match.dtype
             ),
             "out": node.outputs[0],

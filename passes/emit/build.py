@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -14,11 +15,14 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
-from fa_compiler.passes.ir.nodes import graph_opset, int_attr, takes_initializers
-from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose
+from fa_compiler.passes.ir.nodes import graph_opset, int_attr, operand_at, takes_initializers
+from fa_compiler.passes.ir.surgery import replace_value
+from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 AttrValue = int | float | str | Sequence[int]
+AXES_AS_INPUT = {"ReduceSum": 13}
+"""The first opsets in which a reduction has its axes as an input; 18 for all others."""
 PREFIX = "fa"
 TYPED_CONSTANTS = 9
 """From this opset on a Constant may hold any type."""
@@ -140,8 +144,9 @@ class Builder:
     def go_back(self, place: Place) -> None:
         """Take back all nodes, constants and names that were made since a place. Nothing else reads them."""
         for node in self._lone[place.lone :]:
-            for index in range(len(node.inputs) if node.graph is None else 0):
-                node.replace_input_with(index, None)
+            if node.graph is None:
+                for index in range(len(node.inputs)):
+                    node.replace_input_with(index, None)
         del self._lone[place.lone :]
         while len(self.graph) > place.nodes:
             self.graph.remove(self.graph[-1], safe=True)
@@ -159,6 +164,13 @@ class Builder:
         it into the graph."""
         self._lone.append(node)
         return node
+
+    def fused_name(self, operator: str) -> str:
+        """A new name for a fused operator, in the path of what it computes if there is one."""
+        stem = f"{self.path}/{operator}"
+        if not self.path:
+            stem = f"{PREFIX}_{operator}"
+        return self.names.new(stem)
 
     def has_made(self, value: ir.Value) -> bool:
         """Is the value the first output of a node that was made here?"""
@@ -180,43 +192,54 @@ class Builder:
         An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py), unless it `stays`.
         """
         movable = op_type in MOVING and not domain and not stays
-        if movable and (found := dequantised(inputs[0], self.info)) is not None:
-            return self._moved_integers(found, op_type, inputs[1:], attrs)
+        if movable and (source := dequantised(inputs[0], self.info)) is not None:
+            return self._in_front(source, op_type, inputs[1:], attrs)
         attributes = dict(attrs or {})
         key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:
             name = self.names.new(f"{PREFIX}_{op_type}")
             node = ir.node(op_type, list(inputs), attributes, domain=domain, num_outputs=outputs, name=name)
             output = node.outputs[0]
-            for each in node.outputs:
-                each.name = self.names.new(f"{PREFIX}_{op_type}_output")
+            for value in node.outputs:
+                value.name = self.names.new(f"{PREFIX}_{op_type}_output")
             self.graph.append(node)
-            if dtype is not None:
-                output.dtype = dtype
-            elif (inferred := self.info.dtype(output)) is not None:
-                output.dtype = inferred
+            if (known := dtype or self.info.dtype(output)) is not None:
+                output.dtype = known
             shape = self.info.shape(output)
             if shape is not None:
                 output.shape = ir.Shape([size.const for size in shape])
             self._remember(key, output)
         return self._made[key]
 
-    def _moved_integers(
+    def _in_front(
         self,
-        found: Dequantised,
+        source: Dequantised,
         op_type: str,
         others: Sequence[ir.Value | None],
         attrs: Mapping[str, AttrValue] | None,
     ) -> ir.Value:
-        """A DequantizeLinear of the integers behind the operators of `found` and a new one. `others` are the inputs of
+        """A DequantizeLinear of the integers of `source` behind its operators and a new one. `others` are the inputs of
         the new one after the first."""
-        value, dtype = found.integers, self.info.dtype(found.integers)
-        for move in found.moves:
+        value, dtype = source.integers, self.info.dtype(source.integers)
+        for move in source.moves:
             own = {name: attr.value for name, attr in move.attributes.items()}
             value = self.op(move.op_type, [value, *move.inputs[1:]], dtype, own)
         value = self.op(op_type, [value, *others], dtype, attrs)
-        scales, real = found.node.inputs[1:], self.info.dtype(found.node.outputs[0])
-        return self.op("DequantizeLinear", [value, *scales], real, found.attributes, domain=found.node.domain)
+        scales, real = source.node.inputs[1:], self.info.dtype(source.node.outputs[0])
+        return self.op("DequantizeLinear", [value, *scales], real, source.attributes, domain=source.node.domain)
+
+    def joined(self, parts: Sequence[ir.Value], dtype: ir.DataType | None, axis: int) -> ir.Value:
+        """Tensors of a type joined along an axis; a single one as it is."""
+        if len(parts) == 1:
+            return parts[0]
+        return self.op("Concat", parts, dtype, {"axis": axis})
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Put a value in the place of another one, under its name if that is an output of the graph."""
+        named = old.is_graph_output()
+        if named:
+            new = self.alias(new)
+        replace_value(old, new, rename=named)
 
     def units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         """A value after Squeeze or Unsqueeze; the value itself where there are no axes."""
@@ -230,7 +253,7 @@ class Builder:
     def reduced(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
         """A value reduced along one axis by an operator such as ReduceMin; the axis stays, with size 1."""
         dtype = self.info.dtype(value)
-        if self.opset >= (13 if op_type == "ReduceSum" else 18):
+        if self.opset >= AXES_AS_INPUT.get(op_type, 18):
             return self.op(op_type, [value, self.ints([axis])], dtype)
         return self.op(op_type, [value], dtype, {"axes": (axis,)})
 
@@ -314,8 +337,7 @@ class Builder:
     def dimension(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of one dimension of a value, int64 [1]."""
         shape = self.info.shape(value)
-        size = None if shape is None else shape[axis].const
-        if size is not None:
+        if shape is not None and (size := shape[axis].const) is not None:
             return self.ints([size])
         every = self.op("Shape", [value], INT64)
         return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
@@ -327,9 +349,10 @@ class Builder:
         before this operator, because such operators are fused in the order of the graph.
         """
         shape = self.info.shape(value)
-        if shape is None or axis >= len(shape):
-            rank = "unknown" if shape is None else f"{len(shape)}, too small for dimension {axis}"
-            raise Decline(Code.RANK, f"the rank of {value.name!r} is {rank}")
+        if shape is None:
+            raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown")
+        if axis >= len(shape):
+            raise Decline(Code.RANK, f"the rank of {value.name!r} is {len(shape)}, too small for dimension {axis}")
         size = shape[axis]
         if size.const is not None:
             return self.dimension(value, axis)
@@ -366,7 +389,7 @@ class LayoutEmitter:
         if any(dim not in move.dims for move in plan if isinstance(move, Reshape) for dim in short):
             raise Decline(Code.SHAPE, f"{value.name!r} folds a size that may be 1 in some run with others")
         if self._folds_unproven(value, dims, plan):
-            value = self.builder.op("Expand", [value, self._full_target(dims)], dtype)
+            value = self.builder.op("Expand", [value, self._full_target(dims, self.size_sources)], dtype)
         for move in plan:
             if isinstance(move, Transpose):
                 value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
@@ -376,11 +399,27 @@ class LayoutEmitter:
             elif isinstance(move, Reshape):
                 value = self._reshape(value, dims, move.dims)
             else:
-                own = [] if any(map(self.space.may_broadcast, dims)) else [(value, dims)]
-                target = self._full_target(move.dims, [*self.size_sources, *own])
+                sources = list(self.size_sources)
+                if not any(map(self.space.may_broadcast, dims)):
+                    sources.append((value, dims))
+                target = self._full_target(move.dims, sources)
                 value = self.builder.op("Expand", [value, target], dtype)
             dims = move.dims
         return value
+
+    def arranged(
+        self,
+        value: ir.Value,
+        dims: Arrangement,
+        target: Arrangement,
+        reason: str = "it could not be arranged",
+        culprit: ir.Node | None = None,
+    ) -> ir.Value:
+        """The value, arranged as `target`. Raises Decline for this reason where no moves lead there."""
+        plan = plan_moves(dims, target)
+        if plan is None:
+            raise Decline(Code.SHAPE, reason, culprit)
+        return self.apply(value, dims, plan)
 
     def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
         """Does the plan merge or split a dimension that may be 1 in a run in which its axis is longer? Whole, such a
@@ -388,18 +427,21 @@ class LayoutEmitter:
         shape = self.builder.info.shape(value) or ()
         unproven = [dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size]
         reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
-        return any(dim not in reshaped and any(not set(dim).isdisjoint(each) for each in reshaped) for dim in unproven)
+        changed = [dim for dim in unproven if dim not in reshaped]
+        return not set(chain(*changed)).isdisjoint(chain(*reshaped))
 
     def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
         """The value, expanded to the sizes of these axes where it may be 1 along one of them in some run."""
         shape = self.builder.info.shape(value) or ()
         if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
             return value
-        return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
+        return self.builder.op(
+            "Expand", [value, self._full_target(dims, self.size_sources)], self.builder.info.dtype(value)
+        )
 
     def cut(self, value: ir.Value, dims: Arrangement, dimension: int) -> ir.Value:
         """The first elements of a value in a dimension, as many as its axis has."""
-        builder, size = self.builder, self._full_target(dims[dimension : dimension + 1])
+        builder, size = self.builder, self._full_target(dims[dimension : dimension + 1], self.size_sources)
         return builder.op(
             "Slice", [value, builder.ints([0]), size, builder.ints([dimension])], builder.info.dtype(value)
         )
@@ -410,9 +452,7 @@ class LayoutEmitter:
         The value may be smaller than an axis where only a later operand is larger. So its sizes are computed from what
         it is made of: the operands, and the `terms` that were added to them.
         """
-        value = reader.inputs[0]
-        shape = None if value is None else self.builder.info.shape(value)
-        sizes = shape or [self.space.size(dim) for dim in dims]
+        sizes = self.builder.info.shape(operand_at(reader, 0)) or [self.space.size(dim) for dim in dims]
         start, end = int_attr(reader, "start", 0), int_attr(reader, "end", len(dims))
         pairs = list(zip(dims, sizes, strict=True))[start:end]
         made_of = [*(value for value, _ in self.size_sources), *terms]
@@ -424,9 +464,9 @@ class LayoutEmitter:
         another one."""
         if size.const is not None:
             return self.builder.ints([size.const])
-        found = self._broadcast(size, made_of)
-        if found is not None:
-            return found
+        broadcast = self._broadcast(size, made_of)
+        if broadcast is not None:
+            return broadcast
         if len(size.broadcast_parts) > 1:
             raise Decline(Code.SHAPE, f"the size {size} of a value cannot be computed from any operand")
         return self._size(dim, self.size_sources)
@@ -450,7 +490,9 @@ class LayoutEmitter:
                     one = self.builder.op("Equal", [result, self.builder.ints([1])], ir.DataType.BOOL)
                     other = self.builder.op("Where", [one, other, result], INT64)
                 result = other
-        return None if missing else result
+        if missing:
+            return None
+        return result
 
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
         """Reshape by a constant target, with copied dimensions (0) or one inferred dimension (-1), else by computed
@@ -475,13 +517,13 @@ class LayoutEmitter:
             return self.builder.op("Reshape", [value, shape], dtype)
         # The value's own dimensions come first: two axes that walk together may be 1 and n in some run.
         shape = self._full_target(target, [(value, dims), *self.size_sources])
-        return self.builder.op("Reshape", [value, shape], dtype, {"allowzero": 1} if self.builder.opset >= 14 else None)
+        attrs = {}
+        if self.builder.opset >= 14:
+            attrs["allowzero"] = 1
+        return self.builder.op("Reshape", [value, shape], dtype, attrs)
 
-    def _full_target(
-        self, target: Arrangement, size_sources: list[tuple[ir.Value, Arrangement]] | None = None
-    ) -> ir.Value:
+    def _full_target(self, target: Arrangement, size_sources: Sequence[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The target's sizes as a vector computed at run time, constants where they are known."""
-        size_sources = self.size_sources if size_sources is None else size_sources
         consts = [self.space.size(dim).const for dim in target]
         return self._vector(consts, lambda: [self._size(dim, size_sources) for dim in target])
 
@@ -489,10 +531,9 @@ class LayoutEmitter:
         """Sizes as one vector: a constant where all of them are known, else made of its parts."""
         if None not in consts:
             return self.builder.ints([size for size in consts if size is not None])
-        made = parts()
-        return made[0] if len(made) == 1 else self.builder.op("Concat", made, INT64, {"axis": 0})
+        return self.builder.joined(parts(), INT64, 0)
 
-    def _size(self, dim: Axes, size_sources: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
+    def _size(self, dim: Axes, size_sources: Sequence[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The product of the axes' sizes as a vector of one element."""
         const = self.space.size(dim).const
         if const is not None:
@@ -503,16 +544,17 @@ class LayoutEmitter:
                 others = self.space.size(rest).const
                 if others and len(rest) + len(dim) == len(merged):
                     size = self.builder.dimension(value, index)
-                    return size if others == 1 else self.builder.op("Div", [size, self.builder.ints([others])], INT64)
+                    if others == 1:
+                        return size
+                    return self.builder.op("Div", [size, self.builder.ints([others])], INT64)
         if len(dim) > 1:
             total = self._size(dim[:1], size_sources)
             return self.builder.op("Mul", [total, self._size(dim[1:], size_sources)], INT64)
-        found = None if self.space.may_broadcast(dim) else self._given(self.space.size(dim))
-        if found is None:
+        if self.space.may_broadcast(dim) or (given := self._size_of_input(self.space.size(dim))) is None:
             raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
-        return found
+        return given
 
-    def _given(self, size: Dim) -> ir.Value | None:
+    def _size_of_input(self, size: Dim) -> ir.Value | None:
         """A size that an input of the graph has, such as a batch that is one dimension with windows everywhere else;
         None where none has it."""
         for value in self.builder.graph.inputs:

@@ -33,7 +33,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import input_of, is_op
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import input_of, inputs_of, is_op, operand_at
 from fa_compiler.passes.ops.elementwise import drops_nothing, unchanged_operand
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -75,25 +76,24 @@ def dequantised(value: ir.Value | None, info: ShapeInfo) -> Dequantised | None:
         if value is None or (node := value.producer()) is None:
             return None
         if node.op_type == "DequantizeLinear" and node.domain in DOMAINS:
-            integers = node.inputs[0]
-            movable = integers is not None and info.dtype(integers) in INTEGERS and _is_one(node, info)
-            return Dequantised(integers, node, tuple(reversed(moves))) if movable and integers is not None else None
+            integers = operand_at(node, 0)
+            if info.dtype(integers) not in INTEGERS or not _has_one_scale(node, info):
+                return None
+            return Dequantised(integers, node, tuple(reversed(moves)))
         if is_op(node, *MOVING) and node.op_type != "Identity":
             moves.append(node)
             value = node.inputs[0]
         else:
-            value = _passed(node, value, info)
+            value = _operand_passed_on(node, value, info)
     return None
 
 
-def _is_one(node: ir.Node, info: ShapeInfo) -> bool:
+def _has_one_scale(node: ir.Node, info: ShapeInfo) -> bool:
     """Are scale and zero point one number each?"""
-    given = [value for value in (input_of(node, 1), input_of(node, 2)) if value is not None]
-    shapes = [info.shape(value) for value in given]
-    return all(shape is not None and len(shape) < 2 and all(size.const == 1 for size in shape) for shape in shapes)
+    return all(info.shape(value) in ((), (Dim(1),)) for value in inputs_of(node)[1:])
 
 
-def _passed(node: ir.Node, value: ir.Value, info: ShapeInfo) -> ir.Value | None:
+def _operand_passed_on(node: ir.Node, value: ir.Value, info: ShapeInfo) -> ir.Value | None:
     """The operand of an operator that ONNX Runtime removes, because it changes nothing; None for other operators."""
     if value is not node.outputs[0]:
         return None
@@ -101,5 +101,7 @@ def _passed(node: ir.Node, value: ir.Value, info: ShapeInfo) -> ir.Value | None:
     if is_op(node, "Identity") or (is_op(node, "Dropout") and drops_nothing(node)):
         return source
     if is_op(node, "Cast") and source is not None:
-        return source if info.dtype(source) == info.dtype(value) else None
+        if info.dtype(source) != info.dtype(value):
+            return None
+        return source
     return unchanged_operand(node, info)

@@ -27,7 +27,7 @@ from fa_compiler.op_registry.lost_kernels import lost_types
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import all_nodes, graph_opset, int_attr
+from fa_compiler.passes.ir.nodes import all_nodes, graph_opset, input_of, int_attr, operand_at, text_attr
 from fa_compiler.passes.values.shapes import analyse
 
 OLDEST = 13
@@ -76,7 +76,8 @@ def raise_opset(model: ir.Model, least: int) -> None:
         if domain in model.graph.opset_imports:
             model.graph.opset_imports[domain] = least
     for node in nodes:
-        node.version = None if node.version is None else least
+        if node.version is not None:
+            node.version = least
 
 
 def _change(node: ir.Node, given: int, least: int) -> Callable[[ir.Node, Names], None] | None:
@@ -84,15 +85,18 @@ def _change(node: ir.Node, given: int, least: int) -> Callable[[ir.Node, Names],
     kind = node.op_type
     if not _has_changed(kind, given, least) or kind in SAME:
         return None
-    if kind in REDUCTIONS:
-        return _axes_as_input if given < 18 else None
-    if kind == "Split":
-        return None if len(node.inputs) > 1 and node.inputs[1] is not None else _count_outputs
-    if kind == "GridSample":
-        return _rename_mode if given < 20 else None
-    if kind in ("AveragePool", "LpPool") and not int_attr(node, "ceil_mode", 0):
-        return None
-    if kind == "BatchNormalization" and (given >= 14 or len(node.outputs) == 1):
+    if kind in REDUCTIONS and given < 18:
+        return _axes_as_input
+    if kind == "Split" and input_of(node, 1) is None:
+        return _count_outputs
+    if kind == "GridSample" and given < 20:
+        return _rename_mode
+    same = {
+        **dict.fromkeys(("Split", "GridSample", *REDUCTIONS), True),
+        **dict.fromkeys(("AveragePool", "LpPool"), int_attr(node, "ceil_mode", 0) == 0),
+        "BatchNormalization": given >= 14 or len(node.outputs) == 1,
+    }
+    if same.get(kind, False):
         return None
     raise _refused(f"{kind} may mean something else there", node, given, least)
 
@@ -100,10 +104,11 @@ def _change(node: ir.Node, given: int, least: int) -> Callable[[ir.Node, Names],
 def _check_kernels(model: ir.Model, nodes: Sequence[ir.Node], given: int, least: int) -> None:
     """Decline an operator that ONNX Runtime runs in the opset `given`, and not in `least`, in the type of the node."""
     lost = {node: kinds for node in nodes if (kinds := lost_types(node.op_type, given, least))}
-    info = analyse(model) if lost else None
+    if not lost:
+        return
+    info = analyse(model)
     for node, kinds in lost.items():
-        value = node.inputs[0] if node.inputs else node.outputs[0]
-        dtype = None if info is None or value is None else info.dtype(value)
+        dtype = info.dtype(operand_at(node, 0) if node.inputs else node.outputs[0])
         if dtype is not None and WORDS.get(dtype, dtype.name.lower()) in kinds:
             why = f"ONNX Runtime has no kernel of {node.op_type} for {dtype.name} there"
             raise _refused(why, node, given, least)
@@ -141,6 +146,5 @@ def _count_outputs(node: ir.Node, names: Names) -> None:
 
 
 def _rename_mode(node: ir.Node, names: Names) -> None:
-    mode = node.attributes.get("mode")
-    word = "bilinear" if mode is None else mode.as_string()
+    word = text_attr(node, "mode", "bilinear")
     node.attributes.add(ir.AttrString("mode", SAMPLING_MODES.get(word, word)))

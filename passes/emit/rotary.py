@@ -35,8 +35,8 @@ def rotate_heads(
         x1, x2 = cut(0, part // 2), cut(part // 2, part)
     parts = [combined("Sub", x1, x2), combined("Add", x2, x1)]
     if interleaved:
-        pair = builder.op("Concat", [builder.units("Unsqueeze", each, [4]) for each in parts], dtype, {"axis": 4})
+        pair = builder.op("Concat", [builder.units("Unsqueeze", half, [4]) for half in parts], dtype, {"axis": 4})
         parts = [builder.op("Reshape", [pair, builder.ints([0, 0, 0, part])], dtype)]
     if part < size:
         parts.append(cut(part, size))
-    return parts[0] if len(parts) == 1 else builder.op("Concat", parts, dtype, {"axis": 3})
+    return builder.joined(parts, dtype, 3)

@@ -34,13 +34,15 @@ from fa_compiler.passes.ir.nodes import (
     constant_tensor,
     data_readers,
     input_of,
+    inputs_of,
     int_attr,
     is_op,
+    operand_at,
     producer,
     reached,
     values_read,
 )
-from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
+from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 UNSAFE = (ir.DataType.INT8, ir.DataType.INT32)
@@ -57,24 +59,24 @@ _Change = Callable[[ir.Node, Builder], bool]
 
 def put_in_front(nodes: Iterable[ir.Node], info: ShapeInfo, names: Names) -> None:
     """1 for these nodes, which are in the order of their graphs."""
-    _change(nodes, info, names, _moved)
+    _change(nodes, info, names, _move_in_front)
 
 
-def settle(made: Iterable[ir.Node], info: ShapeInfo, names: Names) -> None:
+def keep_dequantised(made: Iterable[ir.Node], info: ShapeInfo, names: Names) -> None:
     """1 to 3 for what these nodes are computed from."""
     needed = _needed_by(made)
     if not any(node.op_type == "DequantizeLinear" for node in needed):
         return
-    _change(needed, info, names, _pointed)
-    _change(needed, info, names, _moved)
-    _change(_needed_by(made), info, names, _multiplied)
+    _change(needed, info, names, _write_zero_point)
+    _change(needed, info, names, _move_in_front)
+    _change(_needed_by(made), info, names, _multiply)
 
 
 def _needed_by(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     """The nodes that these nodes are computed from, each behind those that it is computed from."""
-    found = set(reached(nodes, _makers))
-    graphs = dict.fromkeys(node.graph for node in found if node.graph is not None)
-    return [node for graph in graphs for node in graph if node in found]
+    needed = set(reached(nodes, _makers))
+    graphs = dict.fromkeys(node.graph for node in needed if node.graph is not None)
+    return [node for graph in graphs for node in graph if node in needed]
 
 
 def _makers(node: ir.Node) -> list[ir.Node]:
@@ -82,74 +84,74 @@ def _makers(node: ir.Node) -> list[ir.Node]:
 
 
 def _change(nodes: Iterable[ir.Node], info: ShapeInfo, names: Names, change: _Change) -> None:
+    """Change these nodes, and remove what is superfluous then."""
     of_graph: dict[ir.Graph, list[ir.Node]] = {}
     for node in nodes:
         if isinstance(node.graph, ir.Graph):
             of_graph.setdefault(node.graph, []).append(node)
-    for graph, given in of_graph.items():
+    for graph, own in of_graph.items():
         builder = Builder(graph, names, info)
-        if changed := [node for node in given if change(node, builder)]:
+        if changed := [node for node in own if change(node, builder)]:
             sweep(graph, [*changed, *builder.nodes])
             restore_order(graph)
 
 
-def _moved(node: ir.Node, builder: Builder) -> bool:
+def _move_in_front(node: ir.Node, builder: Builder) -> bool:
     """1. Where only QuantizeLinear reads the result, nothing is copied."""
     if not is_op(node, *COPIED_BEHIND):
         return False
     info, output = builder.info, node.outputs[0]
-    found = dequantised(node.inputs[0], info)
-    if found is None or info.dtype(found.integers) not in UNSAFE:
+    source = dequantised(node.inputs[0], info)
+    if source is None or info.dtype(source.integers) not in UNSAFE:
         return False
     if not output.is_graph_output() and all(is_op(reader, "QuantizeLinear") for reader in data_readers(output)):
         return False
     attributes = {name: attr.value for name, attr in node.attributes.items()}
-    _replace(output, builder.op(node.op_type, node.inputs, info.dtype(output), attributes), builder)
+    builder.replace(output, builder.op(node.op_type, node.inputs, info.dtype(output), attributes))
     return True
 
 
-def _pointed(node: ir.Node, builder: Builder) -> bool:
+def _write_zero_point(node: ir.Node, builder: Builder) -> bool:
     """2. Blocks are of opset 21 and later, where the zero point may be absent."""
-    integers, scale = _dequantises(node), input_of(node, 1)
+    info = builder.info
     typed = builder.opset >= TYPED_SINCE and node.domain != "com.microsoft"
-    if integers is None or scale is None or input_of(node, 2) is not None or typed:
+    if not _dequantises(node) or input_of(node, 2) is not None or typed:
         return False
-    dtype, shape = builder.info.dtype(integers), builder.info.shape(scale)
-    sizes = None if shape is None else [size.const for size in shape]
-    if dtype not in UNTYPED or sizes is None or None in sizes:
+    dtype, shape = info.dtype(operand_at(node, 0)), info.shape(operand_at(node, 1))
+    if dtype not in UNTYPED or shape is None or not all(size.is_const for size in shape):
         return False
-    zero = np.zeros([size for size in sizes if size is not None], dtype.numpy())
+    zero = np.zeros([size.const or 0 for size in shape], dtype.numpy())
     node.resize_inputs(3)
     node.replace_input_with(2, builder.constant(zero, "zero_point"))
     return False  # the node stays
 
 
-def _multiplied(node: ir.Node, builder: Builder) -> bool:
+def _multiply(node: ir.Node, builder: Builder) -> bool:
     """3."""
-    integers, scale, point, info = _dequantises(node), input_of(node, 1), input_of(node, 2), builder.info
-    if integers is None or scale is None or info.dtype(integers) != ir.DataType.INT32:
+    info, output = builder.info, node.outputs[0]
+    integers, scale = operand_at(node, 0), operand_at(node, 1)
+    if not _dequantises(node) or info.dtype(integers) != ir.DataType.INT32 or not _has_zero_point_0(node):
         return False
-    shapes, output = (info.shape(integers), info.shape(scale)), node.outputs[0]
-    is_zero = point is None or ((number := constant(point)) is not None and not number.any())
-    known = (
-        shapes[0] is not None and shapes[1] is not None and len(shapes[1]) < 2 and not int_attr(node, "block_size", 0)
-    )
-    if not is_zero or not known or info.dtype(scale) != ir.DataType.FLOAT or info.dtype(output) != ir.DataType.FLOAT:
+    if int_attr(node, "block_size", 0) or {info.dtype(scale), info.dtype(output)} != {ir.DataType.FLOAT}:
+        return False
+    shape, scales = info.shape(integers), info.shape(scale)
+    if shape is None or scales is None or len(scales) > 1:
         return False
     if not _has_transpose_near(integers, output):
         return False
-    rank, vector = len(shapes[0] or ()), len(shapes[1] or ()) == 1 and (shapes[1] or ())[0].const != 1
-    axis = int_attr(node, "axis", 1) % rank if vector else 0
-    factor = builder.units("Unsqueeze", scale, tuple(range(1, rank - axis))) if vector else scale
+    if scales and scales[0].const != 1:
+        rank = len(shape)
+        axis = int_attr(node, "axis", 1) % rank
+        scale = builder.units("Unsqueeze", scale, tuple(range(1, rank - axis)))
     real = builder.cast(integers, ir.DataType.FLOAT)
-    _replace(output, builder.op("Mul", [real, factor], ir.DataType.FLOAT), builder)
+    builder.replace(output, builder.op("Mul", [real, scale], ir.DataType.FLOAT))
     return True
 
 
 def _has_transpose_near(integers: ir.Value, output: ir.Value) -> bool:
     """Is a Transpose in front of a DequantizeLinear that reads `integers`, or, unless these are constant, behind its
     output?"""
-    near = list(reached([integers], lambda value: [] if (maker := value.producer()) is None else _given(maker), NEAR))
+    near = list(reached([integers], lambda value: inputs_of(value.producer()), NEAR))
     if constant_tensor(integers) is None:
         near.extend(
             reached([output], lambda value: [made for reader in value.consumers() for made in reader.outputs], NEAR)
@@ -157,15 +159,15 @@ def _has_transpose_near(integers: ir.Value, output: ir.Value) -> bool:
     return any(is_op(value.producer(), "Transpose") for value in near)
 
 
-def _dequantises(node: ir.Node) -> ir.Value | None:
-    """The integers that a DequantizeLinear reads; None for other nodes."""
-    return input_of(node, 0) if node.op_type == "DequantizeLinear" and node.domain in DOMAINS else None
+def _has_zero_point_0(node: ir.Node) -> bool:
+    """Is the zero point of a DequantizeLinear 0, by default or as a constant?"""
+    if input_of(node, 2) is None:
+        return True
+    number = constant(operand_at(node, 2))
+    return number is not None and not number.any()
 
 
-def _given(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None]
-
-
-def _replace(output: ir.Value, new: ir.Value, builder: Builder) -> None:
-    named = output.is_graph_output()
-    replace_value(output, builder.alias(new) if named else new, rename=named)
+def _dequantises(node: ir.Node) -> bool:
+    """Is this a DequantizeLinear with a scale?"""
+    scaled = input_of(node, 0) is not None and input_of(node, 1) is not None
+    return node.op_type == "DequantizeLinear" and node.domain in DOMAINS and scaled

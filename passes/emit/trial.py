@@ -95,7 +95,7 @@ class Trial:
 
     def __enter__(self) -> Trial:
         self._place = self.builder.place
-        self._lengths = [len(each) for each in self.lists]
+        self._lengths = [len(made) for made in self.lists]
         self._places = self.graph.meta.get(ORDER)
         return self
 
@@ -130,7 +130,9 @@ class Trial:
         self.kept = True
         places = self._places
         if places is None:
-            places = {node: place for place, node in enumerate(self.graph)} if self._replaced else {}
+            places = {}
+            if self._replaced:
+                places = {node: place for place, node in enumerate(self.graph)}
         for old, new in self._replaced:
             replace_value(old, new)
         self.graph.remove([node for node, _ in self._before])
@@ -151,13 +153,15 @@ class Trial:
                 return {}
             places[node] = max((places[maker] for maker in makers), default=-1)
         readers = [(reader, node) for node in made for output in node.outputs for reader, _ in output.uses()]
-        return {} if any(places.get(reader, -1) < places[node] for reader, node in readers) else places
+        if any(places.get(reader, -1) < places[node] for reader, node in readers):
+            return {}
+        return places
 
     def _undo(self) -> None:
         _put_back(self._replaced, self._before, rename=False)
         self.builder.go_back(self._place)
-        for each, length in zip(self.lists, self._lengths, strict=True):
-            del each[length:]
+        for made, length in zip(self.lists, self._lengths, strict=True):
+            del made[length:]
         if self._replaced and self._places is not None:
             self.graph.meta[ORDER] = self._places
         elif self._replaced:

@@ -62,7 +62,7 @@ def use_buffers(
 
 def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[ir.Value, CacheLine]]:
     """The caches that may become buffers, and a line for each input that looks like a cache."""
-    found: list[GrowingCache] = []
+    caches: list[GrowingCache] = []
     lines: dict[ir.Value, CacheLine] = {}
     for past in candidates(graph, info):
         lines[past] = CacheLine(past.name or "")
@@ -70,8 +70,8 @@ def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[
         if isinstance(cache, Decline):
             lines[past] = replace(lines[past], reason=cache.reason, culprit=label(cache.culprit))
         else:
-            found.append(cache)
-    return found, lines
+            caches.append(cache)
+    return caches, lines
 
 
 def _write_metadata(model: ir.Model, buffers: list[CacheLine]) -> None:
@@ -81,7 +81,7 @@ def _write_metadata(model: ir.Model, buffers: list[CacheLine]) -> None:
 
 
 def _with_extensions(blocks: list[Block], plan: Plan, info: ShapeInfo) -> list[Block]:
-    changed = {each.node.name: extensions_used(node_view(each.node, info)) for each in plan.attention}
+    changed = {attention.node.name: extensions_used(node_view(attention.node, info)) for attention in plan.attention}
     return [replace(block, extensions=changed.get(block.node, block.extensions)) for block in blocks]
 
 

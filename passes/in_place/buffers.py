@@ -72,9 +72,9 @@ class BufferRewrite:
         for cache in caches:
             self._open(cache.past, cache)
             written[cache.past] = self._scattered(cache)
-        for each in self.plan.attention:
-            buffers = {name: written[cache.past] for name, cache in each.inputs.items()}
-            read_buffers(each.node, buffers, self._total(next(iter(each.inputs.values()))))
+        for attention in self.plan.attention:
+            buffers = {name: written[cache.past] for name, cache in attention.inputs.items()}
+            read_buffers(attention.node, buffers, self._total(next(iter(attention.inputs.values()))))
         served: list[ir.Node] = []
         for cache, (before, after) in zip(caches, readers, strict=True):
             buffer = written[cache.past]
@@ -97,7 +97,7 @@ class BufferRewrite:
                 builders[choice.other] = Builder(choice.other, self.builder.names, self.builder.info)
             builder, first, axis = builders[choice.other], choice.first, cache.axis
             count = builder.dimension(first, axis)
-            leading = [builder.dimension(cache.past, each) for each in range(axis)]
+            leading = [builder.dimension(cache.past, outer) for outer in range(axis)]
             rows = builder.units("Unsqueeze", builder.range(count), (*range(axis), axis + 1))
             places = scatter_row_indices(builder, leading, rows, count)
             written = builder.op("ScatterND", [cache.past, places, first], cache.past.dtype)
@@ -111,8 +111,10 @@ class BufferRewrite:
         """Declare the shape of a buffer, whose number of rows is open."""
         given = value.shape or cache.past.shape
         assert given is not None  # every candidate has one
-        value.shape = ir.Shape([self.capacity if axis == cache.axis else size for axis, size in enumerate(given)])
-        known = [Dim.symbol(self.capacity) if axis == cache.axis else size for axis, size in enumerate(cache.sizes)]
+        declared: list[int | ir.SymbolicDim | str] = list(given)
+        known = list(cache.sizes)
+        declared[cache.axis], known[cache.axis] = self.capacity, Dim.symbol(self.capacity)
+        value.shape = ir.Shape(declared)
         self.builder.info.set(value, known, value.dtype)
 
     def _length(self, cache: GrowingCache) -> ir.Value:
@@ -159,9 +161,7 @@ class BufferRewrite:
         builder = self.builder
         for node, index, value in readers:
             if is_op(node, "Shape") and node.graph is builder.graph:
-                old, sizes = node.outputs[0], self._sizes(node, cache, length)
-                named = old.is_graph_output()
-                replace_value(old, builder.alias(sizes) if named else sizes, rename=named)
+                builder.replace(node.outputs[0], self._sizes(node, cache, length))
                 yield node
             elif node.inputs[index] is value:  # false for an attention that already reads the buffer
                 ends = [builder.ints([0]), length, builder.ints([cache.axis])]
@@ -172,8 +172,8 @@ class BufferRewrite:
         """The result of a Shape on the first `length` rows of a buffer."""
         rank = len(cache.sizes)
         axes = range(rank)[int_attr(reader, "start", 0) : int_attr(reader, "end", rank)]
-        parts = [length if axis == cache.axis else self.builder.dimension(cache.past, axis) for axis in axes]
-        return parts[0] if len(parts) == 1 else self.builder.op("Concat", parts, INT64, {"axis": 0})
+        parts = [self.builder.dimension(cache.past, axis) if axis != cache.axis else length for axis in axes]
+        return self.builder.joined(parts, INT64, 0)
 
 
 def _readers(cache: GrowingCache, values: Sequence[ir.Value]) -> list[Reader]:

@@ -1,5 +1,7 @@
 """Caches that grow by a Concat: an input of the model holds the cached rows, and an output those and new rows.
 
+    present_key = torch.cat([past_key, key], dim=2)
+
     past      := an input of the model that is no initializer; one of its axes counts tokens, and its size is open
     present   := Concat(alias(past), new; axis of the tokens); one of the values alias(present) is a model output
     alias(x)  := x | Identity(alias(x)) | Concat(alias(x)) | Cast(alias(x); to its own type)
@@ -37,7 +39,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import int_attr, is_op, subgraphs
+from fa_compiler.passes.ir.nodes import holds_output, inputs_of, int_attr, is_op, subgraphs
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOVES = {
@@ -100,7 +102,9 @@ class GrowingCache:
     @property
     def output(self) -> ir.Value:
         """The output of the model."""
-        return self.present if self.choice is None else self.choice.output
+        if self.choice is None:
+            return self.present
+        return self.choice.output
 
     @property
     def tokens(self) -> Dim:
@@ -130,20 +134,21 @@ def _is_named(value: ir.Value) -> bool:
 
 def _taking(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
     """The nodes whose first input is a value or an alias of it."""
-    return (use.node for each in aliases_of(value, info) for use in each.uses() if use.idx == 0)
+    return (use.node for alias in aliases_of(value, info) for use in alias.uses() if use.idx == 0)
 
 
 def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
     """The node of MOVES between a cache and the output that it becomes, in front of a Concat or behind it. A cache that
     is named so needs no Concat."""
     for node in _taking(past, info):
-        behind = [each for output in node.outputs for each in _taking(output, info)]
+        behind = [reader for output in node.outputs for reader in _taking(output, info)]
+        giving = [reader for reader in behind if _gives_output(reader, info)]
         if is_op(node, "Concat"):
-            moved = (each for each in behind if is_op(each, *MOVES) and _gives_output(each, info))
-            if (found := next(moved, None)) is not None:
-                return found
+            movers = [reader for reader in giving if is_op(reader, *MOVES)]
+            if movers:
+                return movers[0]
         if is_op(node, *MOVES):
-            joined = any(is_op(each, "Concat") and _gives_output(each, info) for each in behind)
+            joined = any(is_op(reader, "Concat") for reader in giving)
             if joined or (_is_named(past) and _gives_output(node, info)):
                 return node
     return None
@@ -151,7 +156,7 @@ def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
 
 def _gives_output(node: ir.Node, info: ShapeInfo) -> bool:
     """Is a result of the node, or an alias of it, an output of the model?"""
-    return any(each.is_graph_output() for output in node.outputs for each in aliases_of(output, info))
+    return any(holds_output(aliases_of(output, info)) for output in node.outputs)
 
 
 def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
@@ -159,85 +164,98 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
 
     def words(decline: Decline) -> Decline:
         mover = _mover(past, info)
-        return decline if mover is None else Decline(Code.SHAPE, MOVES[mover.op_type], mover)
+        if mover is None:
+            return decline
+        return Decline(Code.SHAPE, MOVES[mover.op_type], mover)
 
     return reworded(lambda: _read(past, info), words)
 
 
 def _read(past: ir.Value, info: ShapeInfo) -> GrowingCache:
+    """The cache, whose Concat lies in the main graph or in a branch of an If. Raises Decline."""
     main = past.graph
     assert isinstance(main, ir.Graph)
     aliases = aliases_of(past, info)
     _check_given(past, aliases)
     readers = [node for value in aliases for node in value.consumers()]
-    inner = next((node for node in readers if node.graph is not main), None)
-    if inner is None:
+    inner = [node for node in readers if node.graph is not main]
+    if not inner:
         return _grown(past, main, info)
-    found = _if_of(inner, main)
-    if found is None or any(node.graph is not inner.graph for node in readers):
-        raise Decline(Code.SCOPE, "it is read within a subgraph", inner)
-    choice, branch, other = found
+    branches = _if_of(inner[0], main)
+    if branches is None or any(node.graph is not inner[0].graph for node in readers):
+        raise Decline(Code.SCOPE, "it is read within a subgraph", inner[0])
+    node, branch, other = branches
     cache = _grown(past, branch, info)
+    return replace(cache, choice=_choice(cache, node, branch, other, info))
+
+
+def _choice(cache: GrowingCache, node: ir.Node, branch: ir.Graph, other: ir.Graph, info: ShapeInfo) -> Choice:
+    """The If that chooses between a cache which grows in a branch and the first rows in the other one. Raises
+    Decline."""
     places = [index for index, value in enumerate(branch.outputs) if value is cache.present]
-    output = choice.outputs[places[0]]
-    if len(places) != 1 or not output.is_graph_output() or output.uses():
+    choice = Choice(node.outputs[places[0]], other, places[0])
+    if len(places) != 1 or not choice.output.is_graph_output() or choice.output.uses():
         reason = "what it grows to is not one output of the model that no node reads"
-        raise Decline(Code.SHAPE, reason, choice)
-    found_choice = Choice(output, other, places[0])
-    shape = info.shape(found_choice.first)
+        raise Decline(Code.SHAPE, reason, node)
+    shape = info.shape(choice.first)
     if shape is None or not _can_be_first(shape, cache):
         reason = "the other branch of the If gives an output of other sizes"
-        raise Decline(Code.SHAPE, reason, choice)
-    return replace(cache, choice=found_choice)
+        raise Decline(Code.SHAPE, reason, node)
+    return choice
 
 
 def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
-    """The cache whose `past` only the nodes of one graph read."""
+    """The cache whose `past` only the nodes of one graph read. Raises Decline."""
     past_aliases, sizes = aliases_of(past, info, graph), info.shape(past)
     assert sizes is not None  # every candidate has some
-    readers = [node for value in past_aliases for node in value.consumers()]
-    if (inner := next((node for node in readers if node.graph is not graph), None)) is not None:
-        raise Decline(Code.SCOPE, "it is read within a subgraph", inner)
+    for node in (node for value in past_aliases for node in value.consumers()):
+        if node.graph is not graph:
+            raise Decline(Code.SCOPE, "it is read within a subgraph", node)
     _check_given(past, past_aliases)
-    concats = [node for node in readers if is_op(node, "Concat") and len(_parts(node, info)) > 1]
-    if len(concats) != 1:
-        reason = "several Concats take it" if concats else "nothing is appended to it"
-        raise Decline(Code.SHAPE, reason, concats[1] if concats else None)
-    concat = concats[0]
-    first, *others = _parts(concat, info)
-    if (
-        len(others) != 1
-        or not any(first is value for value in past_aliases)
-        or any(others[0] is value for value in past_aliases)
-    ):
-        raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concat)
+    concat, new = _appended(past_aliases, info)
     axis = int_attr(concat, "axis", 0) % len(sizes)
     if (fixed := sizes[axis].const) is not None:
         reason = f"the model fixes the number of cached tokens to {fixed}"
         raise Decline(Code.SHAPE, reason, concat, "export it with a dynamic axis")
     present_aliases = aliases_of(concat.outputs[0], info, graph)
     presents = [value for value in present_aliases if value.is_graph_output()]
-    if len(presents) != 1:
-        reason = "what it grows to is several outputs" if presents else "what it grows to is no output of the model"
-        raise Decline(Code.SHAPE, reason, concat)
-    return GrowingCache(past, presents[0], concat, others[0], axis, sizes, past_aliases, present_aliases)
+    if not presents:
+        raise Decline(Code.SHAPE, "what it grows to is no output of the model", concat)
+    if len(presents) > 1:
+        raise Decline(Code.SHAPE, "what it grows to is several outputs", concat)
+    return GrowingCache(past, presents[0], concat, new, axis, sizes, past_aliases, present_aliases)
+
+
+def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[ir.Node, ir.Value]:
+    """The Concat that takes a past, and the new rows behind it there. Raises Decline."""
+    readers = [node for value in past_aliases for node in value.consumers()]
+    concats = [node for node in readers if is_op(node, "Concat") and len(_with_elements(node, info)) > 1]
+    if not concats:
+        raise Decline(Code.SHAPE, "nothing is appended to it")
+    if len(concats) > 1:
+        raise Decline(Code.SHAPE, "several Concats take it", concats[1])
+    first, *others = _with_elements(concats[0], info)
+    if len(others) != 1 or first not in past_aliases or others[0] in past_aliases:
+        raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concats[0])
+    return concats[0], others[0]
 
 
 def _check_given(past: ir.Value, aliases: Sequence[ir.Value]) -> None:
     """Decline a past that is a constant by default, or that leaves the graph unchanged."""
-    if past.is_initializer() or any(value.is_graph_output() for value in aliases):
+    if past.is_initializer() or holds_output(aliases):
         raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
 
 
 def _if_of(node: ir.Node, main: ir.Graph) -> tuple[ir.Node, ir.Graph, ir.Graph] | None:
     """The If of the main graph in a branch of which a node lies, this branch, and the other one."""
-    ifs = (each for each in main if is_op(each, "If"))
-    choice = next((each for each in ifs if any(graph is node.graph for graph in subgraphs(each))), None)
-    if choice is None:
-        return None
-    branches = [choice.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
-    branch, other = branches if branches[0] is node.graph else branches[::-1]
-    return choice, branch, other
+    for choice in main:
+        if not is_op(choice, "If") or node.graph not in subgraphs(choice):
+            continue
+        branch, other = (choice.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+        if branch is not node.graph:
+            branch, other = other, branch
+        return choice, branch, other
+    return None
 
 
 def _can_be_first(shape: Sequence[Dim], cache: GrowingCache) -> bool:
@@ -251,28 +269,29 @@ def _can_be_first(shape: Sequence[Dim], cache: GrowingCache) -> bool:
 def aliases_of(value: ir.Value, info: ShapeInfo, graph: ir.Graph | None = None) -> tuple[ir.Value, ...]:
     """The value, and the values of its own or the given graph that are equal to it because only such nodes lie between
     (see above)."""
-    found, home = [value], value.graph if graph is None else graph
-    for each in found:
-        for node in each.consumers():
-            if node.graph is home and _passes_on(node, each, info):
-                found.append(node.outputs[0])
-    return tuple(found)
+    aliases, home = [value], value.graph if graph is None else graph
+    for alias in aliases:
+        for node in alias.consumers():
+            if node.graph is home and _passes_on(node, alias, info):
+                aliases.append(node.outputs[0])
+    return tuple(aliases)
 
 
 def _passes_on(node: ir.Node, value: ir.Value, info: ShapeInfo) -> bool:
+    """Does a node give what a value holds?"""
     if is_op(node, "Concat"):
-        parts = _parts(node, info)
+        parts = _with_elements(node, info)
         return len(parts) == 1 and parts[0] is value
     if is_op(node, "Cast"):
         return info.dtype(value) == int_attr(node, "to", -1)
     return is_op(node, "Identity")
 
 
-def _parts(concat: ir.Node, info: ShapeInfo) -> list[ir.Value]:
+def _with_elements(concat: ir.Node, info: ShapeInfo) -> list[ir.Value]:
     """The operands of a Concat that may have elements."""
-    found = []
-    for value in concat.inputs:
-        shape = None if value is None else info.shape(value)
-        if value is not None and (not shape or shape[int_attr(concat, "axis", 0) % len(shape)].const != 0):
-            found.append(value)
-    return found
+    parts = []
+    for value in inputs_of(concat):
+        shape = info.shape(value)
+        if not shape or shape[int_attr(concat, "axis", 0) % len(shape)].const != 0:
+            parts.append(value)
+    return parts

@@ -43,21 +43,27 @@ class Plan:
 def make_plan(graph: ir.Graph, caches: Sequence[GrowingCache], names: Names) -> Plan | None:
     """The plan for these caches; None where no attention reads one of them in place."""
     owners = {value: cache for cache in caches for value in cache.present_aliases}
+    axes = {value: cache.axis for value, cache in owners.items()}
     order: list[GrowingCache] = []
     attention: list[Attention] = []
     for node in graph:
         order.extend(cache for cache in caches if cache.concat is node)
-        found = cache_inputs(node, {value: cache.axis for value, cache in owners.items()})
-        if found:
-            attention.append(Attention(node, {name: owners[value] for name, value in found.items()}))
+        read = cache_inputs(node, axes)
+        if read:
+            attention.append(Attention(node, {name: owners[value] for name, value in read.items()}))
     if not attention:
         return None
+    return Plan(tuple(order), tuple(attention), _lengths(order, attention, names))
+
+
+def _lengths(order: Sequence[GrowingCache], attention: Sequence[Attention], names: Names) -> dict[ir.Value, str]:
+    """The name of the input that counts the tokens of each cache, one for all caches of equal length."""
     groups = {cache.tokens: cache.tokens for cache in order}
-    for each in attention:
-        first, *others = (_group(groups, cache.tokens) for cache in each.inputs.values())
+    for reader in attention:
+        first, *others = (_group(groups, cache.tokens) for cache in reader.inputs.values())
         groups.update((other, first) for other in others)
     inputs = {group: names.new(LENGTH) for group in dict.fromkeys(_group(groups, cache.tokens) for cache in order)}
-    return Plan(tuple(order), tuple(attention), {each.past: inputs[_group(groups, each.tokens)] for each in order})
+    return {cache.past: inputs[_group(groups, cache.tokens)] for cache in order}
 
 
 def _group(groups: dict[Dim, Dim], size: Dim) -> Dim:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, bind_inputs, get, place_inputs
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
-from fa_compiler.passes.ir.nodes import text_attr
+from fa_compiler.passes.ir.nodes import sole, text_attr
 
 LENGTHS = {"FlashAttentionScore": "actual_seq_kvlen", "IncreFlashAttention": "actual_seq_lengths"}
 CACHES = ("key", "value", "key_rope")
@@ -31,11 +31,14 @@ def cache_inputs(node: ir.Node, axes: Mapping[ir.Value, int]) -> dict[str, ir.Va
     inputs = _bound(node)
     wanted = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
     given = {name: _one(inputs.get(name)) for name in CACHES}
-    found = {name: value for name, value in given.items() if value is not None and axes.get(value, -1) == wanted}
+    caches = {name: value for name, value in given.items() if value is not None and axes.get(value, -1) == wanted}
     if node.op_type == "FlashAttentionScore":
-        return {} if inputs["actual_seq_kvlen"] is not None else found
-    whole = len(found) == 2 and all(inputs[name] is None for name in FROM_THE_END)
-    return found if whole else {}
+        in_place = inputs["actual_seq_kvlen"] is None
+    else:
+        in_place = len(caches) == 2 and all(inputs[name] is None for name in FROM_THE_END)
+    if not in_place:
+        return {}
+    return caches
 
 
 def read_buffers(node: ir.Node, buffers: Mapping[str, ir.Value], total: ir.Value) -> None:
@@ -58,5 +61,5 @@ def _bound(node: ir.Node) -> dict[str, Any]:
 def _one(value: Any) -> ir.Value | None:
     """The tensor of an input; None where it is absent or a list of several tensors."""
     if isinstance(value, Sequence):
-        value = value[0] if len(value) == 1 else None
+        value = sole(value)
     return value if isinstance(value, ir.Value) else None

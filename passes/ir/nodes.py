@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import TypeVar
+from itertools import chain, islice
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +25,8 @@ RANDOM = (
     "Dropout",
 )
 """The standard operators that may give other numbers each time."""
+NUMBERS = {"value_float": np.float32, "value_int": np.int64, "value_floats": np.float32, "value_ints": np.int64}
+"""The attributes that hold the numbers of a Constant without a tensor, and their types."""
 FOLD_LIMIT = 1 << 22
 """Constants of more elements than this are not read as a whole; values/large_constants.py tells what they hold."""
 
@@ -32,9 +34,19 @@ HELD = 1 << 16
 """Constants of more elements than this are read again from their file for each question, and not held in memory."""
 
 
-def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Is this a node of the standard domain with one of these types?"""
+ABSENT = ir.Value(name="")
+"""What stands for an absent input among `operands`. Nothing makes this value, and its shape, type and content are
+unknown."""
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
+    """Is this a node of the standard domain with one of these types? No node is of no type."""
     return node is not None and node.domain in STANDARD and node.op_type in op_types
+
+
+def nodes_of_type(nodes: Iterable[ir.Node | None], *op_types: str) -> Iterator[ir.Node]:
+    """Those of some nodes that are of the standard domain and of one of these types."""
+    return (node for node in nodes if is_op(node, *op_types))
 
 
 def producer(value: ir.Value | None) -> ir.Node | None:
@@ -45,7 +57,7 @@ def producer(value: ir.Value | None) -> ir.Node | None:
 def source_through(value: ir.Value, *op_types: str) -> ir.Value:
     """The source of a value: the start of the chain of operators of these types, each of which passes on its first
     input, that leads to the value. It is the value itself where there are no such operators."""
-    while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:
+    while is_op(node := value.producer(), *op_types) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
@@ -58,15 +70,41 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
     while pending and (limit is None or len(known) < limit):
         current = pending.popleft()
         yield current
-        for each in further(current):
-            if each not in known:
-                known[each] = None
-                pending.append(each)
+        for following in further(current):
+            if following not in known:
+                known[following] = None
+                pending.append(following)
+
+
+def first(items: Iterable[T | None]) -> T | None:
+    """The first item that is not None; None where there is none."""
+    return next((item for item in items if item is not None), None)
+
+
+def sole(items: Iterable[T]) -> T | None:
+    """The only item; None where there is none, and where there are several."""
+    ahead = list(islice(items, 2))
+    return ahead[0] if len(ahead) == 1 else None
 
 
 def nodes_after(node: ir.Node) -> Iterator[ir.Node]:
     """The nodes that read what a node gives; dead ones do not count beside others."""
-    return (reader for output in node.outputs for reader in distinct_consumers(output))
+    return readers_of(node.outputs)
+
+
+def outputs_of(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """What nodes give, in order."""
+    return [output for node in nodes for output in node.outputs]
+
+
+def readers_of(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
+    """The nodes that read values, one value after another; dead ones do not count beside others."""
+    return chain.from_iterable(map(distinct_consumers, values))
+
+
+def holds_output(values: Iterable[ir.Value]) -> bool:
+    """Is one of these values a graph output?"""
+    return any(value.is_graph_output() for value in values)
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
@@ -91,7 +129,7 @@ def each_consumer(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """The node that reads a value, if it is the only one, reads it once and is in the graph that makes it; else
+    """The only reader of a value, if this node reads the value once and is in the same graph as the maker; else
     None."""
     maker, uses = value.producer(), value.uses()
     if value.is_graph_output() or maker is None or len(uses) != 1:
@@ -148,16 +186,17 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.const_value is not None:
         return value.const_value
     node = value.producer()
-    attr = node.attributes.get("value") if node is not None and is_op(node, "Constant") else None
-    return None if attr is None else attr.as_tensor()
+    if not is_op(node, "Constant") or (attr := node.attributes.get("value")) is None:
+        return None
+    return attr.as_tensor()
 
 
 def _numbers_of_attribute(node: ir.Node | None) -> np.ndarray | None:
     """The content of a Constant whose numbers are not in a tensor; None for other nodes."""
-    if node is not None and is_op(node, "Constant"):
-        for name in ("value_float", "value_int", "value_floats", "value_ints"):
+    if is_op(node, "Constant"):
+        for name, dtype in NUMBERS.items():
             if (attr := node.attributes.get(name)) is not None:
-                return np.asarray(attr.value, dtype=np.float32 if "float" in name else np.int64)
+                return np.asarray(attr.value, dtype=dtype)
     return None
 
 
@@ -196,16 +235,21 @@ def operand_pairs(one: ir.Value | None, other: ir.Value | None) -> list[tuple[ir
     left, right = producer(one), producer(other)
     if one is None or other is None or left is None or right is None or _are_one(one, other):
         return []
-    alike = (
-        left.op_identifier() == right.op_identifier()
-        and is_op(left, left.op_type)
-        and left.op_type not in RANDOM
-        and left.graph is right.graph
-        and left.outputs.index(one) == right.outputs.index(other)
-        and len(left.inputs) == len(right.inputs)
-        and _same_attributes(left, right)
+    if left.outputs.index(one) != right.outputs.index(other) or not _compute_alike(left, right):
+        return []
+    return list(zip(left.inputs, right.inputs, strict=True))
+
+
+def _compute_alike(one: ir.Node, other: ir.Node) -> bool:
+    """Do two nodes of one graph compute the same of equal inputs in every run?"""
+    return (
+        one.op_identifier() == other.op_identifier()
+        and one.domain in STANDARD
+        and one.op_type not in RANDOM
+        and one.graph is other.graph
+        and len(one.inputs) == len(other.inputs)
+        and _same_attributes(one, other)
     )
-    return list(zip(left.inputs, right.inputs, strict=True)) if alike else []
 
 
 def _same_attributes(one: ir.Node, other: ir.Node) -> bool:
@@ -303,8 +347,8 @@ def remember_versions(model: ir.Model) -> list[ir.Graph]:
 def dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     """The nodes of a graph from which no path leads to an output. The model has to be prepared by
     `remember_versions`."""
-    found: frozenset[ir.Node] = graph.meta.get(DEAD, frozenset())
-    return found
+    dead: frozenset[ir.Node] = graph.meta.get(DEAD, frozenset())
+    return dead
 
 
 def is_dead(node: ir.Node) -> bool:
@@ -318,8 +362,8 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
         return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
 
     def makers(node: ir.Node) -> Iterator[ir.Node]:
-        found = map(producer, node.inputs)
-        return (maker for maker in found if maker is not None and maker.graph is graph)
+        nodes = map(producer, node.inputs)
+        return (maker for maker in nodes if maker is not None and maker.graph is graph)
 
     alive = set(reached((node for node in graph if any(map(is_needed, node.outputs))), makers))
     return frozenset(node for node in graph if node not in alive)
@@ -337,15 +381,19 @@ def text_attr(node: ir.Node, name: str, default: str) -> str:
     attr = node.attributes.get(name)
     if attr is None:
         return default
-    return attr.value.decode(errors="replace") if isinstance(attr.value, bytes) else attr.as_string()
+    if isinstance(attr.value, bytes):
+        return attr.value.decode(errors="replace")
+    return attr.as_string()
 
 
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
     """The input dimension of each output dimension of a Transpose; None where its `perm` is no permutation of this
     rank."""
-    attr = node.attributes.get("perm")
-    perm = list(range(rank))[::-1] if attr is None else list(attr.as_ints())
-    return perm if sorted(perm) == list(range(rank)) else None
+    attr, places = node.attributes.get("perm"), list(range(rank))
+    if attr is None:
+        return places[::-1]
+    perm = list(attr.as_ints())
+    return perm if sorted(perm) == places else None
 
 
 def axes_of(node: ir.Node, limit: int = 8) -> list[int] | None:
@@ -364,11 +412,13 @@ def places_of(node: ir.Node, rank: int, limit: int = 8) -> list[int] | None:
     """The axes of `axes_of`, counted from the first one of an operand of this rank. None for a scalar, too, which has
     no axes."""
     axes = axes_of(node, limit)
-    return None if axes is None or not rank else [axis % rank for axis in axes]
+    if axes is None or not rank:
+        return None
+    return [axis % rank for axis in axes]
 
 
 def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """The nodes of a body and of the subgraphs in it, each node before those of its own subgraphs."""
+    """The nodes of a body and of the subgraphs in it. A node comes before the nodes of its subgraphs."""
     for node in body:
         yield node
         if node.attributes:
@@ -384,35 +434,73 @@ def all_graphs(model: ir.Model) -> list[ir.Graph]:
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among the attributes of a node."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attr in node.attributes.values():
         if attr.type == ir.AttributeType.GRAPH and not attr.is_ref():
-            found.append(attr.as_graph())
+            graphs.append(attr.as_graph())
         elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():
-            found.extend(attr.as_graphs())
-    return found
+            graphs.extend(attr.as_graphs())
+    return graphs
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """The values that a node reads: its inputs, those that the nodes of its subgraphs read, and those that its
-    subgraphs return."""
+    """The values that a node reads: its inputs, the inputs of nodes in its subgraphs, and the results of these
+    subgraphs."""
     bodies = subgraphs(node)
-    inner = [each for body in bodies for reader in all_nodes(body) for each in reader.inputs]
-    returned = [each for body in bodies for each in body.outputs]
-    return [each for each in (*node.inputs, *inner, *returned) if each is not None]
+    inner = [value for body in bodies for reader in all_nodes(body) for value in reader.inputs]
+    returned = [value for body in bodies for value in body.outputs]
+    return [value for value in (*node.inputs, *inner, *returned) if value is not None]
 
 
 def inner_values(value: ir.Value) -> list[ir.Value] | None:
     """The values that an If chooses from to make a value, one for each branch. Empty where another operator with
     subgraphs makes the value, and None where no such operator does."""
     node = value.producer()
-    bodies = [] if node is None else subgraphs(node)
-    if node is None or not bodies:
+    if node is None or not (bodies := subgraphs(node)):
         return None
+    if not is_op(node, "If"):
+        return []
     place = node.outputs.index(value)
-    return [body.outputs[place] for body in bodies] if is_op(node, "If") else []
+    return [body.outputs[place] for body in bodies]
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
     """The input at `index`, None when it is absent or beyond the end."""
     return node.inputs[index] if index < len(node.inputs) else None
+
+
+def operands(node: ir.Node | None) -> tuple[ir.Value, ...]:
+    """The inputs of a node. ABSENT takes the place of an absent one, so that no caller has to test for it. None where
+    there is no node."""
+    return () if node is None else tuple(value or ABSENT for value in node.inputs)
+
+
+def operand_at(node: ir.Node | None, index: int) -> ir.Value:
+    """The input at `index`; ABSENT where there is none, also where there is no node."""
+    return (node and input_of(node, index)) or ABSENT
+
+
+def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """The two operands of a node of one of these types, in both orders; none where it is another node."""
+    if not is_op(node, *op_types):
+        return ()
+    left, right = operands(node)
+    return (left, right), (right, left)
+
+
+def others_of(node: ir.Node, value: ir.Value) -> list[ir.Value]:
+    """The inputs that are given to a node beside a value."""
+    return [other for other in node.inputs if other is not None and other is not value]
+
+
+def output_of(node: ir.Node | None) -> ir.Value | None:
+    """The first output of a node; None where there is no node."""
+    return None if node is None else node.outputs[0]
+
+
+def inputs_of(node: ir.Node | None, *op_types: str) -> list[ir.Value]:
+    """The inputs that are given to a node, where types are named only to one of these types; none where there is no
+    such node."""
+    if node is None or (op_types and not is_op(node, *op_types)):
+        return []
+    return [value for value in node.inputs if value is not None]

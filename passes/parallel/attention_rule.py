@@ -30,7 +30,7 @@ from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, pl
 from fa_compiler.op_registry.collectives import RING, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import constant, text_attr
+from fa_compiler.passes.ir.nodes import ABSENT, constant, text_attr
 from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -66,11 +66,13 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
         name: sharder.local(value, Place(axis), node) if name in KEYS else sharder.whole(value, node)
         for name, value in inputs.items()
     }
-    mode = 4 if full["sparse_mode"] in FROM_THE_END else 0
+    mode = 0
+    if full["sparse_mode"] in FROM_THE_END:
+        mode = 4
     changed = {**full, "sparse_mode": mode, "pre_tockens": pre, "next_tockens": after}
     sharder.choices.append(choice)
     names = collectives.FORWARD_OUTPUTS[:1]
-    return _made(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
+    return _add_attention(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
 
 
 @local_rule("FlashAttentionScore")
@@ -95,9 +97,11 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     choice = _choice(sharder, node, sizes)
     forms = _forms(sharder, node, inputs, str(full["input_layout"]), choice.method)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
-    names = collectives.FORWARD_OUTPUTS if read else collectives.FORWARD_OUTPUTS[:1]
+    names: tuple[str, ...] = collectives.FORWARD_OUTPUTS
+    if not read:
+        names = names[:1]
     sharder.choices.append(choice)
-    return _made(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
+    return _add_attention(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
 
 
 def _choice(sharder: Sharder, node: ir.Node, sizes: AttentionSizes) -> Choice:
@@ -133,11 +137,12 @@ def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
             raise Refusal(f"its input {name} is absent", node)
     pre, after = _band(sharder, node, inputs, full)
     forms = _forms(sharder, node, inputs, str(full["input_layout"]), collectives.GATHER)
+    method = collectives.GATHER
     maker = inputs["softmax_max"].producer()  # its local form was made for the statistics
-    forward = None if maker is None else sharder.attentions.get(maker)
-    method = collectives.GATHER if forward is None else forward.attributes["method"].as_string()
+    if maker is not None and (forward := sharder.attentions.get(maker)) is not None:
+        method = text_attr(forward, "method", method)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": method}
-    return _made(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
+    return _add_attention(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
 
 
 def _operands(node: ir.Node) -> tuple[dict[str, ir.Value], dict[str, Any]]:
@@ -166,7 +171,7 @@ def _forms(
     return forms
 
 
-def _made(
+def _add_attention(
     sharder: Sharder,
     node: ir.Node,
     op_type: str,
@@ -186,9 +191,9 @@ def _made(
     )
     given = dict(zip(spec.output_names, node.outputs, strict=False))
     for name, value in zip(outputs, made.outputs, strict=True):
-        old = given.get(name)
-        value.name = sharder.names.new((old.name if old is not None else None) or name)
-        if old is not None and (dtype := sharder.info.dtype(old)) is not None:
+        old = given.get(name, ABSENT)
+        value.name = sharder.names.new(old.name or name)
+        if (dtype := sharder.info.dtype(old)) is not None:
             value.dtype = dtype
     sharder.nodes.append(made)
     sharder.attentions[node] = made
@@ -208,7 +213,9 @@ def _check_place(node: ir.Node, name: str, place: Place, known: Sequence[str]) -
     axis = _axis(node)
     if name not in known:
         raise Refusal(f"its output {name} is read", node)
-    if place != Place(ROW_AXIS if name in STATISTICS else axis):
+    if name in STATISTICS:
+        axis = ROW_AXIS
+    if place != Place(axis):
         raise Refusal(f"its result is demanded in parts along dimension {place.dim}, not along its tokens", node)
 
 
@@ -279,9 +286,9 @@ def _rows(sharder: Sharder, node: ir.Node, name: str, value: ir.Value) -> ir.Val
         raise Refusal("the rows of its bias are not proven to be those of the sequence", node)
     place = Place(len(shape) - 2)
     with sharder.gathering() if name in BIASES else nullcontext():
-        found = sharder.aligned(value, place, len(shape), sharder.length, node)
-    assert found is not None
-    return found
+        own = sharder.aligned(value, place, len(shape), sharder.length, node)
+    assert own is not None
+    return own
 
 
 def _sizes(

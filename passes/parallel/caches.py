@@ -1,5 +1,8 @@
 """Caches of which each rank holds a part: finds them in a model that decodes, and makes the ranks' graph.
 
+    key = torch.cat([past_key, key], dim=2)
+    out = attention(query, repeat_kv(key), repeat_kv(value))
+
     past        := an input, at least of rank 3, that is no initializer
     joined      := Concat(moved(past), new ..; along the tokens); operands without elements do not count
                  | a GatherND of rows of such a Concat (entry_lengths.py)
@@ -34,7 +37,8 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import operands as operands_of
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -69,8 +73,10 @@ class Joined:
 def joined_caches(graph: ir.Graph, info: ShapeInfo) -> list[Joined]:
     """The caches that the grammar above describes, in the order of the nodes."""
     lengths = set(_key_lengths(graph, info))
-    found = (_joined(node, info) for node in graph if is_op(node, "Concat", "GatherND")) if lengths else ()
-    return [each for each in found if each is not None and each.length in lengths]
+    if not lengths:
+        return []
+    joined = (_joined(node, info) for node in graph if is_op(node, "Concat", "GatherND"))
+    return [cache for cache in joined if cache is not None and cache.length in lengths]
 
 
 def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
@@ -80,33 +86,29 @@ def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
         axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
         if node.domain != DOMAIN or node.op_type != GRAPH_OP or axis is None:
             continue
-        shapes = {
-            name: shape
-            for name, value in zip(names, node.inputs, strict=False)
-            if value is not None and (shape := info.shape(value)) is not None and len(shape) > axis
-        }
-        rows = shapes["query"][axis] if "query" in shapes else None
-        yield from (shapes[name][axis] for name in KEYS if name in shapes and shapes[name][axis] != rows)
+        shapes = ((name, info.shape(value)) for name, value in zip(names, operands_of(node), strict=False))
+        sizes = {name: shape[axis] for name, shape in shapes if shape is not None and len(shape) > axis}
+        yield from (sizes[name] for name in KEYS if name in sizes and sizes[name] != sizes.get("query"))
 
 
 def _joined(node: ir.Node, info: ShapeInfo) -> Joined | None:
+    """The cache whose past a node joins with new tokens, in one piece or row by row; None where it does not."""
     if is_op(node, "Concat"):
         return _concatenated(node, info)
     rows, shape = gathered_rows(node, info), info.shape(node.outputs[0])
-    found = None if rows is None else _concatenated(rows.rows, info)
-    if rows is None or shape is None or found is None:
+    if rows is None or shape is None or (cache := _concatenated(rows.rows, info)) is None:
         return None
-    return replace(found, node=node, length=shape[rows.axis], count=rows.count)
+    return replace(cache, node=node, length=shape[rows.axis], count=rows.count)
 
 
 def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
+    """The cache whose past a Concat joins with what lies behind it; None where it joins other tensors."""
     shape = info.shape(concat.outputs[0])
     if shape is None:
         return None
     axis = int_attr(concat, "axis", 0) % len(shape)
     parts = operands(concat, axis, info)
-    before = info.shape(parts[0]) if len(parts) > 1 else None
-    if before is None:
+    if len(parts) < 2 or (before := info.shape(parts[0])) is None:
         return None
     past, direct = _source(parts[0], info)
     sizes = info.shape(past)
@@ -115,7 +117,8 @@ def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
     places = [dim for dim, size in enumerate(sizes) if size == before[axis]]
     if not places:
         return None
-    place = axis if axis in places else places[0]
+    # The axis itself where it is one of them, else the first.
+    place = min(places, key=lambda dim: dim != axis)
     return Joined(past, place, concat, tuple(parts[1:]), before[axis], shape[axis], direct)
 
 
@@ -128,7 +131,7 @@ def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
         if shape is not None and is_op(node, "Concat"):
             parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
         elif is_op(node, *MOVES, "Cast", "Split"):
-            parts = [each for each in node.inputs[:1] if each is not None]
+            parts = inputs_of(node)[:1]
             direct = direct and is_op(node, "Identity", "Cast")
         else:
             break
@@ -140,8 +143,7 @@ def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
 
 def operands(concat: ir.Node, axis: int, info: ShapeInfo) -> list[ir.Value]:
     """The operands of a Concat that may have elements."""
-    found = [value for value in concat.inputs if value is not None]
-    shapes = ((value, info.shape(value)) for value in found)
+    shapes = ((value, info.shape(value)) for value in inputs_of(concat))
     return [value for value, shape in shapes if not shape or shape[axis].const != 0]
 
 
@@ -159,7 +161,9 @@ class _OfAnyLength(Sharder):
     def joined(self, node: ir.Node, place: Place) -> ir.Value:
         """The local form of a Concat along the sequence."""
         parts = operands(node, place.dim, self.info)
-        return self.local(parts[0], place, node) if len(parts) == 1 else self.appended(node, place, parts)
+        if len(parts) != 1:
+            return self.appended(node, place, parts)
+        return self.local(parts[0], place, node)
 
     def appended(self, node: ir.Node, place: Place, parts: list[ir.Value]) -> ir.Value:
         """The local form of several operands of a Concat along the sequence. Raises Refusal."""
@@ -200,8 +204,7 @@ class CacheSharder(_OfAnyLength):
         if size.const is None and size == self.first.before:
             return self.past.part[1]
         if size.const is None and size == self.length:
-            found = self._composed(size)
-            return self._counted_length() if found is None else found
+            return self._composed(size) or self._counted_length()
         return super().size(size)
 
     def _counted_length(self) -> ir.Value:
@@ -209,8 +212,7 @@ class CacheSharder(_OfAnyLength):
         node, total = self.first.node, self.past.part[1]
         if self.first.count is not None:
             count = self.emit("Reshape", [self.whole(self.first.count, node), self.constant(np.array([1]))], INT64)
-            dtype = self.info.dtype(self.first.count)
-            return count if dtype == INT64 else self.emit("Cast", [count], INT64, {"to": int(INT64)})
+            return self.cast(count, self.info.dtype(self.first.count), INT64)
         for value in self.first.new:
             sizes = self.emit("Shape", [self.whole(value, node)], INT64)
             place = int_attr(node, "axis", 0) % len(self.shape(value, node))
@@ -241,20 +243,20 @@ class CacheSharder(_OfAnyLength):
         own = self.past.local(parts[0], place, node)
         new = [self.whole(value, node) for value in parts[1:]]
         dtype = self.info.dtype(node.outputs[0])
-        whole = new[0] if len(new) == 1 else self.emit("Concat", new, dtype, {"axis": place.dim})
+        whole = self.concat(new, dtype, place.dim)
         appended = self.emit("Gather", [whole, self._part_of_keys()[3]], dtype, {"axis": place.dim})
         return self.emit("Concat", [own, appended], dtype, {"axis": place.dim})
 
-    def _gathered_rows(self, node: ir.Node, found: GatheredRows) -> ir.Value:
+    def _gathered_rows(self, node: ir.Node, gather: GatheredRows) -> ir.Value:
         """The rank's part of rows of the past, each in its place, and of others that all ranks have."""
-        rows, axis = found.rows, found.axis
+        rows, axis = gather.rows, gather.axis
         first, *others = operands(rows, axis, self.info)
         if self.shape(node.outputs[0], node)[axis] != self.length or self.shape(first, rows)[axis] != self.first.before:
             raise Refusal("it gathers rows of another length than those of the caches", node)
         own = self.past.local(first, Place(axis), rows)
         dtype, (_, before, held) = self.info.dtype(rows.outputs[0]), self.past.part
-        data = self.emit("Concat", [own, *(self.whole(each, rows) for each in others)], dtype, {"axis": axis})
-        entries = [self.local(entry, Place(axis), node) for entry in found.entries]
+        data = self.emit("Concat", [own, *(self.whole(other, rows) for other in others)], dtype, {"axis": axis})
+        entries = [self.local(entry, Place(axis), node) for entry in gather.entries]
         source, ranks = entries[axis], self.constant(np.array(self.ranks))
         kept = self.emit("Less", [source, before], BOOL)
         moved = self.emit("Add", [self.emit("Sub", [source, before], INT64), held], INT64)
@@ -264,8 +266,9 @@ class CacheSharder(_OfAnyLength):
 
     def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
         """Attention alone makes something whole of keys."""
-        fused = node.domain == DOMAIN and node.op_type == GRAPH_OP
-        return (lambda _, attention, output: self._attention(self, attention, output)) if fused else None
+        if node.domain != DOMAIN or node.op_type != GRAPH_OP:
+            return None
+        return lambda _, attention, output: self._attention(self, attention, output)
 
     def own_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """The local form of a value that is as long as the keys or the past, and the whole form of any other."""
@@ -293,9 +296,8 @@ class CacheSharder(_OfAnyLength):
         if value.name in self.axes and value in self.inputs:
             raise Refusal(f"the cache {value.name!r} is read where its tokens and the new ones are expected", reader)
         node = value.producer()
-        found = None if node is None else gathered_rows(node, self.info)
-        if node is not None and found is not None and place == Place(found.axis):
-            return self._gathered_rows(node, found)
+        if node is not None and (gather := gathered_rows(node, self.info)) is not None and place == Place(gather.axis):
+            return self._gathered_rows(node, gather)
         return super()._make_local(value, place, reader)
 
 
@@ -324,7 +326,9 @@ class PromptSharder(Sharder):
     def joined(self, node: ir.Node, place: Place) -> ir.Value:
         """The new tokens, which are joined with none."""
         parts = operands(node, place.dim, self.info)
-        return self.local(parts[0], place, node) if len(parts) == 1 else super().joined(node, place)
+        if len(parts) != 1:
+            return super().joined(node, place)
+        return self.local(parts[0], place, node)
 
     def _whole_leaf(self, value: ir.Value) -> ir.Value:
         if value.name not in self._caches:

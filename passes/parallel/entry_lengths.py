@@ -2,6 +2,10 @@
 
 A GroupQueryAttention is fused so, where past and present are separate buffers (attention_ops/group_cache.py):
 
+    places = torch.arange(T)[None]                          # T rows of present; past has P, before[b] of which are kept
+    source = torch.where(places < before, places, torch.where(places < after, places - before + P, last))
+    present = torch.cat([past, new, zeros], dim=2)[entry, heads, source]
+
     present  := GatherND(Concat(moved(past), new ..; axis of the tokens), Concat(entry ..; last axis))
     entry    := anything; the one of the tokens is moved(source)
     source   := Where(Less(place, before), place, Where(any, Add(Sub(place, before), held), last))
@@ -22,7 +26,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op, source_through
+from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, operand_at, operands, source_through
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -41,37 +45,38 @@ def gathered_rows(node: ir.Node, info: ShapeInfo) -> GatheredRows | None:
     """The gathered rows that a node gives; None where it is not proven that each row of past keeps its place."""
     if not is_op(node, "GatherND") or int_attr(node, "batch_dims", 0):
         return None
-    data, indices = node.inputs
-    rows, join = (None if value is None else value.producer() for value in (data, indices))
-    shape, index_shape = (None if value is None else info.shape(value) for value in (data, indices))
-    if rows is None or join is None or not is_op(rows, "Concat") or not is_op(join, "Concat"):
+    data, indices = operands(node)
+    rows, join = data.producer(), indices.producer()
+    if not is_op(rows, "Concat") or not is_op(join, "Concat"):
         return None
-    if shape is None or index_shape is None or int_attr(join, "axis", 0) % len(index_shape) != len(index_shape) - 1:
+    shape, index_shape, past = info.shape(data), info.shape(indices), info.shape(operand_at(rows, 0))
+    if shape is None or index_shape is None or past is None or len(index_shape) != len(shape):
         return None
-    axis = int_attr(rows, "axis", 0) % len(shape)
-    entries = tuple(value for value in join.inputs if value is not None)
-    past = None if rows.inputs[0] is None else info.shape(rows.inputs[0])
-    widths = [info.shape(entry) for entry in entries]
-    single = all(width is not None and width[-1] == Dim(1) for width in widths)
-    if not single or len(entries) <= axis or past is None or len(index_shape) != len(shape):
+    if int_attr(join, "axis", 0) % len(index_shape) != len(index_shape) - 1:
+        return None
+    axis, entries = int_attr(rows, "axis", 0) % len(shape), tuple(inputs_of(join))
+    single = all((info.shape(entry) or ())[-1:] == (Dim(1),) for entry in entries)
+    if not single or len(entries) <= axis:
         return None
     count = _counted(entries[axis], past[axis], axis, info)
-    return None if count is None else GatheredRows(rows, axis, entries, count)
+    if count is None:
+        return None
+    return GatheredRows(rows, axis, entries, count)
 
 
 def _counted(entry: ir.Value, held: Dim, axis: int, info: ShapeInfo) -> ir.Value | None:
     """The number of rows that an entry picks along the axis, if it picks each row of past for its own place."""
-    choice = _input_nodes(_moved(entry), "Where")
-    if choice is None:
+    choice = _operands(_unbroadcast(entry), "Where")
+    if not choice:
         return None
     kept, place, behind = choice
-    compared, other = _input_nodes(kept, "Less"), _input_nodes(behind, "Where")
-    if compared is None or other is None or compared[0] is not place:
+    compared, other = _operands(kept, "Less"), _operands(behind, "Where")
+    if not compared or not other or compared[0] is not place:
         return None
-    before, (_, moved, last) = compared[1], other
-    added = _input_nodes(moved, "Add")
-    passed = None if added is None else _input_nodes(added[0], "Sub")
-    if added is None or passed is None or passed[0] is not place or passed[1] is not before:
+    before, (_, shifted, last) = compared[1], other
+    added = _operands(shifted, "Add")
+    subtracted = added and _operands(added[0], "Sub")
+    if not subtracted or subtracted[0] is not place or subtracted[1] is not before:
         return None
     end = info.integer(last)
     if info.integer(added[1]) != held or end is None or not (end - held).is_at_least(0):
@@ -81,25 +86,28 @@ def _counted(entry: ir.Value, held: Dim, axis: int, info: ShapeInfo) -> ir.Value
 
 def _range_along(entry: ir.Value, place: ir.Value, axis: int, info: ShapeInfo) -> ir.Value | None:
     """The limit of a Range from 0 in steps of 1, if it counts along the axis of the entry."""
-    counted = _input_nodes(_moved(place), "Range")
-    whole, own = info.shape(entry), info.shape(_moved(place))
-    if counted is None or whole is None or own is None:
+    counter = _unbroadcast(place)
+    counted = _operands(counter, "Range")
+    whole, own = info.shape(entry), info.shape(counter)
+    if not counted or whole is None or own is None:
         return None
     start, limit, step = counted
     if info.scalar(start) != 0 or info.scalar(step) != 1 or whole[axis] != own[0]:
         return None
     # The dimension is found by its size alone. Another one of this size would leave it open along which it counts.
-    return limit if whole.count(own[0]) == 1 else None
+    if whole.count(own[0]) != 1:
+        return None
+    return limit
 
 
-def _moved(value: ir.Value) -> ir.Value:
+def _unbroadcast(value: ir.Value) -> ir.Value:
+    """What Unsqueeze and Expand make a value of: `x` of moved(x)."""
     return source_through(value, "Unsqueeze", "Expand")
 
 
-def _input_nodes(value: ir.Value, op_type: str) -> tuple[ir.Value, ...] | None:
-    """The inputs of the node that makes the value, if it is of this type and has all of them."""
+def _operands(value: ir.Value, op_type: str) -> tuple[ir.Value, ...]:
+    """The inputs of the node that makes the value, if it is of this type and has all of them; else none."""
     node = value.producer()
-    if node is None or not is_op(node, op_type):
-        return None
-    found = tuple(each for each in node.inputs if each is not None)
-    return found if len(found) == len(node.inputs) else None
+    if not is_op(node, op_type) or None in node.inputs:
+        return ()
+    return operands(node)

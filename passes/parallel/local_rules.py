@@ -21,7 +21,16 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op, places_of, source_through, text_attr
+from fa_compiler.passes.ir.nodes import (
+    input_of,
+    inputs_of,
+    int_attr,
+    is_op,
+    places_of,
+    sole,
+    source_through,
+    text_attr,
+)
 from fa_compiler.passes.ops.contrib import POINTWISE_CONTRIB
 from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
 from fa_compiler.passes.ops.movers import MOVES
@@ -30,6 +39,10 @@ from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
 
 MIXES = "it mixes the sequence"
+SOFTMAXES = ("Softmax", "LogSoftmax", "Hardmax")
+"""Before opset 13 they run along all dimensions from their axis on."""
+LAYER_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+"""Norms along all dimensions from their axis on, with weights along these."""
 
 
 def needed(node: ir.Node, index: int) -> ir.Value:
@@ -53,8 +66,7 @@ def carried(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Va
     Moves whose other inputs depend on the rank's part have rules of their own, which replace this one.
     """
     move = move_of(node, sharder.info)
-    dim = None if move is None else move.carrier(place.dim, sharder.info)
-    if move is None or dim is None or dim == NOWHERE:
+    if move is None or (dim := move.carrier(place.dim, sharder.info)) is None or dim == NOWHERE:
         raise Refusal("it is not proven which dimension of its input is the sequence", node)
     return sharder.clone(node, [sharder.local(move.source, place.at(dim), node), *sharder.wholes(node, 1)]).outputs[
         output
@@ -83,8 +95,10 @@ def cast_like(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
     dtype = sharder.info.dtype(node.outputs[0])
     if dtype is None:
         raise Refusal("the type of its result is unknown", node)
-    saturate = {"saturate": 0} if int_attr(node, "saturate", 1) == 0 else {}
-    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, {"to": int(dtype), **saturate})
+    attrs: dict[str, int] = {"to": int(dtype)}
+    if int_attr(node, "saturate", 1) == 0:
+        attrs["saturate"] = 0
+    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, attrs)
 
 
 def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
@@ -99,24 +113,26 @@ def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
 def along_one_axis(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Operators along one axis, or along this axis and those behind it."""
     rank = len(sharder.shape(needed(node, 0), node))
-    kind = node.op_type
-    if kind == "CumSum":
-        found = sharder.info.integer(needed(node, 1))
-        axis = None if found is None else found.const
-        if axis is None:
-            raise Refusal("its axis is unknown", node)
-    else:
-        axis = int_attr(node, "axis", 1 if kind.endswith("max") and sharder.opset < 13 else -1)
-    axis %= rank
-    behind = kind.endswith("Normalization") and kind != "LpNormalization"
-    behind = behind or (kind.endswith("max") and sharder.opset < 13)
+    flattens = node.op_type in SOFTMAXES and sharder.opset < 13
+    axis = _first_axis(sharder, node, flattens) % rank
+    behind = flattens or node.op_type in LAYER_NORMS
     if place.dim == axis or (behind and place.dim > axis):
         raise Refusal(f"{MIXES}, along axis {axis}", node)
-    if kind in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"):
+    if node.op_type in LAYER_NORMS:
         weights = [value for value in node.inputs[1:] if value is not None]
         if any(len(sharder.shape(value, node)) > rank - axis for value in weights):
             raise Refusal("its weights may differ along the sequence", node)
     return _with_first_local(sharder, node, place).outputs[output]
+
+
+def _first_axis(sharder: Sharder, node: ir.Node, flattens: bool) -> int:
+    """The axis of an operator, the first one of several. Raises Refusal where it is unknown."""
+    if node.op_type != "CumSum":
+        return int_attr(node, "axis", 1 if flattens else -1)
+    axis = sharder.info.integer(needed(node, 1))
+    if axis is None or axis.const is None:
+        raise Refusal("its axis is unknown", node)
+    return axis.const
 
 
 @local_rule("GlobalAveragePool", "GlobalMaxPool")
@@ -144,8 +160,8 @@ def reduction(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
     source = needed(node, 0)
     rank = len(sharder.shape(source, node))
     axes = reduced_axes(sharder, node, rank)
-    left = [each for each in range(rank) if int_attr(node, "keepdims", 1) or each not in axes]
-    dim = left[place.dim]
+    kept = [dim for dim in range(rank) if int_attr(node, "keepdims", 1) or dim not in axes]
+    dim = kept[place.dim]
     if dim in axes:
         raise Refusal(f"{MIXES}, along axis {dim}", node)
     return _with_first_local(sharder, node, place.at(dim)).outputs[output]
@@ -160,14 +176,16 @@ def reduced_axes(sharder: Sharder, node: ir.Node, rank: int) -> list[int]:
         raise Refusal("its axes are unknown", node)
     if axes:
         return axes
-    return [] if int_attr(node, "noop_with_empty_axes", 0) == 1 else list(range(rank))
+    if int_attr(node, "noop_with_empty_axes", 0) == 1:
+        return []
+    return list(range(rank))
 
 
 @local_rule("MatMul", "MatMulInteger", "FusedMatMul")
 def matrix_product(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Rows of the left operand, columns of the right one, or a batch dimension."""
     left, right = needed(node, 0), needed(node, 1)
-    ranks = [len(sharder.shape(each, node)) for each in (left, right)]
+    ranks = [len(sharder.shape(operand, node)) for operand in (left, right)]
     rank, size = size_at(sharder, node, output, place)
     if min(ranks) < 2 and (ranks[1] != 1 or ranks[0] < 2):
         raise Refusal("one of its operands is a vector", node)
@@ -181,7 +199,7 @@ def matrix_product(sharder: Sharder, node: ir.Node, output: int, place: Place) -
     elif place.dim == rank - 2:
         forms = (sharder.local(left, place.at(ranks[0] - 2), node), sharder.whole(right, node))
     else:
-        both = [sharder.aligned(each, place, rank, size, node) for each in (left, right)]
+        both = [sharder.aligned(operand, place, rank, size, node) for operand in (left, right)]
         return sharder.clone(node, [*both, *sharder.wholes(node, 2)]).outputs[output]
     zeros = sharder.wholes(node, 2)
     for value in node.inputs[2:4]:
@@ -209,7 +227,9 @@ def gemm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value
     else:
         forms = [sharder.whole(left, node), sharder.local(right, place.at(1 - int_attr(node, "transB", 0)), node)]
     addend = sharder.aligned(input_of(node, 2), place, 2, size, node)
-    return sharder.clone(node, [*forms, *([] if addend is None else [addend])]).outputs[output]
+    if addend is not None:
+        forms.append(addend)
+    return sharder.clone(node, forms).outputs[output]
 
 
 @local_rule("Einsum")
@@ -237,12 +257,13 @@ def einsum(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Val
 def gather(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """The sequence is a dimension of the indices, or one of the data that is not looked up."""
     data, indices = needed(node, 0), needed(node, 1)
-    ranks = [len(sharder.shape(each, node)) for each in (data, indices)]
+    ranks = [len(sharder.shape(operand, node)) for operand in (data, indices)]
     axis = int_attr(node, "axis", 0) % ranks[0]
     if axis <= place.dim < axis + ranks[1]:
         forms = [sharder.whole(data, node), sharder.local(indices, place.at(place.dim - axis), node)]
     else:
-        dim = place.dim if place.dim < axis else place.dim - ranks[1] + 1
+        before, behind = range(axis), range(axis + 1, ranks[0])
+        dim = [*before, *[axis] * ranks[1], *behind][place.dim]
         forms = [sharder.local(data, place.at(dim), node), sharder.whole(indices, node)]
     return sharder.clone(node, forms).outputs[output]
 
@@ -298,7 +319,7 @@ def one_hot(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Va
     axis = int_attr(node, "axis", -1) % rank
     if place.dim == axis:
         raise Refusal("the sequence is the range of its numbers", node)
-    dim = place.dim if place.dim < axis else place.dim - 1
+    dim = place.dim - (place.dim > axis)
     return _with_first_local(sharder, node, place.at(dim)).outputs[output]
 
 
@@ -310,18 +331,19 @@ def convolution(sharder: Sharder, node: ir.Node, output: int, place: Place) -> i
     if place.dim == 1:
         raise Refusal("the sequence is among its channels", node)
     if spatial >= 0:
-        strides, pads = (node.attributes.get(name) for name in ("strides", "pads"))
-        steps = [1] * (len(weight) - 2) if strides is None else list(strides.as_ints())
-        padding = [0] * (2 * len(steps)) if pads is None else list(pads.as_ints())
+        width = len(weight) - 2
+        steps, padding = _ints(node, "strides", [1] * width), _ints(node, "pads", [0] * (2 * width))
         padded = padding[spatial] or padding[spatial + len(steps)]
-        if (
-            weight[place.dim].const != 1
-            or steps[spatial] != 1
-            or padded
-            or text_attr(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        ):
+        padded = padded or text_attr(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        if weight[place.dim].const != 1 or steps[spatial] != 1 or padded:
             raise Refusal(f"{MIXES}: its window is longer than one token", node)
     return _with_first_local(sharder, node, place).outputs[output]
+
+
+def _ints(node: ir.Node, name: str, default: list[int]) -> list[int]:
+    """The integers of an attribute, or its default."""
+    attr = node.attributes.get(name)
+    return default if attr is None else list(attr.as_ints())
 
 
 @local_rule("QuantizeLinear", "DequantizeLinear")
@@ -344,7 +366,7 @@ def number_range(sharder: Sharder, node: ir.Node, output: int, place: Place) -> 
     if size != sharder.length or dtype not in (INT64, ir.DataType.INT32):
         raise Refusal("its length is not proven to be that of the sequence, or it counts in floats", node)
     positions, _, _ = sharder.part
-    own = positions if dtype == INT64 else sharder.emit("Cast", [positions], dtype, {"to": int(dtype)})
+    own = sharder.cast(positions, INT64, dtype)
     return sharder.emit("Add", [start, sharder.emit("Mul", [own, step], dtype)], dtype)
 
 
@@ -383,13 +405,12 @@ def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, 
     """
     join = indices.producer()
     rank = len(sharder.shape(indices, node))
-    if not is_op(join, "Concat") or join is None or int_attr(join, "axis", 0) % rank != rank - 1:
+    if not is_op(join, "Concat") or int_attr(join, "axis", 0) % rank != rank - 1:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
-    entries = [each for each in join.inputs if each is not None]
-    dim = _counts_along(sharder, entries[part]) if len(entries) == width else None
-    if dim is None:
+    entries = inputs_of(join)
+    if len(entries) != width or (dim := _counts_along(sharder, entries[part])) is None:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
-    forms = [sharder.local(each, Place(dim), node) for each in entries]
+    forms = [sharder.local(entry, Place(dim), node) for entry in entries]
     zero, one = (sharder.constant(np.array(number)) for number in (0, 1))
     _, _, count = sharder.part
     scalar = sharder.emit("Reshape", [count, sharder.constant(np.zeros(0, np.int64))], INT64)
@@ -403,16 +424,18 @@ def _counts_along(sharder: Sharder, entry: ir.Value) -> int | None:
     """The dimension along which an entry of indices counts the tokens of the sequence from 0; None if it does not."""
     maker = entry.producer()
     shape = sharder.info.shape(entry)
-    if maker is None or not is_op(maker, "Unsqueeze") or shape is None or sharder.info.dtype(entry) != INT64:
+    if not is_op(maker, "Unsqueeze") or shape is None or sharder.info.dtype(entry) != INT64:
         return None
     if places_of(maker, len(shape)) != [len(shape) - 1]:
         return None
     grid = needed(maker, 0)
     line = source_through(grid, "Expand")
     sizes = sharder.shape(line, maker)
-    longer = [dim for dim, size in enumerate(sizes) if size.const != 1]
+    longer = sole([dim for dim, size in enumerate(sizes) if size.const != 1])
     counter = source_through(line, "Reshape", "Unsqueeze").producer()
-    if counter is None or not is_op(counter, "Range") or len(longer) != 1 or sizes[longer[0]] != sharder.length:
+    if longer is None or not is_op(counter, "Range") or sizes[longer] != sharder.length:
         return None
     begin, step = (sharder.info.scalar(needed(counter, index)) for index in (0, 2))
-    return len(shape) - 1 - len(sizes) + longer[0] if (begin, step) == (0, 1) else None
+    if (begin, step) != (0, 1):
+        return None
+    return len(shape) - 1 - len(sizes) + longer

@@ -130,17 +130,20 @@ def choose(sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: i
     method = wanted
     if wanted == "auto":
         gathered = length * batch * sizes.key_heads * sizes.width * sizes.bytes
-        small = [each for each in allowed if each != GATHER or gathered <= MOST_GATHERED]
+        small = [method for method in allowed if method != GATHER or gathered <= MOST_GATHERED]
         method = min(small or allowed, key=times.__getitem__)
-    refused = {**sizes.refused, MERGE: "its keys are not those of caches"} if wanted == MERGE else sizes.refused
+    refused = sizes.refused
+    if wanted == MERGE:
+        refused = {**refused, MERGE: "its keys are not those of caches"}
     return Choice(sizes.name, method, sizes.causal, sent, times, refused)
 
 
 def _choose_for_caches(
     sizes: AttentionSizes, wanted: str, ranks: int, length: int, batch: int, machine: Machine
 ) -> Choice:
-    method = MERGE if wanted == "auto" else wanted
-    refused = {} if method == MERGE else {method: "its keys are those of caches, of which each rank has a part"}
+    method, refused = MERGE, {}
+    if wanted not in ("auto", MERGE):
+        method, refused = wanted, {wanted: "its keys are those of caches, of which each rank has a part"}
     sent = {MERGE: bytes_sent(MERGE, sizes, ranks, length, batch)}
     times = {MERGE: seconds(MERGE, sizes, ranks, length, batch, machine)}
     return Choice(sizes.name, method, sizes.causal, sent, times, refused, bytes_held(sizes, ranks, length, batch))

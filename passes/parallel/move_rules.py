@@ -55,14 +55,15 @@ def moved_place(place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], le
     dims = [space.new(size) for size in shape]
     own = [*space.new(place.before), axis, *space.new(place.after)]
     dims[place.dim] = tuple(own)
-    found = space.reshape(tuple(dims), other) or counted(space, tuple(dims), other)
-    if found is None or space.resolve((axis,)) != (axis,):
+    reshaped = space.reshape(tuple(dims), other) or counted(space, tuple(dims), other)
+    if reshaped is None or space.resolve((axis,)) != (axis,):
         return None
-    for dim, axes in enumerate(found):
+    for dim, axes in enumerate(reshaped):
         parts = space.resolve(axes)
         if axis in parts:
             index = parts.index(axis)
-            return Place(dim, product(each.size for each in parts[:index]), product(e.size for e in parts[index + 1 :]))
+            sizes = [part.size for part in parts]
+            return Place(dim, product(sizes[:index]), product(sizes[index + 1 :]))
     return None
 
 
@@ -179,8 +180,11 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     _, length, _ = sharder.part
     zero, one = sharder.constant(np.array(0)), sharder.constant(np.array(1))
     every = sharder.emit("Range", [zero, _scalar(sharder, length), one], INT64)
-    given = [each for each in (begin, end, step) if each is not None]
-    first, last, *steps = (_as(sharder, sharder.whole(e, node), _known_dtype(sharder, e, node), INT64) for e in given)
+    first, last, *steps = (
+        sharder.cast(sharder.whole(bound, node), _known_dtype(sharder, bound, node), INT64)
+        for bound in (begin, end, step)
+        if bound is not None
+    )
     indices = sharder.emit("Slice", [every, first, last, sharder.constant(np.array([0])), *steps], INT64)
     return _select(sharder, node, data, bounds[0][0], indices)
 
@@ -207,19 +211,20 @@ def _select(sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices:
 def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     """A product that sums over the sequence, such as the gradient of a weight: each rank sums over its own tokens."""
     left, right = needed(node, 0), needed(node, 1)
-    ranks = [len(sharder.shape(each, node)) for each in (left, right)]
+    ranks = [len(sharder.shape(operand, node)) for operand in (left, right)]
     dims = (ranks[0] - 1 - int_attr(node, "transA", 0), ranks[1] - 2 + int_attr(node, "transB", 0))
-    products = min(ranks) >= 2 and input_of(node, 2) is None
-    found = _places(sharder, sharder.shape(left, node)[dims[0]]) if products else []
-    if not found:  # the operator that reads it is to blame
+    places: list[Place] = []
+    if min(ranks) >= 2 and input_of(node, 2) is None:
+        places = _places(sharder, sharder.shape(left, node)[dims[0]])
+    if not places:  # the operator that reads it is to blame
         raise Refusal(f"{MIXES}: each rank would need {node.outputs[output].name!r} of all tokens", None)
-    places = [(place.at(dims[0]), place.at(dims[1])) for place in found]
-    _, forms = _first_cut(sharder, node, [((left, one), (right, other)) for one, other in places])
+    cuts = [((left, place.at(dims[0])), (right, place.at(dims[1]))) for place in places]
+    _, forms = _first_cut(sharder, node, cuts)
     dtype = _known_dtype(sharder, node.outputs[output], node)
     wide = WIDER.get(dtype, dtype)
-    own = sharder.clone(node, [_as(sharder, form, dtype, wide) for form in forms]).outputs[output]
+    own = sharder.clone(node, [sharder.cast(form, dtype, wide) for form in forms]).outputs[output]
     own.dtype = wide
-    return _as(sharder, _all_reduced(sharder, own), wide, dtype)
+    return sharder.cast(_all_reduced(sharder, own), wide, dtype)
 
 
 def _places(sharder: Sharder, size: Dim) -> list[Place]:
@@ -231,7 +236,9 @@ def _places(sharder: Sharder, size: Dim) -> list[Place]:
     if size == sharder.length:
         return [Place(0)]
     other = size.exact_div(sharder.length)
-    return [] if other is None else [Place(0, before=other), Place(0, after=other)]
+    if other is None:
+        return []
+    return [Place(0, before=other), Place(0, after=other)]
 
 
 def _first_cut(
@@ -252,11 +259,6 @@ def _known_dtype(sharder: Sharder, value: ir.Value, node: ir.Node) -> ir.DataTyp
     if dtype is None:
         raise Refusal(f"the type of {value.name!r} is unknown", node)
     return dtype
-
-
-def _as(sharder: Sharder, value: ir.Value, dtype: ir.DataType, wanted: ir.DataType) -> ir.Value:
-    """A value of a type in another one."""
-    return value if dtype == wanted else sharder.emit("Cast", [value], wanted, {"to": int(wanted)})
 
 
 def _all_reduced(sharder: Sharder, own: ir.Value) -> ir.Value:
@@ -293,10 +295,10 @@ def summed(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     local, _, axes = _reduced_part(sharder, node)
     dtype = _known_dtype(sharder, node.outputs[0], node)
     wide = WIDER.get(dtype, dtype)
-    total = _all_reduced(sharder, _sum(sharder, _as(sharder, local, dtype, wide), axes, wide, node))
+    total = _all_reduced(sharder, _sum(sharder, sharder.cast(local, dtype, wide), axes, wide, node))
     if node.op_type == "ReduceMean":
         total = sharder.emit("Div", [total, _number_of_elements(sharder, local, axes, wide)], wide)
-    return _as(sharder, total, wide, dtype)
+    return sharder.cast(total, wide, dtype)
 
 
 def _sum(sharder: Sharder, value: ir.Value, axes: list[int], dtype: ir.DataType, node: ir.Node) -> ir.Value:
@@ -315,4 +317,4 @@ def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtyp
     own = sharder.emit("ReduceProd", [sizes], INT64, {"keepdims": 0})
     every = sharder.emit("Mul", [sharder.emit("Div", [own, count], INT64), length], INT64)
     every = _scalar(sharder, sharder.larger(every, sharder.constant(np.array(1))))
-    return _as(sharder, every, INT64, dtype)
+    return sharder.cast(every, INT64, dtype)

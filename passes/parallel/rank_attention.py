@@ -66,7 +66,7 @@ def sequence_attention(emit: RankEmitter, node: ir.Node) -> ir.Value:
     known = set(get(GRAPH_OP, emit.cann).attr_names).difference(own)
     call = _Attention(
         emit,
-        {name: each for name, each in attrs.items() if name in known},
+        {name: attr for name, attr in attrs.items() if name in known},
         heads,
         emit.shape(key)[2] // size,
         int(attrs["pre_tockens"]),
@@ -81,21 +81,24 @@ def sequence_attention(emit: RankEmitter, node: ir.Node) -> ir.Value:
 
 def _tokens_first(emit: RankEmitter, x: ir.Value, layout: str) -> ir.Value:
     """A tensor of query, key or value as [S, B, heads * size]."""
-    shape = emit.shape(x)
-    if layout in ("SBH", "BSH"):
-        return x if layout == "SBH" else emit.transpose(x, (1, 0, 2))
-    tokens = 1 if layout == "BSND" else 2
-    moved = emit.transpose(x, (tokens, 0, 3 - tokens, 3))
-    return emit.reshape(moved, (shape[tokens], shape[0], shape[3 - tokens] * shape[3]))
+    if layout == "SBH":
+        return x
+    if layout == "BSH":
+        return emit.transpose(x, (1, 0, 2))
+    shape, tokens, heads = emit.shape(x), layout.index("S"), layout.index("N")
+    moved = emit.transpose(x, (tokens, 0, heads, 3))
+    return emit.reshape(moved, (shape[tokens], shape[0], shape[heads] * shape[3]))
 
 
 def _from_tokens_first(emit: RankEmitter, x: ir.Value, layout: str, heads: int) -> ir.Value:
     """The inverse, for a tensor of this number of heads."""
-    if layout in ("SBH", "BSH"):
-        return x if layout == "SBH" else emit.transpose(x, (1, 0, 2))
+    if layout == "SBH":
+        return x
+    if layout == "BSH":
+        return emit.transpose(x, (1, 0, 2))
     tokens, batch, width = emit.shape(x)
     split = emit.reshape(x, (tokens, batch, heads, width // heads))
-    return emit.transpose(split, (1, 0, 2, 3) if layout == "BSND" else (1, 2, 0, 3))
+    return emit.transpose(split, ["SBND".index(letter) for letter in layout])
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,10 @@ class _Attention:
         spec = get(GRAPH_OP, self.emit.cann)
         mask, mode, pre, after = self._band(rows, keys, first)
         inputs = {**dict(zip(("query", "key", "value"), tensors, strict=True)), "atten_mask": mask, "sink": self.sink}
-        inputs["real_shift"] = None if self.bias is None else self._part(self.bias, rows, keys, first)
+        inputs["real_shift"] = self._rows_and_keys(self.bias, rows, keys, first)
         attrs = {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": mode}
         attrs |= {"pre_tockens": pre, "next_tockens": after}
-        given = place_inputs(spec, {name: each for name, each in inputs.items() if each is not None})
+        given = place_inputs(spec, {name: value for name, value in inputs.items() if value is not None})
         made = self.emit.node(GRAPH_OP, given, attrs, DOMAIN, len(spec.outputs))
         outputs = dict(zip(spec.output_names, made.outputs, strict=True))
         for name, output in outputs.items():
@@ -143,19 +146,25 @@ class _Attention:
         """atten_mask, sparse_mode and the two diagonals: the table at the top."""
         lower = keys[0] < rows[1] - 1 - self.pre  # does this diagonal exclude a key?
         upper = keys[1] - 1 > rows[0] + self.after
-        mask = None if self.mask is None else self._part(self.mask, rows, keys, first)
-        shift = keys[1] - rows[1]
-        pre = self.pre + shift if lower else UNLIMITED
-        after = self.after - shift if upper else UNLIMITED
+        mask = self._rows_and_keys(self.mask, rows, keys, first)
+        shift, pre, after = keys[1] - rows[1], UNLIMITED, UNLIMITED
+        if lower:
+            pre = self.pre + shift
+        if upper:
+            after = self.after - shift
         empty = rows[0] + self.after < keys[0] or rows[1] - 1 - self.pre >= keys[1]  # has the first or last row no key?
         if mask is None and not lower and not upper:
             return None, 0, UNLIMITED, UNLIMITED
         if mask is None and not empty and min(pre, after) >= 0:
             mode = 3 if (pre, after) == (UNLIMITED, 0) else 4
             return self.emit.constant(compressed_mask(mode), "triangle"), mode, pre, after
-        tensors = [] if mask is None else [self.emit.cast(mask, ir.DataType.BOOL)]
-        tensors += self._outside("Less", rows, keys, -self.pre) if lower else []
-        tensors += self._outside("Greater", rows, keys, self.after) if upper else []
+        tensors: list[ir.Value] = []
+        if mask is not None:
+            tensors.append(self.emit.cast(mask, ir.DataType.BOOL))
+        if lower:
+            tensors += self._outside("Less", rows, keys, -self.pre)
+        if upper:
+            tensors += self._outside("Greater", rows, keys, self.after)
         return reduce(lambda one, other: self.emit.op("Or", [one, other]), tensors), 0, UNLIMITED, UNLIMITED
 
     def _outside(self, op_type: str, rows: Chunk, keys: Chunk, limit: int) -> list[ir.Value]:
@@ -164,8 +173,10 @@ class _Attention:
         limits = self.emit.constant(np.arange(*rows, dtype=np.int64)[:, None] + limit, "rows")
         return [self.emit.op(op_type, [places, limits])]
 
-    def _part(self, x: ir.Value, rows: Chunk, keys: Chunk, first: int) -> ir.Value:
-        """The part of a mask or bias for these rows and keys."""
+    def _rows_and_keys(self, x: ir.Value | None, rows: Chunk, keys: Chunk, first: int) -> ir.Value | None:
+        """The part of a mask or bias for these rows and keys; None without one."""
+        if x is None:
+            return None
         rank = len(self.emit.shape(x))
         count = rows[1] - rows[0]
         if self.emit.shape(x)[-2] != 1:
@@ -176,12 +187,14 @@ class _Attention:
 
     def of_heads(self, heads: Chunk, key_heads: int) -> _Attention:
         """The same for some of the heads."""
-        own = {}
+        own: dict[str, ir.Value | None] = {}
         for name, axis in (("mask", 1), ("bias", 1), ("sink", 0)):
-            each: ir.Value | None = getattr(self, name)
-            shape = () if each is None else self.emit.shape(each)
-            one = each is None or (axis and len(shape) < 4) or shape[axis] == 1
-            own[name] = each if one or each is None else self.emit.cut(each, axis, *heads)
+            value = own[name] = getattr(self, name)
+            if value is None:
+                continue
+            shape = self.emit.shape(value)
+            if not (axis and len(shape) < 4) and shape[axis] != 1:
+                own[name] = self.emit.cut(value, axis, *heads)
         attrs, emit = self.attrs, self.emit
         return _Attention(emit, attrs, heads[1] - heads[0], key_heads, self.pre, self.after, **own)
 
@@ -193,13 +206,13 @@ class _Attention:
 
 def _by_gather(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
     emit, length = call.emit, call.emit.rank.length
-    whole = [emit.in_sequence(emit.gathered(each)) for each in (key, value)]
+    whole = [emit.in_sequence(emit.gathered(part)) for part in (key, value)]
     results = []
     for rows, first in call.own_chunks():
         keys = call.keys_of(rows, (0, length))
         assert keys is not None  # the band leaves each row its own key
         own = emit.cut(query, 0, first, first + rows[1] - rows[0])
-        parts = [emit.cut(each, 0, *keys) for each in whole]
+        parts = [emit.cut(tensor, 0, *keys) for tensor in whole]
         results.append(call.call([own, *parts], rows, keys, first)[OUT])
     return emit.concat(results, 0)
 
@@ -210,7 +223,7 @@ def _by_all_to_all(call: _Attention, query: ir.Value, key: ir.Value, value: ir.V
     first_heads = [number * own // group for number in range(rank.ranks)]
     own_keys = max(1, own // group)
     queries = _to_heads(emit, query, call.heads, [number * own for number in range(rank.ranks)], own)
-    others = [_to_heads(emit, each, call.key_heads, first_heads, own_keys) for each in (key, value)]
+    others = [_to_heads(emit, part, call.key_heads, first_heads, own_keys) for part in (key, value)]
     whole = (0, rank.length)
     mine = call.of_heads((rank.number * own, rank.number * own + own), own_keys)
     out = emit.by_rank(mine.call([queries, *others], whole, whole, 0)[OUT])
@@ -239,9 +252,11 @@ def _by_ring(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value) 
     width = emit.shape(key)[2]
     held = emit.concat([key, value], 2)
     whole_width = emit.shape(held)[2]
-    found: list[dict[str, ir.Value]] = [{} for _ in rank.chunks]
+    results: list[dict[str, ir.Value]] = [{} for _ in rank.chunks]
     for step in range(rank.ranks):
-        following = None if step == rank.ranks - 1 else emit.passed_on(held)
+        following = held
+        if step < rank.ranks - 1:
+            following = emit.passed_on(held)
         parts = emit.cut(held, 2, 0, width), emit.cut(held, 2, width, whole_width)
         for place, columns in enumerate(rank.chunks_of((rank.number - step) % rank.ranks)):
             for number, (rows, first) in enumerate(call.own_chunks()):
@@ -250,11 +265,13 @@ def _by_ring(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value) 
                     continue
                 start = place * (columns[1] - columns[0]) + keys[0] - columns[0]
                 own = emit.cut(query, 0, first, first + rows[1] - rows[0])
-                some = [emit.cut(each, 0, start, start + keys[1] - keys[0]) for each in parts]
+                some = [emit.cut(part, 0, start, start + keys[1] - keys[0]) for part in parts]
                 made = call.call([own, *some], rows, keys, first, (OUT, MAXIMUM, SUM))
-                found[number] = _joined(emit, found[number], made) if found[number] else made
-        held = held if following is None else following
-    return emit.concat([each[OUT] for each in found], 0)
+                if results[number]:
+                    made = _joined(emit, results[number], made)
+                results[number] = made
+        held = following
+    return emit.concat([result[OUT] for result in results], 0)
 
 
 def _joined(emit: RankEmitter, one: Mapping[str, ir.Value], other: Mapping[str, ir.Value]) -> dict[str, ir.Value]:

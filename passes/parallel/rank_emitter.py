@@ -78,10 +78,10 @@ class RankEmitter:
 
     def dtype(self, value: ir.Value) -> ir.DataType:
         """The type of a value."""
-        found = self.info.dtype(value)
-        if found is None:
+        dtype = self.info.dtype(value)
+        if dtype is None:
             raise Refusal(f"the type of {value.name!r} is unknown", self.place)
-        return found
+        return dtype
 
     # -- nodes --------------------------------------------------------------------------------
 
@@ -130,15 +130,21 @@ class RankEmitter:
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
         """A tensor in another type."""
-        return x if self.dtype(x) == dtype else self.op("Cast", [x], {"to": int(dtype)})
+        if self.dtype(x) == dtype:
+            return x
+        return self.op("Cast", [x], {"to": int(dtype)})
 
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
         """A tensor with its axes in another order."""
-        return x if list(perm) == sorted(perm) else self.op("Transpose", [x], {"perm": tuple(perm)})
+        if list(perm) == sorted(perm):
+            return x
+        return self.op("Transpose", [x], {"perm": tuple(perm)})
 
     def reshape(self, x: ir.Value, shape: Sequence[int]) -> ir.Value:
         """A tensor in another shape."""
-        return x if self.shape(x) == tuple(shape) else self.op("Reshape", [x, self.ints(shape)])
+        if self.shape(x) == tuple(shape):
+            return x
+        return self.op("Reshape", [x, self.ints(shape)])
 
     def gather(self, x: ir.Value, indices: ir.Value | Sequence[int], axis: int) -> ir.Value:
         """Elements along an axis."""
@@ -155,16 +161,19 @@ class RankEmitter:
 
     def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
         """Tensors joined along an axis."""
-        return parts[0] if len(parts) == 1 else self.op("Concat", parts, {"axis": axis})
+        if len(parts) == 1:
+            return parts[0]
+        return self.op("Concat", parts, {"axis": axis})
 
     def first(self, x: ir.Value, axis: int) -> ir.Value:
         """A tensor with this axis as its first one."""
-        return self.transpose(x, [axis, *(each for each in range(len(self.shape(x))) if each != axis)])
+        rank = len(self.shape(x))
+        return self.transpose(x, [axis, *range(axis), *range(axis + 1, rank)])
 
     def back(self, x: ir.Value, axis: int) -> ir.Value:
         """The inverse of `first`."""
-        others = iter(range(1, len(self.shape(x))))
-        return self.transpose(x, [0 if each == axis else next(others) for each in range(len(self.shape(x)))])
+        rank = len(self.shape(x))
+        return self.transpose(x, [*range(1, axis + 1), 0, *range(axis + 1, rank)])
 
     # -- the order of tokens ------------------------------------------------------------------
 

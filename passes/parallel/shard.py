@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -16,7 +17,16 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, reached, remember_versions, text_attr, values_read
+from fa_compiler.passes.ir.nodes import (
+    all_nodes,
+    int_attr,
+    is_op,
+    operand_at,
+    reached,
+    remember_versions,
+    text_attr,
+    values_read,
+)
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
 from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches, operands
@@ -65,11 +75,11 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     _name_alike(graph, options.axes)
     sharder, axes, caches = _sharder(model, options)
     sharder.own_graphs, sharder.no_ring = bool(options.sizes), options.no_ring
-    presents = _presents(caches, sharder.info)
+    presents = {cache.past.name or "": _present(cache, sharder.info) for cache in caches}
     parts = {presents[name]: axis for name, axis in axes.items() if name in presents}
     with _deep_calls():
-        outputs = [_output(sharder, value, parts if caches else None) for value in graph.outputs]
-    order = collectives.CYCLIC if caches else _order(sharder)
+        outputs = [_output(sharder, value, parts) for value in graph.outputs]
+    order = _order(sharder, caches)
     axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
     axes_of["outputs"] = {value.name or "": axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
     result = _model(model, sharder, [value for value, _ in outputs])
@@ -77,11 +87,6 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     if caches:
         record["caches"] = presents
     result.metadata_props[collectives.METADATA_KEY] = json.dumps(record)
-    gathered = tuple(
-        node.inputs[0].name or ""
-        for node in result.graph
-        if node.op_type == collectives.ALL_GATHER and node.inputs[0] is not None
-    )
     return result, ShardReport(
         ranks=options.ranks,
         order=order,
@@ -89,7 +94,7 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         inputs=axes_of["inputs"],
         outputs=axes_of["outputs"],
         choices=tuple(sharder.choices),
-        gathered=gathered,
+        gathered=_gathered(result.graph),
         caches=presents,
         machine=options.machine,
     )
@@ -100,24 +105,12 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
     Refusal."""
     graph, info = model.graph, analyse(model)
     chosen = partial(choose, wanted=options.method, ranks=options.ranks, batch=options.batch, machine=options.machine)
-    caches = joined_caches(graph, info) if options.prompt or not options.axes else []
-    pasts = {each.past.name or "": each.axis for each in caches}
+    caches: list[Joined] = []
+    if options.prompt or not options.axes:
+        caches = joined_caches(graph, info)
+    pasts = {cache.past.name or "": cache.axis for cache in caches}
     if caches and not options.prompt:
-        _name_alike(graph, pasts)
-        info = analyse(model)
-        caches = [each for each in joined_caches(graph, info) if each.past.name in pasts]
-        if {each.past.name for each in caches} != set(pasts):
-            raise Refusal("its caches have several lengths", None)
-        made = CacheSharder(
-            graph,
-            info,
-            caches,
-            pasts,
-            options.ranks,
-            partial(chosen, length=_tokens(caches[0].length, pasts, options)),
-            attention_rule.cached_attention,
-        )
-        return made, pasts, caches
+        return _cache_sharder(model, pasts, options, chosen)
     if options.prompt:
         _empty(graph, pasts)
         info = analyse(model)
@@ -131,6 +124,28 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
     if length == ONE:
         raise Refusal("the model takes one token at a time; export it with an open number of tokens", None)
     return PromptSharder(graph, info, length, axes, options.ranks, chosen, pasts), axes, []
+
+
+def _cache_sharder(
+    model: ir.Model, pasts: dict[str, int], options: ParallelOptions, chosen: partial[Choice]
+) -> tuple[Sharder, dict[str, int], list[Joined]]:
+    """What makes the graph of a decoder whose caches are in parts; `pasts` are their dimensions. Raises Refusal."""
+    graph = model.graph
+    _name_alike(graph, pasts)
+    info = analyse(model)
+    caches = [cache for cache in joined_caches(graph, info) if cache.past.name in pasts]
+    if {cache.past.name for cache in caches} != set(pasts):
+        raise Refusal("its caches have several lengths", None)
+    sharder = CacheSharder(
+        graph,
+        info,
+        caches,
+        pasts,
+        options.ranks,
+        partial(chosen, length=_tokens(caches[0].length, pasts, options)),
+        attention_rule.cached_attention,
+    )
+    return sharder, pasts, caches
 
 
 def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
@@ -149,36 +164,41 @@ def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
         value.shape = ir.Shape(sizes)
 
 
-def _presents(caches: list[Joined], info: ShapeInfo) -> dict[str, str]:
-    """For each cache the output that has it with the new tokens, in the same places. Raises Refusal.
+def _present(cache: Joined, info: ShapeInfo) -> str:
+    """The output that has a cache with the new tokens, in the same places. Raises Refusal.
 
     If past is joined in the places in which it is given, the output has those of the result, too. Otherwise operators
     move the elements back, and the output is the only one of the shape and type that past would have.
     """
-    found = {}
-    for cache in caches:
-        sizes = info.shape(cache.past) or ()
-        wanted = tuple(cache.length if dim == cache.axis else size for dim, size in enumerate(sizes))
-        every = reached([cache.node.outputs[0]], partial(_copies if cache.direct else _moved, info=info))
-        outputs = [each for each in every if each.is_graph_output() and info.dtype(each) == info.dtype(cache.past)]
-        fitting = outputs[:1] if cache.direct else [each for each in outputs if info.shape(each) == wanted]
-        if len(fitting) != 1:
-            what = "several outputs may have" if fitting else "no output has"
-            raise Refusal(f"{what} the cache {cache.past.name!r} with its new tokens", cache.node)
-        found[cache.past.name or ""] = fitting[0].name or ""
-    return found
+    further = _copies if cache.direct else _rearranged
+    reach = reached([cache.node.outputs[0]], partial(further, info=info))
+    outputs = [value for value in reach if value.is_graph_output() and info.dtype(value) == info.dtype(cache.past)]
+    if cache.direct:
+        outputs = outputs[:1]
+    else:
+        wanted = list(info.shape(cache.past) or ())
+        wanted[cache.axis] = cache.length
+        outputs = [value for value in outputs if info.shape(value) == tuple(wanted)]
+    if len(outputs) != 1:
+        what = "several outputs may have" if outputs else "no output has"
+        raise Refusal(f"{what} the cache {cache.past.name!r} with its new tokens", cache.node)
+    return outputs[0].name or ""
 
 
 def _copies(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
     """The values that have the same elements in the same places."""
     for node in value.consumers():
-        shape = info.shape(node.outputs[0])
-        alone = shape is not None and len(operands(node, int_attr(node, "axis", 0) % len(shape), info)) == 1
-        if is_op(node, "Identity", "Cast") or (is_op(node, "Concat") and alone):
+        if is_op(node, "Identity", "Cast") or (is_op(node, "Concat") and _joins_one(node, info)):
             yield node.outputs[0]
 
 
-def _moved(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
+def _joins_one(concat: ir.Node, info: ShapeInfo) -> bool:
+    """Has a Concat one operand that has elements?"""
+    shape = info.shape(concat.outputs[0])
+    return shape is not None and len(operands(concat, int_attr(concat, "axis", 0) % len(shape), info)) == 1
+
+
+def _rearranged(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
     """What operators that move all elements of a value make of it, alone or beside others."""
     nodes = (node for node in value.consumers() if is_op(node, *LAYOUT_OPS, "Cast", "Concat"))
     return (output for node in nodes for output in node.outputs)
@@ -211,7 +231,8 @@ def _name_alike(graph: ir.Graph, axes: Mapping[str, int]) -> None:
         size = shape[axis]
         if isinstance(size, ir.SymbolicDim) and size.value is None:
             size = ir.SymbolicDim("sequence")
-        first = size if first is None else first
+        if first is None:
+            first = size
         if isinstance(first, int) != isinstance(size, int) or (isinstance(size, int) and size != first):
             raise Refusal(f"dimension {axis} of {name!r} is {size}, and the sequence is {first}", None)
         sizes = list(shape)
@@ -222,25 +243,26 @@ def _name_alike(graph: ir.Graph, axes: Mapping[str, int]) -> None:
 def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tuple[Dim, dict[str, int]]:
     """The length of the sequence, and for each input that carries it the dimension. Raises Refusal."""
     shapes = {value.name or "": info.shape(value) or () for value in graph.inputs if value.const_value is None}
-    if given:
-        name, axis = next(iter(given.items()))
-        if not shapes.keys() >= given.keys():
-            (with_default, *_) = given.keys() - shapes.keys()
-            raise Refusal(f"the input {with_default!r} has a default, which every rank has whole", None)
-        length = shapes[name][axis]
-    else:
-        length = _length_of_attentions(graph, info)
-        named = {size for shape in shapes.values() for size in shape if size in length.broadcast_parts}
-        length = named.pop() if len(named) == 1 else length
+    for name in given:
+        if name not in shapes:
+            raise Refusal(f"the input {name!r} has a default, which every rank has whole", None)
+    lengths = [shapes[name][axis] for name, axis in given.items()] or [_named_length(graph, info, shapes)]
+    length = lengths[0]
     axes = {name: axis % len(shapes[name]) for name, axis in given.items()}
     if not given or length.const is None:  # a number may be that of other dimensions, too; a name is not
-        for name, shape in shapes.items():
-            if name not in axes and length in shape:
-                axes[name] = shape.index(length)
+        further = {name: shape.index(length) for name, shape in shapes.items() if length in shape}
+        axes = {**axes, **further} | axes
     if not axes:
         sentence = f"the attentions run over {length} tokens, which is the size of no dimension of an input"
         raise Refusal(f"{sentence}; name the dimension by --sequence-axis INPUT:DIM", None)
     return length, axes
+
+
+def _named_length(graph: ir.Graph, info: ShapeInfo, shapes: Mapping[str, Sequence[Dim]]) -> Dim:
+    """The length of the attentions, as the inputs name it if one of them has this length. Raises Refusal."""
+    length = _length_of_attentions(graph, info)
+    named = {size for size in chain(*shapes.values()) if size in length.broadcast_parts}
+    return named.pop() if len(named) == 1 else length
 
 
 def _tokens(length: Dim, axes: Mapping[str, int], options: ParallelOptions) -> int:
@@ -256,13 +278,15 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
     lengths: Counter[Dim] = Counter()
     for node in _attentions(graph):
         axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
-        shape = None if node.inputs[0] is None else info.shape(node.inputs[0])
+        shape = info.shape(operand_at(node, 0))
         if axis is not None and shape is not None:
             lengths[shape[axis]] += 1
     if not lengths:
         for node in all_nodes(graph):
             if node.domain == DOMAIN:
-                what = "this kind of attention" if node.graph is graph else "attention in a branch or loop"
+                what = "attention in a branch or loop"
+                if node.graph is graph:
+                    what = "this kind of attention"
                 raise Refusal(f"{what} is not divided", node)
         raise Refusal(
             "no attention was fused, from which the sequence could be found; name it by --sequence-axis", None
@@ -277,42 +301,49 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
         parts = _length_of_attentions(graph, info).broadcast_parts
     except Refusal:
         return {}
-    found = {}
+    if len(parts) < 2:
+        return {}
+    axes = {}
     for value in graph.inputs:
-        shape = info.shape(value) or ()
-        dim = next((dim for dim, size in enumerate(shape) if size in parts), None)
-        if dim is not None and value.name is not None:
-            found[value.name] = dim
-    return found if len(parts) > 1 else {}
+        dims = [dim for dim, size in enumerate(info.shape(value) or ()) if size in parts]
+        if dims and value.name is not None:
+            axes[value.name] = dims[0]
+    return axes
 
 
-def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int] | None) -> tuple[ir.Value, int | None]:
+def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int]) -> tuple[ir.Value, int | None]:
     """An output of the ranks' model, and the dimension in which each rank has its part.
 
-    With caches, `presents` names the outputs that are in parts, and their dimensions; others are whole where that is
-    possible.
+    `presents` names the outputs of caches that are in parts, and their dimensions. With caches, other outputs are whole
+    where that is possible.
 
     Where the length is a number, another dimension may have the same one: features, such as those of the gradient of a
     weight. An output is then whole if a rank can compute the whole.
     """
-    if presents is not None:
-        if (axis := presents.get(value.name or "")) is not None:
-            return sharder.local(value, Place(axis), value.producer()), axis
+    maker, is_open = value.producer(), sharder.length.const is None
+    if (axis := presents.get(value.name or "")) is not None:
+        return sharder.local(value, Place(axis), maker), axis
+    if presents:
         with suppress(Refusal):
-            return sharder.whole(value, value.producer()), None
-    shape = sharder.shape(value, value.producer())
+            return sharder.whole(value, maker), None
+    shape = sharder.shape(value, maker)
     dims = [dim for dim, size in enumerate(shape) if size == sharder.length]
-    if dims and sharder.length.const is None:
-        return sharder.local(value, Place(dims[0]), value.producer()), dims[0]
-    for size in shape:
-        if size != ONE and sharder.length.const is None and size.exact_div(sharder.length) is not None:
-            told = "is longer than the sequence, or has it merged with other dimensions"
-            raise Refusal(f"the output {value.name!r} {told}", value.producer())
+    if dims and is_open:
+        return sharder.local(value, Place(dims[0]), maker), dims[0]
+    if is_open and any(size != ONE and size.exact_div(sharder.length) is not None for size in shape):
+        told = "is longer than the sequence, or has it merged with other dimensions"
+        raise Refusal(f"the output {value.name!r} {told}", maker)
     try:
-        return sharder.whole(value, value.producer()), None
+        return sharder.whole(value, maker), None
     except Refusal:
         if not dims:
             raise
+    return _first_local(sharder, value, dims)
+
+
+def _first_local(sharder: Sharder, value: ir.Value, dims: Sequence[int]) -> tuple[ir.Value, int]:
+    """The rank's part of a value along the first of these dimensions along which it has one. Raises the Refusal of the
+    first dimension where it has none."""
     refused: Refusal | None = None
     for dim in dims:
         try:
@@ -323,30 +354,27 @@ def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int] | Non
     raise refused
 
 
-def _order(sharder: Sharder) -> str:
-    """Zigzag if a causal attention is computed row by row, else contiguous."""
-    rows = (choice for choice in sharder.choices if choice.method != collectives.ALL_TO_ALL)
-    return collectives.ZIGZAG if any(choice.causal for choice in rows) else collectives.CONTIGUOUS
+def _gathered(graph: ir.Graph) -> tuple[str, ...]:
+    """The values of which every rank gets all tokens."""
+    gathers = (node for node in graph if node.op_type == collectives.ALL_GATHER)
+    return tuple(operand_at(node, 0).name or "" for node in gathers)
+
+
+def _order(sharder: Sharder, caches: Sequence[Joined]) -> str:
+    """Cyclic for caches; else zigzag if a causal attention is computed row by row, and contiguous if none is."""
+    if caches:
+        return collectives.CYCLIC
+    if any(choice.causal for choice in sharder.choices if choice.method != collectives.ALL_TO_ALL):
+        return collectives.ZIGZAG
+    return collectives.CONTIGUOUS
 
 
 def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Model:
     """The model with the needed ones of the sharder's nodes."""
-    for index, (old, new) in enumerate(zip(model.graph.outputs, outputs, strict=True)):
-        if old in sharder.defaults:
-            continue
-        if old in sharder.inputs:
-            if new is not sharder.inputs[old]:
-                raise Refusal(f"the output {old.name!r} is an input, of which a rank has another part", None)
-            continue
-        taken = new in sharder.inputs.values() or new.const_value is not None or new in outputs[:index]
-        made = sharder.emit_copy(new) if taken else new
-        made.name = old.name
-        made.shape = _declared(sharder, old)
-        if made.dtype is None and old.dtype is not None:
-            made.dtype = old.dtype
-        outputs[index] = made
+    for index, old in enumerate(model.graph.outputs):
+        outputs[index] = _named_output(sharder, old, outputs[index], outputs[:index])
     nodes = _needed(sharder.nodes, outputs)
-    read = {value for node in nodes for value in values_read(node)}.union(sharder.defaults.values())
+    read = set(chain(sharder.defaults.values(), *map(values_read, nodes)))
     graph = ir.Graph(
         [*sharder.inputs.values(), *sharder.defaults.values()],
         outputs,
@@ -364,6 +392,24 @@ def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Mod
         functions=list(model.functions.values()),
         metadata_props=dict(model.metadata_props),
     )
+
+
+def _named_output(sharder: Sharder, old: ir.Value, new: ir.Value, earlier: Sequence[ir.Value]) -> ir.Value:
+    """An output of the ranks' graph under the name that the model has for it. An input, a constant and one of the
+    `earlier` outputs keep their names, so the output is a copy of them. Raises Refusal."""
+    if old in sharder.defaults:
+        return new
+    if old in sharder.inputs:
+        if new is not sharder.inputs[old]:
+            raise Refusal(f"the output {old.name!r} is an input, of which a rank has another part", None)
+        return new
+    if new in sharder.inputs.values() or new.const_value is not None or new in earlier:
+        new = sharder.emit_copy(new)
+    new.name = old.name
+    new.shape = _declared(sharder, old)
+    if new.dtype is None and old.dtype is not None:
+        new.dtype = old.dtype
+    return new
 
 
 def _declared(sharder: Sharder, value: ir.Value) -> ir.Shape | None:

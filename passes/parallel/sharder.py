@@ -29,7 +29,16 @@ import onnx_ir as ir
 from fa_compiler.op_registry import collectives
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import RANDOM, graph_opset, is_op, is_overridable, subgraphs, values_read
+from fa_compiler.passes.ir.nodes import (
+    RANDOM,
+    STANDARD,
+    graph_opset,
+    int_attr,
+    is_op,
+    is_overridable,
+    subgraphs,
+    values_read,
+)
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
@@ -136,8 +145,8 @@ class Sharder:
     def local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         """The local form of a value that carries the sequence at this place. `reader` is the node that a refusal
         names."""
-        if (found := self._locals.get((value, place))) is not None:
-            return found
+        if (known := self._locals.get((value, place))) is not None:
+            return known
         key = (value, place, self._gathers)
         if key not in self._refusals:
             self._refusals[key] = CIRCLE
@@ -163,8 +172,11 @@ class Sharder:
         return tuple(map(self._settled, shape))
 
     def _settled(self, size: Dim) -> Dim:
-        found = {atom: self.length for atom in size.atoms if atom.op == "broadcast" and self.length in atom.args}
-        return size.substitute(found) if found else size
+        """A size in which the sequence stands for what it is broadcast with."""
+        wider = {atom: self.length for atom in size.atoms if atom.op == "broadcast" and self.length in atom.args}
+        if not wider:
+            return size
+        return size.substitute(wider)
 
     def carries(self, value: ir.Value) -> bool:
         """May the value have a dimension of the sequence? True where a size is unknown."""
@@ -184,8 +196,8 @@ class Sharder:
 
     def _whole(self, value: ir.Value) -> ir.Value:
         """`whole`, whose refusal names no node where the one that reads the value is to blame."""
-        if (found := self._wholes.get(value)) is not None:
-            return found
+        if (known := self._wholes.get(value)) is not None:
+            return known
         key = (value, None, self._gathers)
         if key not in self._refusals:
             self._refusals[key] = CIRCLE
@@ -217,12 +229,13 @@ class Sharder:
 
     def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
         """The rule that makes the whole form of a node's results from local forms; None if there is none."""
-        return COLLAPSING_RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if node.domain not in STANDARD:
+            return None
+        return COLLAPSING_RULES.get(node.op_type)
 
     def _sequence_dim(self, value: ir.Value) -> int | None:
         """The first dimension that is as long as the sequence."""
-        shape = self.shape(value, value.producer())
-        return shape.index(self.length) if self.length in shape else None
+        return next((dim for dim, size in enumerate(self.shape(value, value.producer())) if size == self.length), None)
 
     def _gathered(self, part: ir.Value, dtype: ir.DataType | None, axis: int) -> ir.Value:
         return self.emit(collectives.ALL_GATHER, [part], dtype, {"axis": axis}, domain=collectives.DOMAIN)
@@ -243,15 +256,14 @@ class Sharder:
         heavy = node.op_type in HEAVY
         if is_op(node, "Gather") and node.inputs[0] is not None and not self.is_touched(node.inputs[0]):
             table = self.info.shape(node.inputs[0])
-            width = 1 if table is None else math.prod(size.const or 1 for size in table[1:])
-            heavy = table is None or width > LIGHT_FEATURES
+            heavy = table is None or math.prod(size.const or 1 for size in table[1:]) > LIGHT_FEATURES
         if heavy:
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
 
     def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
         if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and drops_nothing(node)):
             raise Refusal("it draws random numbers", node)
-        inputs = [None if each is None else self._whole(each) for each in node.inputs]
+        inputs = _forms(node.inputs, self._whole)
         attrs = None
         if subgraphs(node):
             attrs = {name: self._own_attribute(attr, {}) for name, attr in node.attributes.items()}
@@ -263,7 +275,7 @@ class Sharder:
         if attr.type == ir.AttributeType.GRAPH:
             return ir.AttrGraph(attr.name, self._copied(attr.as_graph(), known))
         if attr.type == ir.AttributeType.GRAPHS:
-            return ir.AttrGraphs(attr.name, [self._copied(each, known) for each in attr.as_graphs()])
+            return ir.AttrGraphs(attr.name, [self._copied(body, known) for body in attr.as_graphs()])
         return attr
 
     def _copied(self, body: ir.Graph, known: Mapping[ir.Value, ir.Value]) -> ir.Graph:
@@ -272,17 +284,17 @@ class Sharder:
             own[value] = self._named_like(value)
 
         def form(value: ir.Value) -> ir.Value:
-            return own[value] if value in own else self._whole(value)
+            return own.get(value) or self._whole(value)
 
         nodes = []
         for node in body:
             made = ir.Node(
                 node.domain,
                 node.op_type,
-                [None if each is None else form(each) for each in node.inputs],
+                _forms(node.inputs, form),
                 [self._own_attribute(attr, own) for attr in node.attributes.values()],
                 overload=node.overload,
-                outputs=[self._named_like(each) for each in node.outputs],
+                outputs=[self._named_like(output) for output in node.outputs],
                 name=self.names.new(node.name or node.op_type),
             )
             own.update(zip(node.outputs, made.outputs, strict=True))
@@ -296,8 +308,14 @@ class Sharder:
         )
 
     def _named_like(self, value: ir.Value) -> ir.Value:
-        name = self.names.new(value.name) if value.name else ""
-        return ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        """A new value of the type, shape and content of another one."""
+        return ir.Value(name=self._new_name(value), type=value.type, shape=value.shape, const_value=value.const_value)
+
+    def _new_name(self, value: ir.Value) -> str:
+        """A new name like that of a value; empty where that has none."""
+        if not value.name:
+            return ""
+        return self.names.new(value.name)
 
     def _whole_leaf(self, value: ir.Value) -> ir.Value:
         if value in self.defaults:
@@ -318,15 +336,14 @@ class Sharder:
         source = node.inputs[0]
         assert source is not None
         shape = self.shape(source, node)
-        start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-        end = node.attributes["end"].as_int() if "end" in node.attributes else len(shape)
+        start, end = int_attr(node, "start", 0), int_attr(node, "end", len(shape))
         parts = [self.size(size) for size in shape[start:end]]
         if not parts:
             return self.constant(np.zeros(0, np.int64))
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             known = self._sizes_of_part(source, parts, range(len(shape))[start:end], node)
-        return known[0] if len(known) == 1 else self.emit("Concat", known, INT64, {"axis": 0})
+        return self.concat(known, INT64, 0)
 
     def _sizes_of_part(
         self, source: ir.Value, parts: Sequence[ir.Value | None], dims: Sequence[int], node: ir.Node
@@ -334,15 +351,19 @@ class Sharder:
         """The sizes of dimensions: those that are known, and the others from the rank's part of the tensor, which
         differs from the whole one only along the sequence."""
         every = self.emit("Shape", [self.own_form(source, node)], INT64)
-        return [
-            self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0}) if part is None else part
-            for part, dim in zip(parts, dims, strict=True)
-        ]
+        sizes = []
+        for part, dim in zip(parts, dims, strict=True):
+            if part is None:
+                part = self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0})
+            sizes.append(part)
+        return sizes
 
     def own_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """The local form of a value that is as long as the sequence, and the whole form of any other."""
         dim = self._sequence_dim(value)
-        return self.whole(value, node) if dim is None else self.local(value, Place(dim), node)
+        if dim is None:
+            return self.whole(value, node)
+        return self.local(value, Place(dim), node)
 
     def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         node = value.producer()
@@ -350,8 +371,8 @@ class Sharder:
             if value in self.inputs and place.alone and self.axes.get(value.name or "") == place.dim:
                 return self.inputs[value]
             return self.take(value, place, reader)
-        rule = LOCAL_RULES.get(node.op_type) if node.domain in ("", "ai.onnx", "com.microsoft", "ascend") else None
-        if rule is None:
+        rule = LOCAL_RULES.get(node.op_type)
+        if rule is None or node.domain not in (*STANDARD, "com.microsoft", "ascend"):
             first = Refusal("it is not known how the operator treats the sequence", node)
         elif (unknown := unknown_part(node)) is not None:
             first = Refusal(f"it has {unknown}, and what it means is not known here", node)
@@ -419,8 +440,8 @@ class Sharder:
         if size == self.length:
             return self.part[1]
         for value, own in self.inputs.items():
-            for dim, each in enumerate(self.info.shape(value) or ()):
-                if each == size and self.axes.get(value.name or "") != dim:
+            for dim, own_size in enumerate(self.info.shape(value) or ()):
+                if own_size == size and self.axes.get(value.name or "") != dim:
                     every = self.emit("Shape", [own], INT64)
                     return self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0})
         return self._composed(size)
@@ -437,7 +458,9 @@ class Sharder:
                 if other is None:
                     return None
                 term = self.emit("Mul", [term, other], INT64)
-            total = term if total is None else self.emit("Add", [total, term], INT64)
+            if total is not None:
+                term = self.emit("Add", [total, term], INT64)
+            total = term
         return total
 
     @property
@@ -468,13 +491,15 @@ class Sharder:
 
     def wholes(self, node: ir.Node, first: int) -> list[ir.Value | None]:
         """The whole forms of a node's inputs from the one at `first` on; None for an absent one."""
-        return [None if value is None else self.whole(value, node) for value in node.inputs[first:]]
+        return _forms(node.inputs[first:], lambda value: self.whole(value, node))
 
     def clone(
         self, node: ir.Node, inputs: Sequence[ir.Value | None], attrs: Mapping[str, ir.Attr] | None = None
     ) -> ir.Node:
         """A copy of a node with other inputs; the same one for an equal request."""
-        attributes = list(node.attributes.values()) if attrs is None else list(attrs.values())
+        if attrs is None:
+            attrs = node.attributes
+        attributes = list(attrs.values())
         key = (node, tuple(map(id, inputs)), tuple(map(id, attributes)))
         if key not in self._clones:
             made = ir.Node(
@@ -487,7 +512,7 @@ class Sharder:
                 name=self.names.new(node.name or node.op_type),
             )
             for old, new in zip(node.outputs, made.outputs, strict=True):
-                new.name = self.names.new(old.name) if old.name else ""
+                new.name = self._new_name(old)
                 _set_type(new, self.info.dtype(old))
             self.nodes.append(made)
             self._clones[key] = made
@@ -517,6 +542,18 @@ class Sharder:
         """The smaller of int64 numbers. Min and Max take them from opset 12 on."""
         return self.emit("Where", [self.emit("Less", [one, other], BOOL), one, other], INT64)
 
+    def cast(self, value: ir.Value, dtype: ir.DataType | None, wanted: ir.DataType) -> ir.Value:
+        """A value of one type in another one."""
+        if dtype == wanted:
+            return value
+        return self.emit("Cast", [value], wanted, {"to": int(wanted)})
+
+    def concat(self, values: Sequence[ir.Value], dtype: ir.DataType | None, axis: int) -> ir.Value:
+        """Values joined along an axis; a single one as it is."""
+        if len(values) == 1:
+            return values[0]
+        return self.emit("Concat", values, dtype, {"axis": axis})
+
     def larger(self, one: ir.Value, other: ir.Value) -> ir.Value:
         """The larger of int64 numbers."""
         return self.emit("Where", [self.emit("Less", [one, other], BOOL), other, one], INT64)
@@ -538,9 +575,9 @@ class Sharder:
             value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
             self.initializers[tensor.name or ""] = value
             self._clones[key] = ir.node("Identity", [value])
-        found = self._clones[key].inputs[0]
-        assert found is not None
-        return found
+        (known,) = self._clones[key].inputs
+        assert known is not None
+        return known
 
     # -- internals ----------------------------------------------------------------------------
 
@@ -559,12 +596,14 @@ class Sharder:
         return made
 
     def _input(self, value: ir.Value) -> ir.Value:
-        shape = None if value.shape is None else list(value.shape)
+        """The rank's own input, with a name for the size of its part."""
         axis = self.axes.get(value.name or "")
-        if axis is not None and shape is not None:
-            shape[axis] = ir.SymbolicDim("part_of_sequence")
         made = ir.Value(name=self.names.new(value.name or ""), type=value.type)
-        made.shape = None if shape is None else ir.Shape(shape)
+        if value.shape is not None:
+            sizes = list(value.shape)
+            if axis is not None:
+                sizes[axis] = ir.SymbolicDim("part_of_sequence")
+            made.shape = ir.Shape(sizes)
         return made
 
     def _find_touched(self) -> set[ir.Value]:
@@ -573,6 +612,11 @@ class Sharder:
             if not is_op(node, "Shape", "Size") and any(value in touched for value in values_read(node)):
                 touched.update(node.outputs)
         return touched
+
+
+def _forms(values: Sequence[ir.Value | None], form: Callable[[ir.Value], ir.Value]) -> list[ir.Value | None]:
+    """The forms of a node's inputs; an absent one stays absent."""
+    return [None if value is None else form(value) for value in values]
 
 
 def _set_type(value: ir.Value, dtype: ir.DataType | None) -> None:

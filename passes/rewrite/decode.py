@@ -32,21 +32,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
+from fa_compiler.passes.ir.nodes import ABSENT
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.score_ops import Add, BiasOp, ExcludedPositions, Select
+from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Select
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.incre_call import IncreCall
 from fa_compiler.passes.rewrite.lengths import Lengths, excluding, read_lengths
@@ -83,6 +85,11 @@ def _agrees(size: Dim, keys: Dim) -> bool:
     return size == keys or (size.const != 1 and not (size.is_const and keys.is_const))
 
 
+def _has_masked_score(step: BiasOp) -> TypeGuard[Select[BiasOperand]]:
+    """Is a step a selection that gives keys the very score the operator gives masked keys?"""
+    return isinstance(step, Select) and step.fill == MASKED_SCORE
+
+
 @dataclass(frozen=True)
 class IncreFlashMatcher:
     """An attention that may become an IncreFlashAttention, with what the rewriter has planned for it."""
@@ -101,41 +108,56 @@ class IncreFlashMatcher:
         """The contents of the node. Raises Decline where the attention has to stay a FlashAttentionScore."""
         self._check()
         caches = self._caches()
-        scales = [cache.quantised for cache in caches if cache.quantised is not None]
-        if len(scales) == 1:
-            raise self._other("only one of key and value is quantised")
-        if self.options.target == "ort" and self.pages is None and not scales:
-            raise self._other("FlashAttentionScore reads float caches that lie together as fast")
+        scales = self._scales(caches)
         limits = self._limits()
         lengths = limits.lengths
         mask, shift = self._mask(lengths.rest, limits), self._shift(limits.bias)
-        inputs = {"query": self.inputs["query"], "pse_shift": shift, "atten_mask": mask}
         key, value = (self.emitter.apply(cache.value, cache.dims, cache.plan) for cache in caches)
-        inputs |= {"key": key, "value": value}
-        if scales:
-            inputs |= self._antiquant(scales)
+        inputs = {"query": self.inputs["query"], "pse_shift": shift, "atten_mask": mask, "key": key, "value": value}
+        inputs |= self._antiquant(scales)
         attrs: dict[str, int | float | str] = {"input_layout": self.layout, "inner_precise": 0}
         if self.pages is not None:
-            table = inputs["block_table"] = self.pages.block_table(self.match, key, self.emitter)
-            if (self.builder.info.shape(table) or (None,))[0] != self._size("query", 0):
-                raise self._other("the block table is not proven to have one row for each batch entry")
-            size = attrs["block_size"] = self.pages.block_size
-            keys = self.builder.op("Mul", [self.builder.dimension(table, 1), self.builder.ints([size])], INT64)
-            inputs |= lengths.build(self.match, keys, self.emitter)
+            attrs["block_size"] = self.pages.block_size
+            inputs |= self._paged_inputs(self.pages, key, lengths)
         elif lengths.any:
             inputs |= lengths.build(self.match, self._keys(key), self.emitter)
-        undefined = inputs.get("actual_seq_lengths") if limits.undefined else None
-        rows = () if self.match.space.size(self.match.roles.q_seq).const == 1 else (DECODE,)
-        scores = () if mask is None or limits.scored or self._bounded() else (MASKS_DOMINATE,)
-        parts = {
+        labelled = {
             "pages": self.pages,
             "lengths": lengths.ends,
             "starts": lengths.starts,
             "atten_mask": mask,
             "real_shift": shift,
         }
-        mask_label = "+".join(name for name, part in parts.items() if part) or "none"
-        return IncreCall(inputs, attrs, (*rows, *scores), mask_label, undefined)
+        mask_label = "+".join(name for name, part in labelled.items() if part) or "none"
+        call = IncreCall(inputs, attrs, self._vouched(mask, limits), mask_label)
+        return replace(call, undefined=inputs.get("actual_seq_lengths")) if limits.undefined else call
+
+    def _scales(self, caches: Sequence[CacheSource]) -> list[DequantizedInput]:
+        """The scales of both caches; none where the caches are floats. Raises Decline where only one cache is
+        quantised, and where a FlashAttentionScore reads the caches as fast."""
+        scales = [cache.quantised for cache in caches if cache.quantised is not None]
+        if len(scales) == 1:
+            raise self._other("only one of key and value is quantised")
+        if self.options.target == "ort" and self.pages is None and not scales:
+            raise self._other("FlashAttentionScore reads float caches that lie together as fast")
+        return scales
+
+    def _paged_inputs(self, pages: Pages, pool: ir.Value, lengths: Lengths) -> dict[str, ir.Value]:
+        """The block table, and the lengths of the batch entries in its blocks. Raises Decline."""
+        table = pages.block_table(self.match, pool, self.emitter)
+        if (self.builder.info.shape(table) or (None,))[0] != self._size("query", 0):
+            raise self._other("the block table is not proven to have one row for each batch entry")
+        size = self.builder.ints([pages.block_size])
+        keys = self.builder.op("Mul", [self.builder.dimension(table, 1), size], INT64)
+        return {"block_table": table, **lengths.build(self.match, keys, self.emitter)}
+
+    def _vouched(self, mask: ir.Value | None, limits: KeyLimits) -> tuple[str, ...]:
+        """The assumptions that the node rests on, which the user has made: `_check` and `_check_mask` ask for them."""
+        vouched = {
+            DECODE: self.match.space.size(self.match.roles.q_seq).const != 1,
+            MASKS_DOMINATE: mask is not None and not limits.scored and not self._bounded(),
+        }
+        return tuple(word for word, needed in vouched.items() if needed)
 
     def _keys(self, key: ir.Value) -> ir.Value:
         """The number of keys, int64 [1]; `key` is arranged in the layout."""
@@ -150,65 +172,82 @@ class IncreFlashMatcher:
     def _check(self) -> None:
         """Check everything that does not depend on the caches. Raises Decline."""
         match, mask = self.match, self.match.mask
-        rows = match.space.size(match.roles.q_seq)
+        space, roles = match.space, match.roles
+        rows = space.size(roles.q_seq)
         if rows.const is None and DECODE not in self.options.assume:
             raise self._other("the number of query rows is open", f"--assume {DECODE} if every run decodes one token")
-        if rows.const not in (None, 1):
-            raise self._other("it has several query rows")
-        if match.sink is not None or match.dropout is not None or mask.packed is not None:
-            raise self._other("it has a sink, dropout or packed sequences")
-        if match.rope is not None:
-            raise self._other("its scores are a sum of two products")
-        if mask.mode is not None and mask.mode.sparse_mode != CORNER_CAUSAL:
-            raise self._other("its mask is a band that does not end at the last key")
-        if match.space.size(match.roles.head_dim) != match.space.size(match.roles.value_head_dim):
-            raise self._other("key and value have different head sizes")
-        if self.layout not in LAYOUTS:
-            raise self._other(f"its layout is {self.layout}")
-        if mask.masked_score is not None:
-            raise self._other("masked keys keep a score that others may undercut")
-        if mask.nan_rows:
-            raise self._other("a guard behind the softmax turns NaN into 0")
-        names = ("query",) if self.pages is not None else ("query", "key", "value")
+        reason = first_reason(
+            {
+                "it has several query rows": rows.const not in (None, 1),
+                "it has a sink, dropout or packed sequences": any(
+                    part is not None for part in (match.sink, match.dropout, mask.packed)
+                ),
+                "its scores are a sum of two products": match.rope is not None,
+                "its mask is a band that does not end at the last key": mask.mode is not None
+                and mask.mode.sparse_mode != CORNER_CAUSAL,
+                "key and value have different head sizes": space.size(roles.head_dim)
+                != space.size(roles.value_head_dim),
+                f"its layout is {self.layout}": self.layout not in LAYOUTS,
+                "masked keys keep a score that others may undercut": mask.masked_score is not None,
+                "a guard behind the softmax turns NaN into 0": bool(mask.nan_rows),
+                "query, key and value are not proven to have one batch size": not self._has_one_batch_size(),
+            }
+        )
+        if reason is not None:
+            raise self._other(reason)
+
+    def _has_one_batch_size(self) -> bool:
+        """Are query, key and value proven to have the same batch size? Pages have none."""
+        names = ["query"]
+        if self.pages is None:
+            names += ["key", "value"]
         sizes = {self._size(name, 0) for name in names}
-        if len(sizes) > 1 or None in sizes:
-            raise self._other("query, key and value are not proven to have one batch size")
+        return len(sizes) == 1 and None not in sizes
 
     def _limits(self) -> KeyLimits:
         """What excludes keys. A mask may become lengths where the model's result for an entry without keys is kept."""
         mask = self.match.mask
-        fills = (step for step in mask.bias[:1] if isinstance(step, Select) and step.fill == MASKED_SCORE)
-        scored = tuple(map(ExcludedPositions.by, fills))
-        bias = mask.bias[len(scored) :]
-        found = self._lengths(mask.masked)
-        # NaN is put in by a Where, which ONNX Runtime lacks for bfloat16. Without any keys the model gives 0, not NaN.
-        some = self.pages is not None or self.match.space.size(self.match.roles.kv_seq).is_at_least(1)
-        repairs = some and self.match.dtype != ir.DataType.BFLOAT16
-        if not found.any and repairs and not mask.masked:
-            return self._infinite(KeyLimits(found, bias, scored))
-        alone = not found.rest and (mask.empty_rows == "zero" or (mask.empty_rows == "nan" and repairs))
-        if not found.any or mask.empty_rows == "" or alone:
-            return KeyLimits(found, bias, scored, undefined=found.any and mask.empty_rows == "nan")
-        if mask.empty_rows != "mean" or not (self._bounded() or MASKS_DOMINATE in self.options.assume):
-            reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"
-            raise self._other(reason, f"--assume {NO_EMPTY_ROWS} if every entry has a key")
-        return KeyLimits(Lengths(rest=mask.masked), bias, scored)
+        scored = tuple(ExcludedPositions.by(step) for step in mask.bias[:1] if _has_masked_score(step))
+        limits = KeyLimits(self._lengths(mask.masked), mask.bias[len(scored) :], scored)
+        if not mask.masked and self._takes_nan_rows():
+            return self._with_infinite_bias(limits)
+        if not limits.lengths.any or mask.empty_rows == "":
+            return limits
+        alone = not limits.lengths.rest
+        if alone and mask.empty_rows == "zero":
+            return limits
+        if alone and mask.empty_rows == "nan" and self._takes_nan_rows():
+            return replace(limits, undefined=True)
+        if mask.empty_rows == "mean" and self._masks_dominate():
+            return replace(limits, lengths=Lengths(rest=mask.masked))
+        reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"
+        raise self._other(reason, f"--assume {NO_EMPTY_ROWS} if every entry has a key")
 
-    def _infinite(self, limits: KeyLimits) -> KeyLimits:
+    def _takes_nan_rows(self) -> bool:
+        """Can a batch entry without keys give NaN? A Where puts it in, which ONNX Runtime lacks for bfloat16. Where no
+        entry has a key the model gives 0, not NaN."""
+        some = self.pages is not None or self.match.space.size(self.match.roles.kv_seq).is_at_least(1)
+        return some and self.match.dtype != ir.DataType.BFLOAT16
+
+    def _with_infinite_bias(self, limits: KeyLimits) -> KeyLimits:
         """The limits with lengths also read from those steps of the bias that add or select -inf."""
         masks: list[ExcludedPositions] = []
         bias: list[BiasOp] = []
         for step in limits.bias:
             mask = excluding(step, self.builder.info)
-            read = Lengths() if mask is None else self._lengths((mask,))
-            if mask is None or read.rest or not read.any:
-                bias.append(step)
-            else:
+            if mask is not None and self._is_of_lengths(mask):
                 masks.append(mask)
-        found = self._lengths(masks)
-        if found.rest:
+            else:
+                bias.append(step)
+        lengths = self._lengths(masks)
+        if lengths.rest:
             return limits
-        return KeyLimits(found, tuple(bias), limits.scored, undefined=found.any)
+        return KeyLimits(lengths, tuple(bias), limits.scored, undefined=lengths.any)
+
+    def _is_of_lengths(self, mask: ExcludedPositions) -> bool:
+        """Does a mask consist of lengths and starts alone?"""
+        lengths = self._lengths((mask,))
+        return lengths.any and not lengths.rest
 
     def _lengths(self, masks: Sequence[ExcludedPositions]) -> Lengths:
         return read_lengths(masks, self.match, self.builder.info, starts=self.pages is None)
@@ -220,10 +259,13 @@ class IncreFlashMatcher:
         if masked:
             self._check_mask(bool(limits.scored))
         mask = self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask()
-        shape = () if mask is None else self.builder.info.shape(mask) or ()
+        assert mask is not None
+        shape = self.builder.info.shape(mask) or ()
         keys, batch = self.match.space.size(self.match.roles.kv_seq), self._size("query", 0)
-        wanted = (Dim(1),) if len(shape) == 2 and batch == 1 else (batch, Dim(1), Dim(1))
-        if tuple(shape[:-1]) != wanted or not _agrees(shape[-1], keys):
+        wanted: list[tuple[Dim | None, ...]] = [(batch, Dim(1), Dim(1))]
+        if batch == 1:
+            wanted.append((Dim(1),))
+        if shape[:-1] not in wanted or not _agrees(shape[-1], keys):
             raise self._other("its mask is not one row for each batch entry")
         return mask
 
@@ -236,9 +278,13 @@ class IncreFlashMatcher:
             raise self._other(f"a row that is masked everywhere {what}", hint)
         if scored or self.match.mask.bias:
             raise self._other("it has a bias beside its mask")
-        if not self._bounded() and MASKS_DOMINATE not in self.options.assume:
+        if not self._masks_dominate():
             reason = f"the operator gives masked keys the score {MASKED_SCORE:g}, and a lower score would count less"
             raise self._other(reason, f"--assume {MASKS_DOMINATE} if no score of the model comes near it")
+
+    def _masks_dominate(self) -> bool:
+        """Is every score far above that of a masked key, by proof or by the user's word?"""
+        return self._bounded() or MASKS_DOMINATE in self.options.assume
 
     def _bounded(self) -> bool:
         """Is every score proven to be far above that of a masked key? A soft cap bounds it, or the type: float16
@@ -252,66 +298,79 @@ class IncreFlashMatcher:
 
     def _shift(self, steps: tuple[BiasOp, ...]) -> ir.Value | None:
         """The pse_shift that these steps of the bias make; None without steps. Raises Decline."""
-        added = all(isinstance(step, Add) for step in steps)
-        shift = self.masks(replace(self.match.mask, bias=steps)).real_shift() if added else None
-        if added and shift is None:
+        if not steps:
             return None
-        shape = (None if shift is None else self.builder.info.shape(shift)) or ()
-        space, roles = self.match.space, self.match.roles
-        heads, keys = space.size(roles.heads), space.size(roles.kv_seq)
-        batch = len(shape) == 4 and shape[0] in (Dim(1), self._size("query", 0))
-        fits = batch and shape[1] == heads and _agrees(shape[3], keys) and shape[2] in (Dim(1), space.size(roles.q_seq))
-        if shift is None or not fits or self.builder.info.dtype(shift) != self.match.dtype:
+        shift = None
+        if all(isinstance(step, Add) for step in steps):
+            shift = self.masks(replace(self.match.mask, bias=steps)).real_shift()
+        if shift is None or not self._is_by_head_and_key(shift) or self.builder.info.dtype(shift) != self.match.dtype:
             raise self._other("its bias is not a sum of the query's type for each head and key")
         return shift
 
+    def _is_by_head_and_key(self, shift: ir.Value) -> bool:
+        """Is a bias [B or 1, N1, 1 or as many rows as the query, S2]?"""
+        shape = self.builder.info.shape(shift) or ()
+        if len(shape) != 4:
+            return False
+        batch, heads, rows, keys = shape
+        space, roles = self.match.space, self.match.roles
+        return (
+            batch in (Dim(1), self._size("query", 0))
+            and heads == space.size(roles.heads)
+            and rows in (Dim(1), space.size(roles.q_seq))
+            and _agrees(keys, space.size(roles.kv_seq))
+        )
+
     def _size(self, name: str, axis: int) -> Dim | None:
-        value = self.inputs.get(name)
-        shape = (None if value is None else self.builder.info.shape(value)) or ()
-        return shape[axis] if axis < len(shape) else None
+        """The size of an input along an axis; None where it is unknown."""
+        sizes = self.builder.info.shape(self.inputs.get(name) or ABSENT) or ()
+        return dict(enumerate(sizes)).get(axis)
 
     def _caches(self) -> list[CacheSource]:
         """Key and value: the pools of the pages, two int8 caches, or the operands of a FlashAttentionScore."""
         if self.pages is not None:
-            pools = [self.pages.key, self.pages.value]
-            for pool in pools:
-                if pool.quantised is None and self.builder.info.dtype(pool.value) != self.match.dtype:
-                    raise self._other("the pool of blocks has another type than the query")
-            return pools
+            return self._pools(self.pages)
         roles = self.match.roles
         head_dims = roles.head_dim, roles.value_head_dim
         views = zip((self.match.key, self.match.value), self.targets, head_dims, strict=True)
-        found = [self._dequantized(view, target, head_dim) for view, target, head_dim in views]
-        both = [cache for cache in found if cache is not None]
-        if len(both) == 2:
-            return both
-        given = [self.inputs["key"], self.inputs["value"]]
-        return [
-            CacheSource(value, target, (), None)
-            for value, target in zip(given, self.targets, strict=True)
-            if value is not None
-        ]
+        int8 = [cache for view in views if (cache := self._dequantized(*view)) is not None]
+        if len(int8) == 2:
+            return int8
+        given = zip(map(self.inputs.get, ("key", "value")), self.targets, strict=True)
+        return [CacheSource(value, target, (), None) for value, target in given if value is not None]
+
+    def _pools(self, pages: Pages) -> list[CacheSource]:
+        """The pools of blocks of key and value, of the query's type or quantised. Raises Decline."""
+        pools = [pages.key, pages.value]
+        for pool in pools:
+            if pool.quantised is None and self.builder.info.dtype(pool.value) != self.match.dtype:
+                raise self._other("the pool of blocks has another type than the query")
+        return pools
 
     def _dequantized(self, view: View, target: Arrangement, depth: Axes) -> CacheSource | None:
+        """The int8 cache that a view reads, with scales by head and element; None where there is no such cache."""
         dims = view.base_dims
-        found = match_dequantize(view.base, dims, self.match.dtype, self.builder.info)
+        source = match_dequantize(view.base, dims, self.match.dtype, self.builder.info)
         plan = plan_moves(dims, target)
-        if found is None or plan is None:
+        if source is None or plan is None:
             return None
-        known = found.by_channel(self.match.roles.kv_heads, depth, self.match.space)
-        return None if known is None else CacheSource(found.value, dims, tuple(plan), found)
+        if source.by_channel(self.match.roles.kv_heads, depth, self.match.space) is None:
+            return None
+        return CacheSource(source.value, dims, tuple(plan), source)
 
-    def _antiquant(self, found: list[DequantizedInput]) -> dict[str, ir.Value]:
-        """Scales and offsets of key and value: one number each, or one each for every head and element of a head."""
+    def _antiquant(self, caches: Sequence[DequantizedInput]) -> dict[str, ir.Value]:
+        """Scales and offsets of key and value: one number each, or one each for every head and element of a head.
+        Nothing for float caches."""
+        if not caches:
+            return {}
         roles, space = self.match.roles, self.match.space
-        channels = [
-            each.by_channel(roles.kv_heads, depth, space)
-            for each, depth in zip(found, (roles.head_dim, roles.value_head_dim), strict=True)
-        ]
-        if any(each is None for each in channels):
+        depths = roles.head_dim, roles.value_head_dim
+        pairs = [cache.by_channel(roles.kv_heads, depth, space) for cache, depth in zip(caches, depths, strict=True)]
+        known = [pair for pair in pairs if pair is not None]
+        if len(known) < len(pairs):
             raise self._other("the scales of its caches run along other axes than heads and their numbers")
-        scales, zeros = (np.stack([each[index] for each in channels if each is not None]) for index in (0, 1))
-        if all(each.channels is None for each in found):
+        scales, zeros = (np.stack(parts) for parts in zip(*known, strict=True))
+        if all(cache.channels is None for cache in caches):
             scales, zeros = scales[:, 0, 0], zeros[:, 0, 0]
         else:
             _, heads, size = scales.shape

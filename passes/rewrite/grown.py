@@ -1,5 +1,8 @@
 """Keys and values to which a Concat appends new rows: a past, and as many new ones as there are queries.
 
+    key = torch.cat([past_key, key], dim=2)
+    value = torch.cat([past_value, value], dim=2)
+
     grown := Concat(past, new; axis 2)     [B, N, P, D] and [B, N, S, D], where the query has S rows
 
 Attention takes the two apart, as past_key and key. Its causal mask then ends at the last key, which it cannot say of
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement
-from fa_compiler.passes.ir.nodes import int_attr, is_op
+from fa_compiler.passes.ir.nodes import int_attr, is_op, operands
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -35,26 +38,28 @@ class Grown:
     new: ir.Value
 
 
-def grown_operands(match: AttentionMatch, info: ShapeInfo) -> tuple[Grown, Grown] | None:
-    """Key and value where both have grown; None otherwise."""
+def grown_operands(match: AttentionMatch, info: ShapeInfo) -> tuple[Grown, ...]:
+    """Key and value where both have grown; empty otherwise."""
     roles = match.roles
     outer = roles.batch, roles.kv_heads, roles.kv_seq
     key = _grown(match, match.key, (*outer, roles.head_dim), info)
     value = _grown(match, match.value, (*outer, roles.value_head_dim), info)
-    return None if key is None or value is None or key.whole is value.whole else (key, value)
+    if key is None or value is None or key.whole is value.whole:
+        return ()
+    return key, value
 
 
 def _grown(match: AttentionMatch, view: View, wanted: Arrangement, info: ShapeInfo) -> Grown | None:
-    space, concat, shape = match.space, view.base.producer(), info.shape(view.base)
-    if concat is None or not is_op(concat, "Concat") or shape is None or len(shape) != RANK:
+    """The past and the new rows of a view's base; None where no Concat has made it of these."""
+    concat, space = view.base.producer(), match.space
+    if not is_op(concat, "Concat") or len(concat.inputs) != 2 or concat.graph is not match.node.graph:
         return None
-    if int_attr(concat, "axis", 0) % RANK != ROWS or len(concat.inputs) != 2 or concat.graph is not match.node.graph:
+    past, new = operands(concat)
+    shape, rows = info.shape(view.base) or (), info.shape(new) or ()
+    if len(shape) != RANK or len(rows) != RANK or int_attr(concat, "axis", 0) % RANK != ROWS:
         return None
-    past, new = concat.inputs
-    if past is None or new is None or space.resolve_all(view.base_dims) != wanted:
+    if space.resolve_all(view.base_dims) != wanted or rows[ROWS] != space.size(match.roles.q_seq):
         return None
-    rows = info.shape(new)
-    alike = info.dtype(view.base) == info.dtype(past) == info.dtype(new) == match.dtype
-    if not alike or rows is None or len(rows) != RANK or rows[ROWS] != space.size(match.roles.q_seq):
+    if {info.dtype(view.base), info.dtype(past), info.dtype(new)} != {match.dtype}:
         return None
     return Grown(view.base, past, new)

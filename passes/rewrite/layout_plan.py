@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, KnownAxes
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape, sole
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -24,6 +24,10 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 ShapeReaders = tuple[tuple[ir.Node, Arrangement], ...]
 """Shape nodes, each with the arrangement of the value that it reads."""
+
+
+MOVER_COSTS = {"Transpose": COPY_COST}
+"""What the operators that move a result cost; the others cost 1."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class Destination:
     plan: tuple[Move, ...]
     saved: int
     shapes: ShapeReaders = ()
+
+    @property
+    def cost(self) -> int:
+        """The cost of the moves minus that of the nodes that are then not needed."""
+        return cost(self.plan) - self.saved
 
 
 @dataclass(frozen=True)
@@ -91,8 +100,10 @@ class LayoutPlan:
     @property
     def cost(self) -> int:
         """The cost of the copies needed minus that of the copies saved. Pages are read in place and cost nothing."""
-        read = self.operands[:1] if self.paged else self.operands
-        return sum(source.cost for source in read) + cost(self.destination.plan) - self.destination.saved
+        read = self.operands
+        if self.paged:
+            read = read[:1]
+        return sum(source.cost for source in read) + self.destination.cost
 
 
 def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[OutputCandidate, ...]]:
@@ -102,16 +113,16 @@ def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMat
     viewer = Viewer(facts, match.space.branch())
     last = OutputCandidate(match.output, match.output_dims, 0)
     candidates = [last]
-    while (found := _mover_after(last.value)) is not None:
-        reader, shapes = found
-        moved = viewer.rearranged(reader, last.dims)
-        if moved is None:
+    while (after := _mover_after(last.value)) is not None:
+        mover, shape_readers = after
+        dims = viewer.rearranged(mover, last.dims)
+        if dims is None:
             break
-        saved = last.saved + (COPY_COST if reader.op_type == "Transpose" else 1)
-        if shapes:
+        saved = last.saved + MOVER_COSTS.get(mover.op_type, 1)
+        if shape_readers:
             saved -= 1  # other nodes compute them
-        known = (*last.shapes, *((each, last.dims) for each in shapes))
-        last = OutputCandidate(reader.outputs[0], moved, saved, known)
+        shapes = (*last.shapes, *((reader, last.dims) for reader in shape_readers))
+        last = OutputCandidate(mover.outputs[0], dims, saved, shapes)
         candidates.append(last)
     if viewer.space.knows_no_more(match.space):
         return match.with_heads(), tuple(candidates)
@@ -122,14 +133,14 @@ def _mover_after(value: ir.Value) -> tuple[ir.Node, list[ir.Node]] | None:
     """The node that rearranges a value and is the only one that reads its elements, and the nodes that read its shape;
     None where something else reads it, or where it is an output or read in a subgraph."""
     maker, readers = value.producer(), distinct_consumers(value)
-    shapes = [node for node in readers if reads_shape(node)]
-    others = [node for node in readers if not reads_shape(node)]
     if value.is_graph_output() or maker is None or any(node.graph is not maker.graph for node in readers):
         return None
-    if len(others) != 1 or sum(1 for _ in value.uses()) != len(readers):
+    mover = sole([node for node in readers if not reads_shape(node)])
+    if mover is None or len(list(value.uses())) != len(readers):
         return None
-    mover = others[0]
-    return (mover, shapes) if mover.inputs[0] is value and is_op(mover, *LAYOUT_OPS) else None
+    if mover.inputs[0] is not value or not is_op(mover, *LAYOUT_OPS):
+        return None
+    return mover, [node for node in readers if reads_shape(node)]
 
 
 def layout_plan(
@@ -162,7 +173,9 @@ def layout_plan(
         operands.append(source)
     output = arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.value_head_dim)
     best = best_destination(output, candidates)
-    return None if best is None else LayoutPlan(name, key_layout, tuple(operands), targets[0][1], output, best)
+    if best is None:
+        return None
+    return LayoutPlan(name, key_layout, tuple(operands), targets[0][1], output, best)
 
 
 def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate]) -> Destination | None:
@@ -171,12 +184,12 @@ def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate])
     None where the result can be brought to none of the places.
     """
     best: Destination | None = None
-    for each in candidates:
-        plan = plan_moves(output, each.dims)
+    for candidate in candidates:
+        plan = plan_moves(output, candidate.dims)
         if plan is None:
             continue
-        destination = Destination(each.value, each.dims, plan, each.saved, each.shapes)
-        if best is None or cost(plan) - each.saved <= cost(best.plan) - best.saved:
+        destination = Destination(candidate.value, candidate.dims, plan, candidate.saved, candidate.shapes)
+        if best is None or destination.cost <= best.cost:
             best = destination
     return best
 

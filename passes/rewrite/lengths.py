@@ -1,5 +1,9 @@
 """Masks that say how many keys each batch entry has: they exclude the keys from a length on, or those before a start.
 
+    keys = np.arange(scores.shape[-1])
+    scores = np.where(keys < lengths[:, None, None, None], scores, -np.inf)         # padded on the right
+    scores = np.where(keys >= starts[:, None, None, None], scores, -np.inf)         # padded on the left
+
     kept := j + c < length | not j + c < start | All(kept, ..., rest, ...)
                                                             j the key's index, c a known number
 
@@ -24,10 +28,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.cases import Case, Number
 from fa_compiler.passes.algebra.formula import (
     Affine,
@@ -40,10 +46,12 @@ from fa_compiler.passes.algebra.formula import (
     negation,
 )
 from fa_compiler.passes.emit.build import INT64, LayoutEmitter
+from fa_compiler.passes.ir.nodes import sole
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.score_ops import Add, BiasOp, ExcludedPositions, Select
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.rewrite.entries import entry_dims
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -95,36 +103,37 @@ def _combined(
 
     Each length is limited to the range from 0 to `keys` first.
     """
+    if not lengths:
+        return None
+    clamped = (_clamped(length, match, keys, emitter) for length in lengths)
+    return reduce(lambda one, other: emitter.builder.op(op_type, [one, other], INT64), clamped)
+
+
+def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter) -> ir.Value:
+    """A length, limited to the range from 0 to `keys`, int64 [batch] or [1]."""
     builder = emitter.builder
-    total: ir.Value | None = None
-    for length in lengths:
-        plan = plan_moves(length.dims, (match.roles.batch if any(length.dims) else (),))
-        assert plan is not None  # `_length` takes only values by batch entry
-        given = emitter.apply(builder.cast(length.value, INT64), length.dims, plan)
-        shift = builder.ints([length.shift])
-        most = builder.op("Add", [keys, shift], INT64) if length.shift else keys
-        least = builder.op("Max", [given, shift], INT64)
-        held = builder.op("Min", [least, most], INT64)
-        own = builder.op("Sub", [held, shift], INT64) if length.shift else held
-        total = own if total is None else builder.op(op_type, [total, own], INT64)
-    return total
+    form: Arrangement = ((),)
+    if any(length.dims):
+        form = (match.roles.batch,)
+    given = emitter.arranged(builder.cast(length.value, INT64), length.dims, form)
+    shift, most = builder.ints([length.shift]), keys
+    if length.shift:
+        most = builder.op("Add", [keys, shift], INT64)
+    least = builder.op("Max", [given, shift], INT64)
+    shifted = builder.op("Min", [least, most], INT64)
+    if not length.shift:
+        return shifted
+    return builder.op("Sub", [shifted, shift], INT64)
 
 
 def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
     """The lengths in these masks, and the starts if `starts` allows them; other masks are left as they are."""
-    found: list[Length] = []
-    rest: list[ExcludedPositions] = []
-    for mask in masks:
-        taken = _read(mask, match, info, starts) if mask.cut is None else None
-        if taken is None:
-            rest.append(mask)
-        else:
-            found.extend(part for part in taken if isinstance(part, Length))
-            rest.extend(part for part in taken if isinstance(part, ExcludedPositions))
-    ends, begins = (tuple(each for each in found if each.kept == kept) for kept in (True, False))
+    parts = [part for mask in masks for part in _lengths_and_masks(mask, match, info, starts)]
+    bounds = [part for part in parts if isinstance(part, Length)]
+    ends, begins = (tuple(bound for bound in bounds if bound.kept == kept) for kept in (True, False))
     if begins and any(any(end.dims) for end in ends):
         return read_lengths(masks, match, info, starts=False)
-    return Lengths(ends, begins, tuple(rest))
+    return Lengths(ends, begins, tuple(part for part in parts if isinstance(part, ExcludedPositions)))
 
 
 def excluding(step: BiasOp, info: ShapeInfo) -> ExcludedPositions | None:
@@ -132,85 +141,93 @@ def excluding(step: BiasOp, info: ShapeInfo) -> ExcludedPositions | None:
 
     A step is a mask where it gives some keys -inf and leaves the others as they are: a key with -inf has no weight.
     """
-    if isinstance(step, Select):
-        return ExcludedPositions.by(step) if step.fill == -math.inf else None
-    shape = info.shape(step.operand.view.base) if isinstance(step, Add) and step.sign > 0 else None
-    if not isinstance(step, Add) or shape is None:
+    if isinstance(step, Select) and step.fill == -math.inf:
+        return ExcludedPositions.by(step)
+    if not isinstance(step, Add) or step.sign <= 0:
+        return None
+    view = step.operand.view
+    shape = info.shape(view.base)
+    if shape is None:
         return None
     positions = Positions(info, shape)
-    number = positions.number(step.operand.view.base, positions.identity_index)
-    values = set() if number is None else _leaves(number)
-    return ExcludedPositions(step.operand.view) if values == {0.0, -math.inf} else None
+    number = positions.number(view.base, positions.identity_index)
+    if number is None or _leaves(number) != {0.0, -math.inf}:
+        return None
+    return ExcludedPositions(view)
 
 
 def _leaves(number: Number) -> set[float | None]:
     """The constants that a number may be; None stands for one that depends on the position."""
     if isinstance(number, Case):
         return _leaves(number.chosen) | _leaves(number.other)
-    return {number.const if isinstance(number, Affine) else number}
+    if isinstance(number, Affine):
+        return {number.const}
+    return {number}
 
 
-def _read(
+def _lengths_and_masks(
     mask: ExcludedPositions, match: AttentionMatch, info: ShapeInfo, starts: bool
-) -> list[Length | ExcludedPositions] | None:
+) -> Sequence[Length | ExcludedPositions]:
+    """What a mask consists of, lengths and masks; the mask itself where no part is a length."""
     base, shape = mask.view.base, info.shape(mask.view.base)
-    if shape is None:
-        return None
+    if shape is None or mask.cut is not None:
+        return [mask]
     positions = Positions(info, shape)
-    truth = positions.nonzero(base)
-    if truth is None:
-        return None
-    kept = negation(truth) if mask.when else truth
-    dims = mask.view.base_dims
-    result: list[Length | ExcludedPositions] = []
-    for part in kept.parts if isinstance(kept, All) else (kept,):
-        read = None
-        if isinstance(part, IndexLessThanElement) and (part.when or starts):
-            read = _length(part, dims, match, positions)
-        beside = read or _beside(part, dims)
-        if beside is None:
-            return None
-        result.append(beside)
-    return result if any(isinstance(part, Length) for part in result) else None
+    kept = positions.nonzero(base)
+    if kept is None:
+        return [mask]
+    if mask.when:
+        kept = negation(kept)
+    conditions: tuple[Formula, ...] = (kept,)
+    if isinstance(kept, All):
+        conditions = kept.parts
+    parts: list[Length | ExcludedPositions] = []
+    for condition in conditions:
+        part = _length(condition, mask.view.base_dims, match, positions, starts) or _beside(
+            condition, mask.view.base_dims
+        )
+        if part is None:
+            return [mask]
+        parts.append(part)
+    if not any(isinstance(part, Length) for part in parts):
+        return [mask]
+    return parts
 
 
 def _length(
-    part: IndexLessThanElement, dims: Arrangement, match: AttentionMatch, positions: Positions
+    part: Formula, dims: Arrangement, match: AttentionMatch, positions: Positions, starts: bool
 ) -> Length | None:
-    """The bound on the key index that a comparison states; None where it is not one for each batch entry."""
-    roles, rank = match.roles, positions.rank
-    shift = part.affine.offset.const
-    columns = [k for k, dim in enumerate(dims) if dim and dim == roles.kv_seq]
-    if shift is None or len(columns) != 1:
+    """The bound on the key index that a comparison states; None where it is not one for each batch entry, and where
+    it is a start which `starts` does not allow."""
+    if not isinstance(part, IndexLessThanElement) or not (part.when or starts):
         return None
-    if part.affine.steps != Affine.index(columns[0], rank).steps:
+    shift, batch = part.affine.offset.const, match.roles.batch
+    if shift is None or not _counts_keys(part.affine, dims, match, positions):
         return None
-    if match.space.size(roles.kv_seq) != positions.sizes[columns[0]]:
+    own = entry_dims(positions.info.shape(part.value), part.index, positions.sizes, dims)
+    if own is None or not set(batch).issuperset(chain(*own)) or plan_moves(own, (batch,)) is None:
         return None
-    sizes = positions.info.shape(part.value)
-    if sizes is None or len(sizes) != len(part.index):
-        return None
-    placed: Arrangement = ()
-    for size, place in zip(sizes, part.index, strict=True):
-        along = [k for k in range(rank) if place == Affine.index(k, rank)]
-        # All elements of the value have to be used: neither a slice of it, nor one of several.
-        if size != (positions.sizes[along[0]] if along else 1) or (not along and place.const != 0):
-            return None
-        placed = (*placed, dims[along[0]] if along else ())
-    own = {axis for dim in placed for axis in dim}
-    if not own <= set(roles.batch) or plan_moves(placed, (roles.batch,)) is None:
-        return None
-    return Length(part.value, placed, shift, part.when)
+    return Length(part.value, own, shift, part.when)
+
+
+def _counts_keys(place: Affine, dims: Arrangement, match: AttentionMatch, positions: Positions) -> bool:
+    """Is a place the index of a key, of all keys, plus a constant?"""
+    keys = match.roles.kv_seq
+    column = sole([k for k, dim in enumerate(dims) if dim and dim == keys])
+    return (
+        column is not None
+        and place.steps == Affine.index(column, positions.rank).steps
+        and match.space.size(keys) == positions.sizes[column]
+    )
 
 
 def _beside(part: Formula, dims: Arrangement) -> ExcludedPositions | None:
     """A part that stays a mask, read from its boolean tensor; None where the graph has no such tensor."""
     if isinstance(part, BooleanLiteral | AtLeastZero):
         return None
-    given = part if isinstance(part, BooleanTensor) else part.origin
-    if given is None:
+    tensor = part if isinstance(part, BooleanTensor) else part.origin
+    if tensor is None:
         return None
-    placed = tuple(() if axis is None else dims[axis] for axis in given.axes)
-    return ExcludedPositions(
-        View(given.value, placed, placed, equivalent_values=((given.value, placed),)), not given.when
-    )
+    along: dict[int | None, Axes] = {None: (), **dict(enumerate(dims))}
+    own = tuple(along[axis] for axis in tensor.axes)
+    return ExcludedPositions(View(tensor.value, own, own, equivalent_values=((tensor.value, own),)), not tensor.when)

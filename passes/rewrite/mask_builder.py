@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain, dropwhile
 
 import numpy as np
 import onnx_ir as ir
@@ -22,8 +24,7 @@ from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import is_op, is_weight
-from fa_compiler.passes.layout.plan import plan_moves
+from fa_compiler.passes.ir.nodes import is_op, is_weight, sole
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
@@ -64,20 +65,21 @@ class MaskBuilder:
         """The atten_mask, true where a position is excluded; None where the plan has no mask."""
         parts = self.match.mask.masked
         if not parts:
-            mode = self.match.mask.mode
-            if mode is None or self.options.is_standard:
-                return None
-            if self.options.target == "ort" and mode.sparse_mode in (2, 3, 4) and self.match.mask.packed is None:
-                # The CPU kernel computes the band from the sizes. Beside it, this mask excludes no further key.
-                return self.builder.constant(np.zeros((1, 1, 1, 1), np.bool_), "all_keys")
-            return self.builder.constant(compressed_mask(mode.sparse_mode), "triangle")
+            return self._mask_of_mode()
         wanted = self._full_groups([part.view for part in parts], rows=True, heads=False)
         batch = self._batch_of(self._mask_views)
-        values = [self._excluded(part, wanted, batch) for part in parts]
-        mask = values[0]
-        for value in values[1:]:
-            mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
-        return mask
+        masks = [self._excluded(part, wanted, batch) for part in parts]
+        return reduce(lambda one, other: self.builder.op("Or", [one, other], ir.DataType.BOOL), masks)
+
+    def _mask_of_mode(self) -> ir.Value | None:
+        """The atten_mask that a sparse_mode asks for; None where there is no such mode."""
+        mode = self.match.mask.mode
+        if mode is None or self.options.is_standard:
+            return None
+        if self.options.target == "ort" and mode.sparse_mode in (2, 3, 4) and self.match.mask.packed is None:
+            # The CPU kernel computes the band from the sizes. Beside it, this mask excludes no further key.
+            return self.builder.constant(np.zeros((1, 1, 1, 1), np.bool_), "all_keys")
+        return self.builder.constant(compressed_mask(mode.sparse_mode), "triangle")
 
     def prefix(self) -> ir.Value | None:
         """The number of keys that all rows keep, for each batch entry; None where the plan has no such prefix. Raises
@@ -91,9 +93,7 @@ class MaskBuilder:
             return numbers
         if self.options.target == "ascend":
             raise Decline(Code.ILLEGAL, "a prefix needs a batch size that is known before the run", self._culprit)
-        plan = plan_moves(((),), (batch,))
-        assert plan is not None
-        return self.emitter.repeated(self.emitter.apply(numbers, ((),), plan), (batch,))
+        return self.emitter.repeated(self.emitter.arranged(numbers, ((),), (batch,)), (batch,))
 
     def sequence_ends(self) -> ir.Value | None:
         """The ends of the packed sequences, counted in tokens over all batches.
@@ -108,14 +108,12 @@ class MaskBuilder:
             raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit, NEWER_OPSET)
         batch, _, rows, _ = self._groups
         view = self._unshortened(view)
-        plan = plan_moves(view.base_dims, (batch, rows))
-        if plan is None:
-            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
-        labels = view.base
+        labels, reason = view.base, f"{view.base.name!r} could not be arranged by batch and token"
         if builder.info.labels.is_loose(labels) and labels.const_value is not None:
             labels = builder.constant(labels.const_value.numpy(), "blocks")
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
-        labels = self.emitter.repeated(self.emitter.apply(labels, view.base_dims, plan), (batch, rows))
+        labels = self.emitter.arranged(labels, view.base_dims, (batch, rows), reason, self._culprit)
+        labels = self.emitter.repeated(labels, (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
@@ -147,10 +145,13 @@ class MaskBuilder:
                 case Add(_, operand, sign):
                     value: ir.Value | None = None
                     for view in self._views_of(operand):
-                        source = self._unrounded(view.base) if self._stays_float32(operand, view.base) else view.base
+                        source = view.base
+                        if self._stays_float32(operand, source):
+                            source = self._unrounded(source)
                         part = self._arranged(self._signed(source, sign, dtype), view, wanted, batch)
-                        value = part if value is None else self.builder.op("Add", [value, part], dtype)
-                    total = value if total is None else self.builder.op("Add", [total, value], dtype)
+                        value = self._sum(value, part, dtype)
+                    assert value is not None
+                    total = self._sum(total, value, dtype)
                 case Select(_, operand, keep, fill):
                     (view,) = self._views_of(operand)
                     condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted, batch)
@@ -163,12 +164,20 @@ class MaskBuilder:
                     total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
         return total
 
+    def _sum(self, total: ir.Value | None, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """A total with a further summand, which may be the first one."""
+        if total is None:
+            return value
+        return self.builder.op("Add", [total, value], dtype)
+
     @property
     def attrs(self) -> dict[str, str]:
         """The attribute that tells the operator to repeat a mask; empty where it need not."""
         whole = self._groups[0]
         repeated = any(self._batch_of(views) != whole for views in (self._mask_views, self._bias_views))
-        return {"cpu_mask_batch": "repeated"} if repeated else {}
+        if not repeated:
+            return {}
+        return {"cpu_mask_batch": "repeated"}
 
     @property
     def _mask_views(self) -> list[View]:
@@ -183,10 +192,10 @@ class MaskBuilder:
         """The views by which an operand is read: those of its summands, if the operator then repeats their sum. In 16
         bits ONNX Runtime may round the sum or not, so it is read as it is."""
         whole = (self._unshortened(operand.view),)
-        parts = tuple(self._unshortened(each) for each in operand.summands)
+        parts = tuple(map(self._unshortened, operand.summands))
         if not parts or self.builder.info.dtype(operand.view.base) != ir.DataType.FLOAT:
             return whole
-        return parts if len(self._batch_of(parts)) < len(self._batch_of(whole)) else whole
+        return min(whole, parts, key=lambda views: len(self._batch_of(views)))
 
     def _batch_of(self, views: Sequence[View]) -> Axes:
         """The batch axes of a mask that is made of these views: those of the operands, without the first ones if the
@@ -203,9 +212,10 @@ class MaskBuilder:
             for dim, size in zip(view.base_dims, self.builder.info.shape(view.base) or (), strict=True)
             if not set(dim).isdisjoint(batch)
         ]
-        own = {axis for dim, _ in dims for axis in dim}
-        first = next((index for index, axis in enumerate(batch) if axis in own), 0)
-        return batch[first:] if all(space.size(dim) == size for dim, size in dims) else batch
+        if any(space.size(dim) != size for dim, size in dims):
+            return batch
+        own = set(chain(*(dim for dim, _ in dims)))
+        return tuple(dropwhile(lambda axis: axis not in own, batch)) or batch
 
     def _stays_float32(self, operand: BiasOperand, value: ir.Value) -> bool:
         """Does ONNX Runtime compute this 16-bit operand in float32 and add it to the scores without rounding it?"""
@@ -230,17 +240,20 @@ class MaskBuilder:
         # ONNX Runtime has 16-bit kernels for these operators. It uses them in front of a Cast, but not between
         # operators that it computes in float32. Here they are computed in float32, too.
         if is_op(maker, *MOVES) or (is_op(maker, *LIMITS) and not maker.attributes):
-            operands = [
-                each if each is None or builder.info.dtype(each) != dtype else builder.cast(each, ir.DataType.FLOAT)
-                for each in maker.inputs
-            ]
+            operands = list(maker.inputs)
+            for place, operand in enumerate(operands):
+                if operand is not None and builder.info.dtype(operand) == dtype:
+                    operands[place] = builder.cast(operand, ir.DataType.FLOAT)
             attrs = {name: attr.value for name, attr in maker.attributes.items()}
             return builder.op(maker.op_type, operands, ir.DataType.FLOAT, attrs)
         return value
 
     def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:
+        """A value in a type, negated if the sign is."""
         value = self.builder.cast(value, dtype)
-        return value if sign > 0 else self.builder.op("Neg", [value], dtype)
+        if sign > 0:
+            return value
+        return self.builder.op("Neg", [value], dtype)
 
     def _selected(
         self, condition: ir.Value, keep: bool, fill: float, total: ir.Value | None, dtype: ir.DataType
@@ -252,8 +265,11 @@ class MaskBuilder:
                 self._culprit,
                 NO_EMPTY_ROWS_HINT,
             )
-        pair = [self._number(fill, dtype), self._number(0.0, dtype) if total is None else total]
-        return self.builder.op("Where", [condition, *(reversed(pair) if keep else pair)], dtype)
+        filled = self._number(fill, dtype)
+        branches = [total or self._number(0.0, dtype), filled]
+        if not keep:
+            branches.reverse()
+        return self.builder.op("Where", [condition, *branches], dtype)
 
     def _number(self, value: float, dtype: ir.DataType) -> ir.Value:
         """A number as a constant of a type. A finite number is clamped so that it stays finite."""
@@ -267,7 +283,7 @@ class MaskBuilder:
         A 16-bit bias that ONNX Runtime adds to the scores unrounded becomes float32 (mask_terms.py). Raises Decline.
         """
         query = self.match.dtype
-        only = steps[0] if len(steps) == 1 else None
+        only = sole(steps)
         plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.operand.view.base) == query
         if isinstance(only, Add) and self._stays_float32(only.operand, self._unshortened(only.operand.view).base):
             return ir.DataType.FLOAT
@@ -275,7 +291,9 @@ class MaskBuilder:
             return query
         if self.options.target != "ort" and not plain and query != ir.DataType.FLOAT:
             raise Decline(Code.ILLEGAL, "the target takes a bias of the query's type only", self._culprit)
-        return query if plain else ir.DataType.FLOAT
+        if plain:
+            return query
+        return ir.DataType.FLOAT
 
     @property
     def _culprit(self) -> ir.Node:
@@ -290,13 +308,10 @@ class MaskBuilder:
             wanted.add(1)
         if rows:
             wanted.add(2)
-            if any(self._owns(view, self._groups[1]) for view in views):
+            heads_of = set(self._groups[1])
+            if any(not heads_of.isdisjoint(chain(*view.base_dims)) for view in views):
                 wanted.update((0, 1))
         return frozenset(wanted)
-
-    def _owns(self, view: View, group: Axes) -> bool:
-        own = {axis for dim in view.base_dims for axis in dim}
-        return any(axis in own for axis in group)
 
     def _excluded(self, part: ExcludedPositions, full: frozenset[int], batch: Axes) -> ir.Value:
         builder, view = self.builder, self._unshortened(part.view)
@@ -320,31 +335,35 @@ class MaskBuilder:
     def _arranged(self, value: ir.Value, view: View, full: frozenset[int], batch: Axes) -> ir.Value:
         """The value as [B|1, N|1, S1|1, S2|1], expanded along the groups in `full` and those it has an axis of. B runs
         along the axes `batch`."""
-        space = self.match.space
-        own_dims = view.base_dims
-        rows = self.match.roles.q_seq
         stays = 2 in full and is_weight(view.base)  # narrowed, it would only be expanded again
-        for axis, dim in enumerate(own_dims):
-            # A mask may have more rows than the query: then each of its rows is a row of the result.
-            narrow = dim == rows and not space.may_broadcast(rows) and not stays
-            if narrow and is_constant_along(value, axis, self.builder.info):
-                value = narrowed(value, axis, self.builder)
-                own_dims = (*own_dims[:axis], (), *own_dims[axis + 1 :])
-        own = {axis for dim in own_dims for axis in dim}
-        groups = (batch, *self._groups[1:])
-        target = tuple(
-            group if index in full or any(axis in own for axis in group) else () for index, group in enumerate(groups)
-        )
-        if not own <= {axis for group in target for axis in group}:
+        own_dims = view.base_dims
+        if not stays:
+            value, own_dims = self._with_one_row(value, own_dims)
+        own = set(chain(*own_dims))
+        target: list[Axes] = []
+        for index, group in enumerate((batch, *self._groups[1:])):
+            kept = index in full or not own.isdisjoint(group)
+            target.append(group * kept)
+        wanted = set(chain(*target))
+        if not own <= wanted:
             raise Decline(Code.SHAPE, f"{view.base.name!r} runs along an axis the scores do not have", self._culprit)
-        plan = plan_moves(own_dims, target)
-        if plan is None:
-            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
-        result = self.emitter.apply(value, own_dims, plan)
-        lacking = [index for index, group in enumerate(target) if not own.issuperset(group)]
-        if lacking:
-            self._report_expanded(view.base, result, own_dims, target, 0 in lacking)
+        reason = f"{view.base.name!r} could not be arranged like the scores"
+        result = self.emitter.arranged(value, own_dims, tuple(target), reason, self._culprit)
+        if own != wanted:
+            by_batch = not own.issuperset(target[0])
+            self._report_expanded(view.base, result, own_dims, tuple(target), by_batch)
         return result
+
+    def _with_one_row(self, value: ir.Value, dims: Arrangement) -> tuple[ir.Value, Arrangement]:
+        """A mask and its arrangement, with a single row where all rows of the scores have the same one. A mask may
+        have more rows than the query: then each of its rows is a row of the result."""
+        rows = self.match.roles.q_seq
+        if self.match.space.may_broadcast(rows):
+            return value, dims
+        for axis, dim in enumerate(dims):
+            if dim == rows and is_constant_along(value, axis, self.builder.info):
+                value, dims = narrowed(value, axis, self.builder), (*dims[:axis], (), *dims[axis + 1 :])
+        return value, dims
 
     def _report_expanded(
         self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement, batch: bool

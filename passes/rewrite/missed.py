@@ -11,9 +11,11 @@ missed :=
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Axes
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_op
@@ -25,45 +27,77 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 ADDED_QUERY, ADDED_KEY = "query of the added product", "key of the added product"
 NAMES = ("query", "key", "value", ADDED_QUERY, ADDED_KEY)
+_Operand = tuple[str, View, OperandSource]
+"""An operand of the match by its name, and where it is read from."""
 OF_ROWS = frozenset({"query", ADDED_QUERY, "result"})
 """What has the rows of the query; the others have those of the keys."""
 
 
 def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo) -> Iterator[Missed]:
     """What operands and result miss in this plan. Where keys and values are read from pages, only the query counts."""
-    operands = list(zip(NAMES, match.views, plan.operands, strict=False))[: 1 if plan.paged else None]
-    yield from _copies(match, plan, operands)  # 1
+    operands = list(zip(NAMES, match.views, plan.operands, strict=False))
+    if plan.paged:
+        operands = operands[:1]
+    yield from _copies(match, plan, operands)
+    yield from _repeated_heads(match, operands)
+    yield from _widened(match, operands, info)
+
+
+def _repeated_heads(match: AttentionMatch, operands: Sequence[_Operand]) -> Iterator[Missed]:
+    """The key or value that lacks heads which the operator reads."""
     repeated = {name: view.base for name, view, _ in operands[1:3] if _repeats_heads(view, match)}  # 2
-    if repeated:
-        few, *both = repeated
-        reason = f"{few} has fewer heads than {'value' if few == 'key' else 'key'}, and both need as many"
-        if both:
-            reason = f"the query heads that share a head of {_listed(tuple(repeated))} are no neighbours"
-        advice = "order the query heads so that those with one key head are neighbours" if both else None
-        yield Missed(MissedCode.REPEATED_HEADS, reason, repeated[few].name, advice)
+    if len(repeated) > 1:
+        reason = f"the query heads that share a head of {_in_words(tuple(repeated))} are no neighbours"
+        advice = "order the query heads so that those with one key head are neighbours"
+        yield Missed(MissedCode.REPEATED_HEADS, reason, repeated["key"].name, advice)
+        return
+    for few, value in repeated.items():
+        (other,) = {"key", "value"} - {few}
+        reason = f"{few} has fewer heads than {other}, and both need as many"
+        yield Missed(MissedCode.REPEATED_HEADS, reason, value.name)
+
+
+def _widened(match: AttentionMatch, operands: Sequence[_Operand], info: ShapeInfo) -> Iterator[Missed]:
+    """The operands of 16 bits, where others are wider and the attention is computed in 32."""
     short = {name: source.value for name, _, source in operands if info.dtype(source.value) in SIXTEEN_BITS}
-    if match.dtype == ir.DataType.FLOAT and short:  # 3
-        wide = [name for name, *_ in operands if name not in short]
-        if not wide:
-            wide = ["the factors" if match.query_factors or match.output_factors else "the result"]
-        reason = f"{_listed(tuple(short))} {'are' if len(short) > 1 else 'is'} of 16 bits, {_listed(wide)} of 32"
-        hint = "give operands, factors and result one 16-bit type, if it is exact enough"
-        yield Missed(MissedCode.WIDE, reason, next(iter(short.values())).name, hint)
+    if match.dtype != ir.DataType.FLOAT or not short:
+        return
+    wide = [name for name, *_ in operands if name not in short]  # 3
+    if not wide and (match.query_factors or match.output_factors):
+        wide = ["the factors"]
+    verb = "are" if len(short) > 1 else "is"
+    reason = f"{_in_words(tuple(short))} {verb} of 16 bits, {_in_words(wide or ['the result'])} of 32"
+    hint = "give operands, factors and result one 16-bit type, if it is exact enough"
+    yield Missed(MissedCode.WIDE, reason, next(iter(short.values())).name, hint)
 
 
-def _copies(
-    match: AttentionMatch, plan: LayoutPlan, operands: Sequence[tuple[str, View, OperandSource]]
-) -> Iterator[Missed]:
+def _copies(match: AttentionMatch, plan: LayoutPlan, operands: Sequence[_Operand]) -> Iterator[Missed]:
     """What is transposed for the layout, and how much that is."""
     roles, space = match.roles, match.space
-    one_row = space.size(roles.q_seq) == 1
-    moved = {name: source.value for name, view, source in operands if _is_transposed(view, source)}
+    moved = {name: source.value for name, view, source in operands if _is_transposed(view, source)}  # 1
     if any(isinstance(move, Transpose) for move in plan.destination.plan):
         moved["result"] = plan.destination.value
-    if one_row:
+    if space.size(roles.q_seq) == 1:
         moved = {name: value for name, value in moved.items() if name not in OF_ROWS}
     if not moved:
         return
+    elements = _elements(match)
+    count = sum((space.size(elements[name]) for name in moved), Dim(0))
+    reason = f"the model holds {_in_words(tuple(moved))} in another order than the layout {plan.name}"
+    reason += f": {count} elements are copied"
+    orders = "[batch, rows, heads, size]"
+    if plan.name != PACKED:
+        orders += " or [batch, heads, rows, size]"
+    hint: str | None = f"hold query, key, value and result alike, as {orders}"
+    if OF_ROWS.issuperset(moved) and space.size(roles.q_seq) != space.size(roles.kv_seq):
+        reason += "; keys and values, which may be more, are read where they are"
+        hint = None
+    yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
+
+
+def _elements(match: AttentionMatch) -> dict[str, Axes]:
+    """The axes that operands and result run along."""
+    roles = match.roles
     rows = roles.batch + roles.q_seq + roles.heads
     keys = roles.batch + roles.kv_seq + roles.kv_heads
     elements = {
@@ -74,30 +108,25 @@ def _copies(
     }
     if match.rope is not None:
         elements |= {ADDED_QUERY: rows + match.rope.head_dim, ADDED_KEY: keys + match.rope.head_dim}
-    count = sum((space.size(elements[name]) for name in moved), Dim(0))
-    reason = f"the model holds {_listed(tuple(moved))} in another order than the layout {plan.name}"
-    reason += f": {count} elements are copied"
-    orders = ["[batch, rows, heads, size]", *(["[batch, heads, rows, size]"] if plan.name != PACKED else [])]
-    hint: str | None = f"hold query, key, value and result alike, as {' or '.join(orders)}"
-    if OF_ROWS.issuperset(moved) and space.size(roles.q_seq) != space.size(roles.kv_seq):
-        reason += "; keys and values, which may be more, are read where they are"
-        hint = None
-    yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
+    return elements
 
 
 def _is_transposed(view: View, source: OperandSource) -> bool:
     """Is an operand transposed, by a node of the model or by a new one?"""
     values = [value for value, _ in view.equivalent_values]
     between = values[1 : values.index(source.value) + 1]
-    own = any(is_op(value.producer(), "Transpose") for value in between)
-    return own or any(isinstance(move, Transpose) for move in source.plan)
+    in_model = any(is_op(value.producer(), "Transpose") for value in between)
+    return in_model or any(isinstance(move, Transpose) for move in source.plan)
 
 
 def _repeats_heads(view: View, match: AttentionMatch) -> bool:
     """Does an operand lack heads that the operator reads?"""
-    own = {axis for dim in view.base_dims for axis in dim}
+    own = set(chain(*view.base_dims))
     return any(axis not in own for axis in match.roles.kv_heads if match.space.size((axis,)) != 1)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _in_words(names: Sequence[str]) -> str:
+    """Names in a sentence: "a", "a and b", "a, b and c"."""
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"

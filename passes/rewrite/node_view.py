@@ -21,8 +21,9 @@ from fa_compiler.op_registry import (
     place_inputs,
 )
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.emit.build import PREFIX, Builder
+from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTENT_LIMIT = 1 << 23
@@ -35,14 +36,13 @@ def registry_node(
     builder: Builder,
 ) -> ir.Node:
     """A node of an operator with its attributes in full; not yet in the graph, and without names for its outputs."""
-    stem = f"{builder.path}/{spec.name}" if builder.path else f"{PREFIX}_{spec.name}"
     node = ir.Node(
         DOMAIN,
         spec.name,
         place_inputs(spec, {name: value for name, value in inputs.items() if value is not None}),
         [ir.convenience.convert_attribute(name, value) for name, value in full_attrs(spec, attrs).items()],
         num_outputs=len(spec.outputs),
-        name=builder.names.new(stem),
+        name=builder.fused_name(spec.name),
     )
     return builder.lone(node)
 
@@ -62,17 +62,24 @@ def node_view(node: ir.Node, info: ShapeInfo) -> NodeView:
 
 
 def _infos(bound: dict[str, Any], info: ShapeInfo) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """What is known of the tensors behind these names, several behind that of a list."""
+    known: dict[str, Any] = {}
     for name, value in bound.items():
         if isinstance(value, Sequence):
-            found[name] = [_info(each, info) for each in value if each is not None]
+            known[name] = [_info(part, info) for part in value if part is not None]
         elif value is not None:
-            found[name] = _info(value, info)
-    return found
+            known[name] = _info(value, info)
+    return known
 
 
 def _info(value: ir.Value, info: ShapeInfo) -> TensorInfo:
-    dtype, shape = info.dtype(value), info.shape(value)
-    sizes = None if shape is None else tuple(str(size) if size.const is None else size.const for size in shape)
-    ge = dtypes.from_onnx(int(dtype)) if dtype is not None else None
-    return TensorInfo(ge or "", sizes, constant(value, CONTENT_LIMIT))
+    """What the registry checks of a tensor."""
+    dtype = info.dtype(value) or ir.DataType.UNDEFINED
+    return TensorInfo(dtypes.from_onnx(int(dtype)) or "", _sizes(info.shape(value)), constant(value, CONTENT_LIMIT))
+
+
+def _sizes(shape: Shape | None) -> tuple[int | str, ...] | None:
+    """The sizes as the registry has them: numbers, and the formulas of those that are open."""
+    if shape is None:
+        return None
+    return tuple(str(size) if size.const is None else size.const for size in shape)

@@ -34,20 +34,21 @@ def path_of(nodes: Sequence[ir.Node]) -> str:
     if path.strip("/"):
         return path
     scopes = _common([_name_scopes(node)[:-1] for node in nodes])
-    return scopes[-1] if scopes else ""
+    return "".join(scopes[-1:])
 
 
 def note_replaced(node: ir.Node, replaced: Iterable[ir.Node]) -> None:
     """Write the names of the replaced nodes into the metadata of a fused node, unless it has them already."""
-    names = [name for each in replaced if not is_op(each, "Constant") and (name := label(each))]
+    names = [name for gone in replaced if not is_op(gone, "Constant") and (name := label(gone))]
     kept, length = 0, 0
     while kept < len(names) and length + len(names[kept]) <= LONGEST:
         length += len(names[kept]) + len(", ")
         kept += 1
-    left = len(names) - kept
-    text = [*names[:kept], *([f"and {left} more"] if left else [])]
-    if text and REPLACES not in node.metadata_props:
-        node.metadata_props[REPLACES] = ", ".join(text)
+    listed = names[:kept]
+    if kept < len(names):
+        listed.append(f"and {len(names) - kept} more")
+    if listed and REPLACES not in node.metadata_props:
+        node.metadata_props[REPLACES] = ", ".join(listed)
 
 
 def _common(paths: Sequence[list[str]]) -> list[str]:
@@ -58,8 +59,11 @@ def _common(paths: Sequence[list[str]]) -> list[str]:
 
 
 def _name_scopes(node: ir.Node) -> list[str]:
+    """The modules that a node was exported from, the model first; empty where no list of them can be read."""
     try:
-        found = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))
+        scopes = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
-    return [str(scope) for scope in found] if isinstance(found, list) else []
+    if not isinstance(scopes, list):
+        return []
+    return [str(scope) for scope in scopes]

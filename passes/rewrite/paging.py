@@ -1,5 +1,9 @@
 """Keys and values gathered from a pool of blocks by a block table: the pages of IncreFlashAttention.
 
+    key = key_pool[block_table].flatten(1, 2)       # pool [blocks, tokens, heads, size], table [batch, blocks]
+    slots = (block_table[..., None] * block_size + torch.arange(block_size)).flatten(1)
+    key = key_pool.flatten(0, 1)[slots]             # token by token
+
     cache  := layout(Gather(pool, table))           layout operators (views.py), DequantizeLinear from int8 in between
             | layout(Gather(tokens, slots))         token by token
     tokens := the pool with blocks and their tokens in one dimension
@@ -24,28 +28,32 @@ fail.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.cases import as_integer
 from fa_compiler.passes.algebra.formula import Affine
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import INT64, LayoutEmitter
-from fa_compiler.passes.ir.nodes import constant, int_attr, is_op
+from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, operand_at, producer
 from fa_compiler.passes.layout.plan import COPY_COST, Move, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.roles import Roles
+from fa_compiler.passes.rewrite.entries import entry_dims
 from fa_compiler.passes.rewrite.quantization import DequantizedInput, match_dequantize
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.positions import Positions
 
 INDICES = (ir.DataType.INT32, ir.DataType.INT64)
-FOLDED: tuple[str, ...] = ("BNSD", "BSND")
-APART: tuple[str, ...] = ("BNSD",)
+FOLDED_HEADS: tuple[str, ...] = ("BNSD", "BSND")
+SEPARATE_HEADS: tuple[str, ...] = ("BNSD",)
 """Layouts of the query beside pools of (blocks, tokens, heads x size) and of (blocks, heads, tokens, size).
 
 BSH is left out. The operator ignores a table without columns; beside a query in BSH it would then read the first kind
@@ -84,9 +92,7 @@ class Pages:
     def block_table(self, match: AttentionMatch, pool: ir.Value, emitter: LayoutEmitter) -> ir.Value:
         """The table in int32, [batch, blocks of an entry], without negative indices."""
         builder, dims = emitter.builder, self.table.base_dims
-        plan = plan_moves(dims, (match.roles.batch, self.pages))
-        if plan is None:
-            raise Decline(Code.SHAPE, f"the block table {self.table.base.name!r} is not one row for each batch entry")
+        reason = f"the block table {self.table.base.name!r} is not one row for each batch entry"
         table, dtype = self.table.base, builder.info.dtype(self.table.base)
         content = constant(table)
         if content is None or content.size == 0 or content.min() < 0:
@@ -96,7 +102,17 @@ class Pages:
             zero = builder.cast(builder.ints([0]), dtype or INT64)
             negative = builder.op("Less", [table, zero], ir.DataType.BOOL)
             table = builder.op("Where", [negative, wrapped, table], dtype)
-        return emitter.apply(builder.cast(table, ir.DataType.INT32), dims, plan)
+        return emitter.arranged(builder.cast(table, ir.DataType.INT32), dims, (match.roles.batch, self.pages), reason)
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """The table that indices are computed from, and the axes of the tokens of a block; there are none where the table
+    itself has the indices."""
+
+    table: ir.Value
+    dims: Arrangement
+    tokens: Axes = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,16 @@ class _Gathered:
     indices: Arrangement
     quantised: DequantizedInput | None
 
+    def key_columns(self, keys: Axes, space: AxisSpace) -> tuple[Axes, Axes] | None:
+        """The axes of the keys that count the blocks of an entry, and those that count the tokens of a block; None
+        where one is empty."""
+        own = set(chain(*space.resolve_all(self.data)))
+        pages = tuple(takewhile(lambda axis: axis not in own, keys))
+        tokens = keys[len(pages) :]
+        if not pages or not tokens or not own.issuperset(tokens):
+            return None
+        return pages, tokens
+
 
 def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pages] | None:
     """The pages an attention reads, and the match with the axes that were split to find them.
@@ -122,103 +148,123 @@ def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pag
     read these pages.
     """
     viewer = Viewer(facts, match.space.branch())
-    found = [_gathered(view, match, viewer) for view in (match.key, match.value)]
+    key, value = _gathered(match.key, match, viewer), _gathered(match.value, match, viewer)
     roles, space = viewer.space.settle(match.roles), viewer.space
-    parts = [None if each is None else _tokens(each, roles.kv_seq, space.resolve_all(each.data)) for each in found]
-    if found[0] is None or parts[0] is None:
+    if key is None or (columns := key.key_columns(roles.kv_seq, space)) is None:
         return None
-    if found[1] is None or parts[1] is None:
-        raise Decline(Code.SHAPE, "keys are gathered by a block table, and values are not", found[0].node)
-    tables = [_table(each, viewer) for each in found if each is not None]
-    same = tables[0].base is tables[1].base and parts[0] == parts[1]
-    if not same or space.resolve_all(tables[0].base_dims) != space.resolve_all(tables[1].base_dims):
-        raise Decline(Code.SHAPE, "keys and values are gathered by two block tables", found[1].node)
-    pages, tokens = parts[0]
-    size = space.size(tokens).const
-    counts = [space.size(each.blocks) for each in found if each is not None]
-    if size is None or counts[0] != counts[1]:
-        reason = (
-            "the size of a block is not known" if size is None else "the pools may have different numbers of blocks"
-        )
-        raise Decline(Code.SHAPE, reason, found[0].node)
-    if plan_moves(space.resolve_all(tables[0].base_dims), space.resolve_all((roles.batch, pages))) is None:
-        raise Decline(Code.SHAPE, "the block table is not one row for each batch entry", found[0].node)
-    for layouts, folded in ((FOLDED, True), (APART, False)):
-        pools = [
-            _pool(each, tokens, roles.kv_heads, depth, folded, match, viewer)
-            for each, depth in zip(found, (roles.head_dim, roles.value_head_dim), strict=True)
-            if each is not None
-        ]
-        key, value = pools
-        if key is not None and value is not None:
-            paged = Pages(key, value, tables[0], pages, size, counts[0], layouts)
-            return match.within(space).with_heads(), space.settle(paged)
-    raise Decline(Code.SHAPE, "the blocks would have to be rearranged, all of them in each step", found[0].node)
+    if value is None or (of_value := value.key_columns(roles.kv_seq, space)) is None:
+        raise Decline(Code.SHAPE, "keys are gathered by a block table, and values are not", key.node)
+    table = _shared_table(key, value, viewer)
+    if table is None or columns != of_value:
+        raise Decline(Code.SHAPE, "keys and values are gathered by two block tables", value.node)
+    pages, tokens = columns
+    size, blocks = space.size(tokens).const, space.size(key.blocks)
+    if size is None:
+        raise Decline(Code.SHAPE, "the size of a block is not known", key.node)
+    if blocks != space.size(value.blocks):
+        raise Decline(Code.SHAPE, "the pools may have different numbers of blocks", key.node)
+    if plan_moves(space.resolve_all(table.base_dims), space.resolve_all((roles.batch, pages))) is None:
+        raise Decline(Code.SHAPE, "the block table is not one row for each batch entry", key.node)
+    pools = _pools(key, value, tokens, roles, match, viewer)
+    if pools is None:
+        raise Decline(Code.SHAPE, "the blocks would have to be rearranged, all of them in each step", key.node)
+    layouts, of_keys, of_values = pools
+    paged = Pages(of_keys, of_values, table, pages, size, blocks, layouts)
+    return match.within(space).with_heads(), space.settle(paged)
+
+
+def _pools(
+    key: _Gathered, value: _Gathered, tokens: Axes, roles: Roles, match: AttentionMatch, viewer: Viewer
+) -> tuple[tuple[str, ...], CacheSource, CacheSource] | None:
+    """The pools in the first form in which both are read without a copy, behind the layouts that the query may have
+    beside this form; None where both forms take a copy."""
+    for layouts in (FOLDED_HEADS, SEPARATE_HEADS):
+        key_form = _pool_form(layouts, key.blocks, tokens, roles.kv_heads, roles.head_dim)
+        value_form = _pool_form(layouts, value.blocks, tokens, roles.kv_heads, roles.value_head_dim)
+        keys, values = _pool(key, key_form, match, viewer), _pool(value, value_form, match, viewer)
+        if keys is not None and values is not None:
+            return layouts, keys, values
+    return None
+
+
+def _pool_form(layouts: tuple[str, ...], blocks: Axes, tokens: Axes, heads: Axes, depth: Axes) -> Arrangement:
+    """The arrangement that a pool has beside a query in these layouts."""
+    if layouts is FOLDED_HEADS:
+        return blocks, tokens, heads + depth
+    return blocks, heads, tokens, depth
+
+
+def _sources(source: CacheSource, match: AttentionMatch, viewer: Viewer) -> Iterator[CacheSource]:
+    """The values that a cache is made of, the nearest first. Layout operators and one DequantizeLinear lie between
+    them; the result of this DequantizeLinear is left out."""
+    while True:
+        if source.quantised is None:
+            int8 = match_dequantize(source.value, source.dims, match.dtype, viewer.info)
+            if int8 is not None:
+                source = replace(source, value=int8.value, quantised=int8)
+        yield source
+        base = _base(source.value, source.dims, viewer)
+        if base is None:
+            return
+        source = replace(source, value=base[0], dims=base[1])
 
 
 def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | None:
     """The Gather after a cache, found through layout operators and a DequantizeLinear; None where there is none."""
-    value, dims, quant = view.base, view.base_dims, None
-    while not is_op(node := value.producer(), "Gather"):
-        inner = match_dequantize(value, dims, match.dtype, viewer.info) if quant is None else None
-        if inner is not None:
-            value, quant = inner.value, inner
-            continue
-        moved = _through(value, dims, viewer)
-        if moved is None:
-            return None
-        value, dims = moved
-    assert node is not None
-    data, table = node.inputs[0], node.inputs[1]
-    own = None if data is None else viewer.info.shape(data)
-    rank = None if table is None else viewer.info.shape(table)
-    if own is None or not own or table is None or rank is None or len(dims) != len(own) - 1 + len(rank):
+    sources = _sources(CacheSource(view.base, view.base_dims, (), None), match, viewer)
+    source = next((source for source in sources if is_op(source.value.producer(), "Gather")), None)
+    if source is None:
         return None
-    axis = int_attr(node, "axis", 0) % len(own)
-    indices, count, tokens = dims[axis : axis + len(rank)], own[axis], Axes()
-    slots = _slots(table, indices, viewer)
-    if slots is not None:
-        table, indices, tokens = slots
-        quotient = own[axis].exact_div(viewer.space.size(tokens))
-        if quotient is None:
-            return None
-        count = quotient
+    node = source.value.producer()
+    assert node is not None
+    dims, table = source.dims, operand_at(node, 1)
+    sizes, listed = viewer.info.shape(operand_at(node, 0)), viewer.info.shape(table)
+    if not sizes or listed is None or len(dims) != len(sizes) - 1 + len(listed):
+        return None
+    axis = int_attr(node, "axis", 0) % len(sizes)
+    end = axis + len(listed)
+    slots = _slots(table, dims[axis:end], viewer) or _Slots(table, dims[axis:end])
+    count = sizes[axis].exact_div(viewer.space.size(slots.tokens))
+    if count is None:
+        return None
     blocks = viewer.space.new(count)
-    place = (*dims[:axis], blocks + tokens, *dims[axis + len(rank) :])
-    return _Gathered(node, place, blocks, table, indices, quant)
+    data = (*dims[:axis], blocks + slots.tokens, *dims[end:])
+    return _Gathered(node, data, blocks, slots.table, slots.dims, source.quantised)
 
 
-def _slots(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value, Arrangement, Axes] | None:
-    """The table, its arrangement and the axes of a block's tokens, where indices are table * size + token.
+def _slots(value: ir.Value, dims: Arrangement, viewer: Viewer) -> _Slots | None:
+    """The slots that are table * size + token; None where the indices are something else.
 
     A table entry that counts from the end gives slots that count from the end, and in the same block. No other entry
     gives negative slots. An entry whose slots overflow is out of range for the operator.
     """
-    while (moved := _through(value, dims, viewer)) is not None:
-        value, dims = moved
+    while (base := _base(value, dims, viewer)) is not None:
+        value, dims = base
     node, shape = value.producer(), viewer.info.shape(value)
-    if node is None or not is_op(node, "Add") or not shape or shape[-1].const is None or not dims[-1]:
+    if not is_op(node, "Add") or not shape or shape[-1].const is None or not dims[-1]:
         return None
     positions, last = Positions(viewer.info, shape), len(shape) - 1
     operands = positions.operands(node, positions.identity_index)
     for (scaled, index), offset in (operands, operands[::-1]):
-        maker = None if scaled is None else scaled.producer()
-        factor = viewer.factor(maker) if maker is not None and is_op(maker, "Mul") else None
-        if index is None or factor is None or factor[1] != shape[-1].const:
+        table = _multiplied_table(scaled, shape[-1].const, viewer)
+        if index is None or table is None:
             continue
-        table, own = factor[0], viewer.info.shape(factor[0])
-        along = [next((k for k in range(last) if each == Affine.index(k, last + 1)), None) for each in index]
-        fits = (
-            own is not None
-            and len(own) == len(index)
-            and all(size == (1 if k is None else shape[k]) for size, k in zip(own, along, strict=True))
-        )
-        if fits and as_integer(positions.number(*offset)) == Affine.index(last, last + 1):
-            return table, tuple(() if k is None else dims[k] for k in along), dims[-1]
+        own = entry_dims(viewer.info.shape(table), index, shape, dims[:-1])
+        if own is not None and as_integer(positions.number(*offset)) == Affine.index(last, last + 1):
+            return _Slots(table, own, dims[-1])
     return None
 
 
-def _through(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value, Arrangement] | None:
+def _multiplied_table(value: ir.Value | None, size: int, viewer: Viewer) -> ir.Value | None:
+    """The table that a Mul multiplies by the size of a block; None for other values."""
+    node = producer(value)
+    factor = viewer.factor(node) if is_op(node, "Mul") else None
+    if factor is None or factor[1] != size:
+        return None
+    return factor[0]
+
+
+def _base(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value, Arrangement] | None:
     """The base of a value arranged as `dims`, and the base's arrangement; None where the value is its own base."""
     view = viewer.view(value, factors=False)
     if view is None or view.base is value or len(view.dims) != len(dims):
@@ -228,59 +274,39 @@ def _through(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Val
     return view.base, view.base_dims
 
 
-def _tokens(found: _Gathered, columns: Axes, data: Arrangement) -> tuple[Axes, Axes] | None:
-    """The axes of `columns` that count blocks, and those that count tokens in a block; None where one is empty."""
-    owned: set[Axis] = {axis for dim in data for axis in dim}
-    count = next((index for index, axis in enumerate(columns) if axis in owned), len(columns))
-    pages, tokens = columns[:count], columns[count:]
-    return (pages, tokens) if pages and tokens and owned.issuperset(tokens) else None
+def _shared_table(key: _Gathered, value: _Gathered, viewer: Viewer) -> View | None:
+    """The table that keys and values are gathered by; None where there are two."""
+    table, other = _table(key, viewer), _table(value, viewer)
+    resolved = viewer.space.resolve_all
+    if table.base is not other.base or resolved(table.base_dims) != resolved(other.base_dims):
+        return None
+    return table
 
 
-def _table(found: _Gathered, viewer: Viewer) -> View:
+def _table(gathered: _Gathered, viewer: Viewer) -> View:
     """The table that the indices come from, without the layout operators and integer casts between."""
-    value, dims = found.table, found.indices
+    value, dims = gathered.table, gathered.indices
     while True:
-        moved = _through(value, dims, viewer)
-        if moved is not None:
-            value, dims = moved
+        base = _base(value, dims, viewer)
+        if base is not None:
+            value, dims = base
             continue
-        node = value.producer()
-        source = node.inputs[0] if is_op(node, "Cast") and node is not None else None
-        if source is None or viewer.info.dtype(source) not in INDICES or viewer.info.dtype(value) != INT64:
+        cast = value.producer()
+        source = operand_at(cast, 0)
+        if not is_op(cast, "Cast") or viewer.info.dtype(source) not in INDICES or viewer.info.dtype(value) != INT64:
             return View(value, dims, dims)
         value = source
 
 
-def _pool(
-    found: _Gathered,
-    tokens: Axes,
-    heads: Axes,
-    depth: Axes,
-    folded: bool,
-    match: AttentionMatch,
-    viewer: Viewer,
-) -> CacheSource | None:
-    """The pool of a cache in one of the two forms; None where that takes a copy.
-
-    The form is (blocks, tokens, heads x size) if `folded`, else (blocks, heads, tokens, size).
-    """
-    data, space = found.node.inputs[0], viewer.space
-    assert data is not None
-    value, dims, quant = data, found.data, found.quantised
-    while True:
-        form = space.resolve_all(
-            (found.blocks, tokens, heads + depth) if folded else (found.blocks, heads, tokens, depth)
-        )
-        own = space.resolve_all(dims)
-        same = {axis for dim in own for axis in dim} == {axis for dim in form for axis in dim}
-        plan = plan_moves(own, form) if same else None
-        inner = match_dequantize(value, dims, match.dtype, viewer.info) if quant is None else None
-        if inner is not None:
-            value, quant = inner.value, inner
+def _pool(gathered: _Gathered, form: Arrangement, match: AttentionMatch, viewer: Viewer) -> CacheSource | None:
+    """The pool of a cache, arranged as `form`; None where that takes a copy."""
+    space = viewer.space
+    start = CacheSource(operand_at(gathered.node, 0), gathered.data, (), gathered.quantised)
+    for source in _sources(start, match, viewer):
+        own, wanted = space.resolve_all(source.dims), space.resolve_all(form)
+        if set(chain(*own)) != set(chain(*wanted)):
             continue
+        plan = plan_moves(own, wanted)
         if plan is not None and cost(plan) < COPY_COST:
-            return CacheSource(value, own, tuple(plan), quant)
-        moved = _through(value, dims, viewer)
-        if moved is None:
-            return None
-        value, dims = moved
+            return replace(source, dims=own, plan=tuple(plan))
+    return None

@@ -26,17 +26,19 @@ import onnx_ir as ir
 from fa_compiler.op_registry import bind_inputs, full_attrs, get
 from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.op_registry.products import product
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
 from fa_compiler.passes.masks.missed import vouching
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.rewrite.node_view import registry_node
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 OP, TRAINING = "PromptFlashAttention", "FlashAttentionScore"
 LAYOUTS = ("BSH", "BSND", "BNSD")
+INNER_PRECISE: dict[object, int] = {0: 0, 1: 0, 2: 2}
 _INPUTS = {"query": "query", "key": "key", "value": "value", "real_shift": "pse_shift", "atten_mask": "atten_mask"}
 
 
@@ -62,30 +64,43 @@ def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
     attrs = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
     bound = bind_inputs(spec, list(node.inputs), attrs)
     given = {name: value for name, value in bound.items() if isinstance(value, ir.Value)}
-    for name in given:
-        if name not in _INPUTS:
-            raise _illegal(node, f"it has {name}, which {OP} does not have")
-    for output in node.outputs[:-1]:
-        if output.uses() or output.is_graph_output():
-            raise _illegal(node, f"its statistic '{output.name}' is read, which {OP} does not compute")
-    if attrs["keep_prob"] != 1.0:
-        raise _illegal(node, f"it has dropout, which {OP} does not have")
-    layout = attrs["input_layout"]
-    if layout not in LAYOUTS:
-        raise _illegal(node, f"its layout is {layout}, which {OP} does not take")
-    if "real_shift" in given and attrs["pse_type"] != 0 and (attrs["pse_type"], attrs["scale_value"]) != (1, 1.0):
-        raise _illegal(node, f"its bias of pse_type {attrs['pse_type']} is not added after the scale")
-    heads, kv_heads = attrs["head_num"], _kv_heads(node, given, str(layout), attrs["head_num"], info)
+    reason = _refusal(node, given, attrs)
+    if reason is not None:
+        raise _illegal(node, reason)
+    heads, layout = attrs["head_num"], attrs["input_layout"]
+    kv_heads = _kv_heads(node, given, str(layout), heads, info)
+    if kv_heads == heads:
+        kv_heads = 0  # which stands for as many
     return PromptCall(
         {_INPUTS[name]: value for name, value in given.items()},
         {
             "num_heads": heads,
-            "num_key_value_heads": 0 if kv_heads == heads else kv_heads,
+            "num_key_value_heads": kv_heads,
             "input_layout": layout,
             "scale_value": attrs["scale_value"],
-            "inner_precise": 2 if attrs["inner_precise"] == 2 else 0,
+            "inner_precise": INNER_PRECISE.get(attrs["inner_precise"], 0),
             **_window(node, attrs, "atten_mask" in given),
         },
+    )
+
+
+def _refusal(node: ir.Node, given: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str]) -> str | None:
+    """Why no PromptFlashAttention computes the same as a FlashAttentionScore; None where one does, if it can have
+    the window and the heads."""
+    others = [name for name in given if name not in _INPUTS]
+    if others:
+        return f"it has {others[0]}, which {OP} does not have"
+    read = [output for output in node.outputs[:-1] if output.uses() or output.is_graph_output()]
+    if read:
+        return f"its statistic '{read[0].name}' is read, which {OP} does not compute"
+    layout, pse_type = attrs["input_layout"], attrs["pse_type"]
+    scaled = pse_type != 0 and (pse_type, attrs["scale_value"]) != (1, 1.0)
+    return first_reason(
+        {
+            f"it has dropout, which {OP} does not have": attrs["keep_prob"] != 1.0,
+            f"its layout is {layout}, which {OP} does not take": layout not in LAYOUTS,
+            f"its bias of pse_type {pse_type} is not added after the scale": "real_shift" in given and scaled,
+        }
     )
 
 
@@ -102,13 +117,16 @@ def build(
         reason = "some rows are masked everywhere, and what 310P gives for those is not known"
         raise Decline(Code.EMPTY_ROWS, reason, node)
     if "pse_shift" in call.inputs and product(options.ascend_product).name == "310P":
-        hint = vouching(words) if words else None
+        hint = None
+        if words:
+            hint = vouching(words)
         raise Decline(Code.ILLEGAL, "310P takes no bias, and a mask whose empty rows matter is one here", node, hint)
     inputs = dict(call.inputs)
     dtype = builder.info.dtype(inputs["query"])
     if dtype not in SIXTEEN_BITS:
         if HALF_ATTENTION not in options.assume:
-            reason = f"{OP} computes in float16 or bfloat16, and this is {dtype.name if dtype else 'of unknown type'}"
+            kind = dtype.name if dtype else "of unknown type"
+            reason = f"{OP} computes in float16 or bfloat16, and this is {kind}"
             hint = f"`--assume {HALF_ATTENTION}` casts query, key, value and result; or convert the model to float16"
             raise Decline(Code.DTYPE, reason, node, hint)
         dtype = ir.DataType.FLOAT16
@@ -123,6 +141,7 @@ def build(
 
 
 def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[str, int | float | str]:
+    """The mode of a mask, and the tokens of a band in the mode that has them. Raises Decline."""
     mode, before, after = (attrs[name] for name in ("sparse_mode", "pre_tockens", "next_tockens"))
     assert isinstance(mode, int) and isinstance(before, int) and isinstance(after, int)
     if not masked:
@@ -131,27 +150,29 @@ def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[st
         raise _illegal(node, f"its sparse_mode is {mode}, which {OP} does not have")
     elif mode == 0 and min(before, after) < UNLIMITED:
         raise _illegal(node, "it has a mask and a window beside it")
-    limited = mode == 4
-    return {
-        "sparse_mode": mode,
-        "pre_tokens": before if limited else UNLIMITED,
-        "next_tokens": after if limited else UNLIMITED,
-    }
+    if mode != 4:
+        before = after = UNLIMITED
+    return {"sparse_mode": mode, "pre_tokens": before, "next_tokens": after}
 
 
 def _kv_heads(node: ir.Node, given: Mapping[str, ir.Value], layout: str, heads: object, info: ShapeInfo) -> int:
     """The number of key heads, which FlashAttentionScore takes from the shapes. Raises Decline."""
-    shapes = [info.shape(given[name]) for name in ("query", "key")]
-    if isinstance(heads, int) and all(shape is not None and len(shape) == len(layout) for shape in shapes):
-        query, key = (shape for shape in shapes if shape is not None)
-        if layout != "BSH":
-            found = key[layout.index("N")].const
-        else:
-            width, own = key[2].const, query[2].const
-            found = None if width is None or not own or (width * heads) % own else width * heads // own
-        if found:
-            return found
+    query, key = (info.shape(given[name]) or () for name in ("query", "key"))
+    if isinstance(heads, int) and len(query) == len(key) == len(layout):
+        kv_heads = _heads_in(query, key, layout, heads)
+        if kv_heads:
+            return kv_heads
     raise _illegal(node, "the number of heads of its key is not known before the model runs")
+
+
+def _heads_in(query: Shape, key: Shape, layout: str, heads: int) -> int | None:
+    """The number of heads of a key, beside a query of `heads` heads; None where it is unknown."""
+    if layout != "BSH":
+        return key[layout.index("N")].const
+    width, own = key[2].const, query[2].const
+    if width is None or not own or (width * heads) % own:
+        return None
+    return width * heads // own
 
 
 def _registered(op_type: str, socs: tuple[str, ...]) -> bool:

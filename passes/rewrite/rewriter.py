@@ -25,9 +25,9 @@ from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, producer
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
-from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement, plan_moves
+from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.missed import words_for_a_mask
@@ -185,7 +185,9 @@ class Rewriter:
         fused = self.attempt(lambda: self._emit(match, companion))
         if not isinstance(fused, Decline):
             return fused
-        code = MissedCode.DENSE_MASK if match.mask.packed is None else MissedCode.NOT_PACKED
+        code = MissedCode.DENSE_MASK
+        if match.mask.packed is not None:
+            code = MissedCode.NOT_PACKED
         mask = replace(match.mask.fallback, missed=(fused.as_missed(code, match.node),))
         return self._emit(replace(match, mask=mask), companion)
 
@@ -209,18 +211,17 @@ class Rewriter:
     ) -> Fused | None:
         """Emit with the pages of its caches; None where it has none. Raises Decline where they cannot be read in
         place."""
-        found = find_pages(match, self.facts)
-        if found is None:
+        with_pages = find_pages(match, self.facts)
+        if with_pages is None:
             return None
-        paged, pages = found
+        paged, pages = with_pages
         return self._emit_with_candidates(paged, paged.space.settle(candidates), _Form(pages=pages), missed)
 
     def _emit_standard(self, match: AttentionMatch, candidates: Sequence[OutputCandidate]) -> Fused:
         """Emit as the first operator of ONNX or ONNX Runtime that takes the attention. Raises Decline."""
         forms = standard_attentions(match, self.builder, self.options)
-        return self.first_possible(
-            [partial(self._emit_with_fallback, each.match, candidates, _Form(standard=each), []) for each in forms]
-        )
+        emits = [partial(self._emit_with_fallback, form.match, candidates, _Form(standard=form), []) for form in forms]
+        return self.first_possible(emits)
 
     def _emit_with_fallback(
         self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form, missed: Sequence[Missed]
@@ -229,7 +230,7 @@ class Rewriter:
 
         A later place may need sizes that cannot be computed. The product's own output needs the fewest.
         """
-        for some in (candidates, [each for each in candidates if not each.shapes]):
+        for some in (candidates, [candidate for candidate in candidates if not candidate.shapes]):
             fused = self.if_possible(partial(self._emit_with_candidates, match, some, form, missed))
             if fused is not None:
                 return fused
@@ -241,7 +242,9 @@ class Rewriter:
         """Emit with the cheapest of these places. Raises Decline, also where pages cannot be read in place."""
         companion = form.companion
         match, plan = self._best_order(match, candidates, form)
-        views = (*match.views, *(companion.views if companion is not None else ()))
+        views = list(match.views)
+        if companion is not None:
+            views += companion.views
         emitter = LayoutEmitter(self.builder, match.space, [stop for view in views for stop in view.equivalent_values])
         operands = self._operands(match, plan, emitter)
         missed = [*known, *self._missed_by_operands(match, plan, form.standard)]
@@ -282,7 +285,7 @@ class Rewriter:
         if standard is None:
             return list(missed)
         told_by_standard = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)
-        return [*(each for each in missed if each.code not in told_by_standard), *standard.missed]
+        return [*(part for part in missed if part.code not in told_by_standard), *standard.missed]
 
     def _operator(
         self,
@@ -308,8 +311,9 @@ class Rewriter:
             return self._standard(match, plan, standard, inputs, emitter, missed)
         node = self._flash_attention(match, plan, inputs, masks.attrs, companion)
         self.check(node, match)
-        cast = node.op_type == prompt.OP and match.dtype not in SIXTEEN_BITS
-        vouched = (HALF_ATTENTION,) if cast else ()
+        vouched: tuple[str, ...] = ()
+        if node.op_type == prompt.OP and match.dtype not in SIXTEEN_BITS:
+            vouched = (HALF_ATTENTION,)
         return _Made(node, plan, inputs, node.outputs[-1], match.mask.mask_label, vouched)
 
     def _standard(
@@ -342,7 +346,9 @@ class Rewriter:
                 raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
             self._check_tokens(match, tuple(inputs[name] for name in ("query", "key", "value")))
         node = self._node(match, plan, inputs, mask_attrs, statistics=companion is not None)
-        return self._as_prompt_flash(node, match, companion) if prompt.is_wanted(self.options) else node
+        if prompt.is_wanted(self.options):
+            return self._as_prompt_flash(node, match, companion)
+        return node
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value | None, ...]) -> None:
         """Decline packed operands that are not proven to have the same number of tokens in every run.
@@ -397,30 +403,46 @@ class Rewriter:
         prompt, and much less for a step behind a cache.
         """
         plan = self._best_layout(match, candidates, form)
-        turned = match if form.companion is not None or form.standard is not None else match.with_neighbours()
+        if form.companion is not None or form.standard is not None:
+            return match, plan
+        turned = match.with_neighbours()
         if turned is match:
             return match, plan
         other = self._best_layout(turned, candidates, form)
-        return (turned, other) if other.cost < plan.cost + COPY_COST else (match, plan)
+        if other.cost >= plan.cost + COPY_COST:
+            return match, plan
+        return turned, other
 
     def _best_layout(self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form) -> LayoutPlan:
-        companion, pages, standard = form.companion, form.pages, form.standard
-        names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
-        if prompt.is_wanted(self.options):
-            names = tuple(name for name in names if name in prompt.LAYOUTS)
-        if pages is not None:
-            names = pages.layouts
-        pairs = [(name, name) for name in names] if standard is None else standard.layouts
-        found = (layout_plan(match, name, candidates, self.builder.info, of_key) for name, of_key in pairs)
-        plans = [plan for plan in found if plan is not None]
-        plans = [replace(plan, paged=pages is not None) for plan in plans]
-        costs = [(plan.cost, plan) for plan in plans]
-        if companion is not None:
-            extra = [(companion.cost(match, plan), plan) for plan in plans]
-            costs = [(plan.cost + more, plan) for more, plan in extra if more is not None]
+        """The cheapest layout. Raises Decline where the operands can be brought into none."""
+        plans = (
+            layout_plan(match, name, candidates, self.builder.info, of_key)
+            for name, of_key in self._layouts(match, form)
+        )
+        costs: list[tuple[int, LayoutPlan]] = []
+        for plan in plans:
+            if plan is None:
+                continue
+            plan = replace(plan, paged=form.pages is not None)
+            more = 0 if form.companion is None else form.companion.cost(match, plan)
+            if more is not None:
+                costs.append((plan.cost + more, plan))
         if not costs:
             raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
         return min(costs, key=lambda pair: pair[0])[1]
+
+    def _layouts(self, match: AttentionMatch, form: _Form) -> Sequence[tuple[str, str]]:
+        """The layouts that the operator of a form takes: that of query and result, and that of key and value."""
+        if form.standard is not None:
+            return form.standard.layouts
+        names: Sequence[str] = tuple(LAYOUTS)
+        if form.pages is not None:
+            names = form.pages.layouts
+        elif match.mask.packed is not None:
+            names = (PACKED,)
+        if form.pages is None and prompt.is_wanted(self.options):
+            names = [name for name in names if name in prompt.LAYOUTS]
+        return [(name, name) for name in names]
 
     def _node(
         self,
@@ -464,8 +486,9 @@ class Rewriter:
 
         def build() -> ir.Node:
             call = prompt.as_prompt(node, self.builder.info)
-            masking = None if match.derivation is None else match.derivation.masking
-            words = () if masking is None else words_for_a_mask(masking.planner, masking.terms, masking.guard)
+            words: tuple[str, ...] = ()
+            if match.derivation is not None and (masking := match.derivation.masking) is not None:
+                words = words_for_a_mask(masking.planner, masking.terms, masking.guard)
             return prompt.build(call, match.node, node.outputs[-1], self.builder, self.options, words)
 
         made = reworded(build, lambda decline: Decline(decline.code, decline.reason, match.node, decline.hint))
@@ -506,16 +529,16 @@ class Rewriter:
             for depth in (roles.head_dim, roles.value_head_dim)
         )
 
-        found: list[Missed] = []
+        own_missed: list[Missed] = []
 
         def masks(mask: MaskPlan) -> MaskBuilder:
-            return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, found)
+            return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, own_missed)
 
         def build() -> tuple[IncreCall, LayoutPlan, ir.Node]:
             matcher = IncreFlashMatcher(
                 match, plan.name, (key, value), operands, self.builder, emitter, self.options, masks, pages
             )
-            call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, found)
+            call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, own_missed)
             node = call.node(match, plan_with_output.output, self.builder, self.options)
             self.check(node, match)
             return call, plan_with_output, node
@@ -529,7 +552,7 @@ class Rewriter:
                 missed.append(built.as_missed(MissedCode.NOT_INCRE, match.node))
             return None
         call, plan_with_output, node = built
-        missed.extend(found)
+        missed.extend(own_missed)
         self._add(node)
         out = call.result(node.outputs[-1], self.builder)
         return _Made(node, plan_with_output, operands, out, call.mask_label, call.assumed)
@@ -546,14 +569,14 @@ class Rewriter:
 
         Both are unchanged where no QuantizeLinear can be fused.
         """
-        found = attempt(lambda: match_quantize(plan.destination.value, self.options, self.builder.info))
-        if isinstance(found, Decline):
-            missed.append(found.as_missed(MissedCode.QUANTIZED_OUTPUT, match.node))
+        quantised = attempt(lambda: match_quantize(plan.destination.value, self.options, self.builder.info))
+        if isinstance(quantised, Decline):
+            missed.append(quantised.as_missed(MissedCode.QUANTIZED_OUTPUT, match.node))
             return call, plan
-        if found is None or match.output_factors or call.undefined is not None:
+        if quantised is None or match.output_factors or call.undefined is not None:
             return call, plan
-        scale = self.builder.constant(np.array([found.scale], dtype=np.float32), "quant_scale")
-        destination = replace(plan.destination, value=found.node.outputs[0])
+        scale = self.builder.constant(np.array([quantised.scale], dtype=np.float32), "quant_scale")
+        destination = replace(plan.destination, value=quantised.node.outputs[0])
         return replace(call, inputs={**call.inputs, "quant_scale2": scale}), replace(plan, destination=destination)
 
     def _sink(self, match: AttentionMatch, emitter: LayoutEmitter) -> ir.Value | None:
@@ -561,7 +584,7 @@ class Rewriter:
         sink, heads = match.sink, match.roles.heads
         if sink is None:
             return None
-        if all(each.name != "sink" for each in get(OP, self.options.cann).inputs):
+        if all(declared.name != "sink" for declared in get(OP, self.options.cann).inputs):
             raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no sink", match.node)
         if sink.view is None:
             numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
@@ -571,10 +594,8 @@ class Rewriter:
         for axis, dim in enumerate(dims):
             if dim != varying[axis]:
                 value, dims = narrowed(value, axis, self.builder), (*dims[:axis], (), *dims[axis + 1 :])
-        plan = plan_moves(dims, (heads,))
-        if plan is None:
-            raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
-        return emitter.apply(self.builder.cast(value, ir.DataType.FLOAT), dims, plan)
+        value = self.builder.cast(value, ir.DataType.FLOAT)
+        return emitter.arranged(value, dims, (heads,), "the sink is not one number for each head", match.node)
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""
@@ -594,28 +615,27 @@ class Rewriter:
         return ""
 
     def _row_attrs(self, match: AttentionMatch) -> dict[str, int | float | str]:
+        """The attributes that say what masked keys weigh, and what rows without a key give."""
         mask = match.mask
         if self.options.target == "ascend":
             # inner_precise 2 asks the device to give 0 for a fully masked row.
             return {"inner_precise": 2} if mask.empty_rows == "zero" else {}
-        attrs: dict[str, int | float | str] = {}
-        if mask.empty_rows:
-            attrs["cpu_empty_rows"] = mask.empty_rows
-        if mask.nan_rows:
-            attrs["cpu_nan_rows"] = mask.nan_rows
-        if mask.masked_score is not None and math.isfinite(mask.masked_score):
-            attrs["cpu_mask_value"] = mask.masked_score
-        if mask.adds_bias_to_masked and mask.bias:
-            attrs["cpu_masked_bias"] = "added"
-        if mask.drops_masked_values:
-            attrs["cpu_masked_values"] = "zero"
-        return attrs
+        score = -math.inf if mask.masked_score is None else mask.masked_score
+        rows: tuple[tuple[str, float | str, bool], ...] = (
+            ("cpu_empty_rows", mask.empty_rows, mask.empty_rows != ""),
+            ("cpu_nan_rows", mask.nan_rows, mask.nan_rows != ""),
+            ("cpu_mask_value", score, math.isfinite(score)),
+            ("cpu_masked_bias", "added", mask.adds_bias_to_masked and bool(mask.bias)),
+            ("cpu_masked_values", "zero", mask.drops_masked_values),
+        )
+        return {name: value for name, value, told in rows if told}
 
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
         """Declare the shapes of all outputs, for tools that do not have the operator's schema to infer them."""
         roles, space = match.roles, match.space
         groups = [roles.batch, roles.heads, roles.q_seq]
-        groups = [roles.batch + roles.q_seq, roles.heads] if plan.name == PACKED else groups
+        if plan.name == PACKED:
+            groups = [roles.batch + roles.q_seq, roles.heads]
         stats = [*(space.size(axes) for axes in groups), Dim(8)]
         shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in plan.output])
         for output, shape in zip(node.outputs, shapes, strict=True):
@@ -631,22 +651,20 @@ class Rewriter:
         views = [part.view for part in match.mask.masked]
         views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
         terms = [view.base for view in views]
-        found = []
+        shapes = []
         for reader, dims in (*match.shapes, *destination.shapes):
             read = reader.inputs[0]
-            maker = None if read is None else read.producer()
+            maker = producer(read)
             assert maker is not None
             # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
-            parts = [each for each in terms if not depends(each, maker)]
-            found.append((reader, emitter.shape_vector(dims, reader, parts)))
-        return found
+            parts = [term for term in terms if not depends(term, maker)]
+            shapes.append((reader, emitter.shape_vector(dims, reader, parts)))
+        return shapes
 
     def substitute(self, substitutes: list[tuple[ir.Node, ir.Value]]) -> None:
         """Replace the result of each node by the value beside it."""
         for reader, value in substitutes:
-            old = reader.outputs[0]
-            named = old.is_graph_output()
-            replace_value(old, self.builder.alias(value) if named else value, rename=named)
+            self.builder.replace(reader.outputs[0], value)
             self.replaced.append(reader)
 
     def result(
@@ -661,7 +679,9 @@ class Rewriter:
         value = multiplied(value, dims, match.output_factors, self.builder, emitter)
         value = emitter.apply(value, dims, destination.plan)
         wanted = self.builder.info.dtype(destination.value)
-        return value if wanted is None else self.builder.cast(value, wanted)
+        if wanted is None:
+            return value
+        return self.builder.cast(value, wanted)
 
     def _replace_concat(self, whole: ir.Value, present: ir.Value) -> None:
         """Let the operator give what a Concat gives. Another attention that was matched before may still read it."""

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -107,19 +108,98 @@ class StandardAttention:
     mask: MaskForm
     whole_mask: bool
     """Does the mask need all heads and batch entries?"""
-    grown: tuple[Grown, Grown] | None = None
-    """Key and value, where the operator takes a past and new ones."""
+    grown: tuple[Grown, ...] = ()
+    """Key and value, where the operator takes a past and new ones; else empty."""
     missed: tuple[Missed, ...] = ()
 
     @property
     def layouts(self) -> tuple[tuple[str, str], ...]:
         """The layouts that the operator takes for this attention."""
-        if self.grown is not None:
+        if self.grown:
             return LAYOUTS[self.operator][:1]
         space, roles = self.match.space, self.match.roles
         if space.size(roles.head_dim) == space.size(roles.value_head_dim) or self.operator == ATTENTION:
             return LAYOUTS[self.operator]
         return tuple(pair for pair in LAYOUTS[self.operator] if pair[0] == pair[1])
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an attention needs of an operator that gets its mask in a form, and a past if `past`."""
+
+    match: AttentionMatch
+    operator: str
+    form: MaskForm
+    past: bool
+    info: ShapeInfo
+    options: Options
+
+    def features(self) -> Iterator[Feature]:
+        """The features that the operator has to take, in the order in which users read of them."""
+        if (kind := TYPES.get(self.match.dtype)) is not None:
+            yield kind
+        for table in (self._score_features(), self._size_features(), self._band_features()):
+            yield from (feature for feature, needed in table.items() if needed)
+        yield from self._row_features()
+        if self.form in FORMS:
+            yield FORMS[self.form]
+
+    @property
+    def is_masked(self) -> bool:
+        """Does the operator get a mask beside its attributes?"""
+        return self.form is not MaskForm.NONE
+
+    def _score_features(self) -> dict[Feature, bool]:
+        """What is done to the scores and their exponentials."""
+        sink, softcap = self.match.sink is not None, self.match.softcap != 0.0
+        return {
+            Feature.DROPOUT: self.match.dropout is not None,
+            Feature.SINK: sink and not self.is_masked,
+            Feature.SINK_MASK: sink and self.is_masked,
+            Feature.SOFTCAP: softcap and not self.is_masked,
+            Feature.SOFTCAP_MASK: softcap and self.is_masked,
+        }
+
+    def _size_features(self) -> dict[Feature, bool]:
+        """Sizes that are not those of the plainest attention."""
+        space, roles = self.match.space, self.match.roles
+        depth, value_depth = space.size(roles.head_dim), space.size(roles.value_head_dim)
+        shapes = (self.info.shape(view.base) or () for view in self.match.views)
+        crossed = space.size(roles.q_seq) != space.size(roles.kv_seq)
+        return {
+            Feature.GROUPED: roles.kv_heads != roles.heads,
+            Feature.VALUE_SIZE: depth != value_depth,
+            Feature.ANY_HEAD_SIZE: (depth.const or 1) % 8 != 0,
+            Feature.WIDE_HEADS: max(depth.const or 1, value_depth.const or 1) > MAX_HEAD_SIZE,
+            Feature.CROSS: crossed and not (self.operator == GROUP_QUERY and self.past),
+            Feature.OPEN_SIZES: any(size.const is None for size in chain(*shapes)),
+        }
+
+    def _band_features(self) -> dict[Feature, bool]:
+        """A band that is an attribute, and what stands beside it."""
+        if not is_band(self.match, self.options) and not self.past:
+            return {Feature.FULL: True}
+        window = _is_window(self.match)
+        return {
+            Feature.WINDOW: window,
+            Feature.CAUSAL: not window,
+            Feature.PAST: self.past,
+            Feature.CAUSAL_MASK: self.is_masked,
+        }
+
+    def _row_features(self) -> Iterator[Feature]:
+        """What a row without a key gives."""
+        mask = self.match.mask
+        if self.operator == ATTENTION and (mask.nan_rows or mask.empty_rows == "zero"):
+            yield Feature.ZERO_ROWS
+        elif mask.empty_rows == "nan" and self.form is MaskForm.KEY_PADDING:
+            yield Feature.NAN_ROWS_PADDING
+        elif mask.empty_rows == "nan" and self.match.dtype != ir.DataType.FLOAT:
+            yield Feature.NAN_ROWS_HALF
+        elif mask.empty_rows == "nan":
+            yield Feature.NAN_ROWS
+        elif mask.nan_rows == RowGuard.NAN.nan_rows:
+            yield Feature.NAN_OR_ZERO_ROWS
 
 
 def standard_attentions(match: AttentionMatch, builder: Builder, options: Options) -> list[StandardAttention]:
@@ -137,11 +217,10 @@ def standard_attentions(match: AttentionMatch, builder: Builder, options: Option
         for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT))
         for operator in _preferred(match, options)
     ]
-    found = [each for each in tried if not isinstance(each, Decline)]
-    if not found:
-        refusals = [each for each in tried if isinstance(each, Decline)]
-        raise refusals[0]
-    return found
+    taken = [attention for attention in tried if isinstance(attention, StandardAttention)]
+    if not taken:
+        raise next(refusal for refusal in tried if isinstance(refusal, Decline))
+    return taken
 
 
 def _as_operator(
@@ -159,17 +238,8 @@ def _as_operator(
         match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
         raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
-    step, behind = operator == GROUP_QUERY and is_step(match, options), needs_past(match, options)
-    grown = grown_operands(match, info) if step or behind else None
-    if behind and grown is None:
-        rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
-        reason = f"the {keys} keys are not proven to be a past and {rows} new ones, one for each row"
-        raise Decline(Code.RUNTIME, reason, match.node)
-    forms = _mask_forms(match, operator, options)
-    refusals = [_refusal(match, operator, form, grown is not None, info, options) for form in forms]
-    if None not in refusals:
-        raise next(filter(None, refusals))
-    mask = forms[refusals.index(None)]
+    grown = _past(match, operator, info, options)
+    mask = _mask_form(match, operator, bool(grown), info, options)
     if match.dtype != given:
         reason = f"{_of(operator, options)} does not take it in {TYPES[given].meaning}, so operands are cast to float32"
         missed.append(Missed(MissedCode.WIDE, reason, label(match.node)))
@@ -177,12 +247,34 @@ def _as_operator(
     return StandardAttention(match, operator, mask, whole, grown, tuple(missed))
 
 
-def _refusal(
-    match: AttentionMatch, operator: str, form: MaskForm, past: bool, info: ShapeInfo, options: Options
-) -> Decline | None:
-    """The decline for the first feature that the operator does not take, with this form of the mask."""
-    kernel = kernel_for(match, operator, past, options)
-    for feature in _needed(match, operator, form, past, info, options):
+def _past(match: AttentionMatch, operator: str, info: ShapeInfo, options: Options) -> tuple[Grown, ...]:
+    """Key and value that the operator takes as a past and new ones; empty where it takes them in one piece. Raises
+    Decline where they have to be a past, and are not proven to be."""
+    behind = needs_past(match, options)
+    if not behind and not (operator == GROUP_QUERY and is_step(match, options)):
+        return ()
+    grown = grown_operands(match, info)
+    if behind and not grown:
+        rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
+        reason = f"the {keys} keys are not proven to be a past and {rows} new ones, one for each row"
+        raise Decline(Code.RUNTIME, reason, match.node)
+    return grown
+
+
+def _mask_form(match: AttentionMatch, operator: str, past: bool, info: ShapeInfo, options: Options) -> MaskForm:
+    """The first form of the mask with which the operator takes the attention. Raises Decline where there is none."""
+    forms = _mask_forms(match, operator, options)
+    refusals = [_refusal(Needs(match, operator, form, past, info, options)) for form in forms]
+    if None in refusals:
+        return forms[refusals.index(None)]
+    raise next(filter(None, refusals))
+
+
+def _refusal(needs: Needs) -> Decline | None:
+    """The decline for the first need of an attention that the operator does not serve; None where it serves all."""
+    match, operator, options = needs.match, needs.operator, needs.options
+    kernel = kernel_for(match, operator, needs.past, options)
+    for feature in needs.features():
         if (reason := why_not_taken(feature, operator, options, kernel)) is not None:
             return _refused(reason, operator, feature, match, options)
     return None
@@ -191,9 +283,16 @@ def _refusal(
 def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:
     """The operators of the target, the one that suits the attention best in front."""
     operators = OPERATORS[options.target]
-    special = match.roles.kv_heads != match.roles.heads or match.softcap != 0.0 or match.sink is not None
-    special = special or (match.mask.mode is not None and match.mask.mode.sparse_mode == WINDOW)
-    return operators[::-1] if special else operators
+    grouped = match.roles.kv_heads != match.roles.heads
+    if grouped or match.softcap != 0.0 or match.sink is not None or _is_window(match):
+        return operators[::-1]
+    return operators
+
+
+def _is_window(match: AttentionMatch) -> bool:
+    """Is a part of the mask a window?"""
+    mode = match.mask.mode
+    return mode is not None and mode.sparse_mode == WINDOW
 
 
 def _step_hint(match: AttentionMatch, info: ShapeInfo, options: Options) -> str | None:
@@ -201,7 +300,7 @@ def _step_hint(match: AttentionMatch, info: ShapeInfo, options: Options) -> str 
     is_open = match.space.size(match.roles.q_seq).const is None
     if options.target != "contrib" or not is_open or DECODE in options.assume:
         return None
-    if why_not_taken(Feature.PAST, GROUP_QUERY, options) is not None or grown_operands(match, info) is None:
+    if why_not_taken(Feature.PAST, GROUP_QUERY, options) is not None or not grown_operands(match, info):
         return None
     return f"--assume {DECODE} if every run decodes one token"
 
@@ -220,7 +319,9 @@ def kernel_for(match: AttentionMatch, operator: str, past: bool, options: Option
     """The kernel that a runtime takes for the attention, where it has several (runtimes.KERNELS)."""
     presents = past or why_not_taken(Feature.LONE_RESULT, operator, options) is not None
     plain = match.dtype == ir.DataType.FLOAT and match.softcap == 0.0 and match.sink is None
-    return Kernel.FLASH if operator == GROUP_QUERY and presents and plain else Kernel.WHOLE
+    if operator == GROUP_QUERY and presents and plain:
+        return Kernel.FLASH
+    return Kernel.WHOLE
 
 
 def why_not_taken(feature: Feature, operator: str, options: Options, kernel: Kernel = Kernel.WHOLE) -> str | None:
@@ -232,71 +333,33 @@ def why_not_taken(feature: Feature, operator: str, options: Options, kernel: Ker
         return f"whether {_of(operator, options)} takes {feature.meaning} is not known"
     if known is Answer.YES:
         return None
-    where = "" if kernel is Kernel.WHOLE or answer(options.runtime, operator, feature) is known else " behind a past"
-    return f"{_of(operator, options)}{where} does not take {feature.meaning}"
+    where = _of(operator, options)
+    if kernel is not Kernel.WHOLE and answer(options.runtime, operator, feature) is not known:
+        where += " behind a past"
+    return f"{where} does not take {feature.meaning}"
 
 
 def _refused(reason: str, operator: str, feature: Feature | None, match: AttentionMatch, options: Options) -> Decline:
     """The decline, with what takes the feature: a leaner mask, another runtime, or our own kernels."""
-    lean = next((each.hint for each in match.mask.missed if each.hint), None)
-    others = [
-        name
-        for name in RUNTIMES
-        if options.runtime is not None
-        and name != options.runtime.name
-        and has_operator(Runtime(name), operator)
-        and (feature is None or answer(Runtime(name), operator, feature) is Answer.YES)
-    ]
-    hint = f"--runtime {others[0]} takes it" if others else None
-    if feature is Feature.FULL and lean is not None:
-        hint = lean
+    hint = _other_runtime(operator, feature, options)
+    lean = [missed.hint for missed in match.mask.missed if missed.hint]
+    if feature is Feature.FULL and lean:
+        hint = lean[0]
     return Decline(Code.RUNTIME, reason, match.node, hint)
 
 
-def _needed(
-    match: AttentionMatch, operator: str, form: MaskForm, past: bool, info: ShapeInfo, options: Options
-) -> Iterator[Feature]:
-    """What the attention needs of the operator, which takes a past if `past`."""
-    space, roles, mask = match.space, match.roles, match.mask
-    if (kind := TYPES.get(match.dtype)) is not None:
-        yield kind
-    if match.dropout is not None:
-        yield Feature.DROPOUT
-    if match.sink is not None:
-        yield Feature.SINK if form is MaskForm.NONE else Feature.SINK_MASK
-    if match.softcap != 0.0:
-        yield Feature.SOFTCAP if form is MaskForm.NONE else Feature.SOFTCAP_MASK
-    if roles.kv_heads != roles.heads:
-        yield Feature.GROUPED
-    if space.size(roles.head_dim) != space.size(roles.value_head_dim):
-        yield Feature.VALUE_SIZE
-    if (space.size(roles.head_dim).const or 1) % 8:
-        yield Feature.ANY_HEAD_SIZE
-    if max(space.size(axes).const or 1 for axes in (roles.head_dim, roles.value_head_dim)) > MAX_HEAD_SIZE:
-        yield Feature.WIDE_HEADS
-    if space.size(roles.q_seq) != space.size(roles.kv_seq) and not (operator == GROUP_QUERY and past):
-        yield Feature.CROSS
-    if any(size.const is None for view in match.views for size in info.shape(view.base) or ()):
-        yield Feature.OPEN_SIZES
-    if not is_band(match, options) and not past:
-        yield Feature.FULL
-    else:
-        window = mask.mode is not None and mask.mode.sparse_mode == WINDOW
-        yield Feature.WINDOW if window else Feature.CAUSAL
-        if past:
-            yield Feature.PAST
-        if form is not MaskForm.NONE:
-            yield Feature.CAUSAL_MASK
-    if operator == ATTENTION and (mask.nan_rows or mask.empty_rows == "zero"):
-        yield Feature.ZERO_ROWS
-    elif mask.empty_rows == "nan":
-        half = match.dtype != ir.DataType.FLOAT
-        padding = form is MaskForm.KEY_PADDING
-        yield Feature.NAN_ROWS_PADDING if padding else Feature.NAN_ROWS_HALF if half else Feature.NAN_ROWS
-    elif mask.nan_rows == RowGuard.NAN.nan_rows:
-        yield Feature.NAN_OR_ZERO_ROWS
-    if form in FORMS:
-        yield FORMS[form]
+def _other_runtime(operator: str, feature: Feature | None, options: Options) -> str | None:
+    """The option for the first runtime beside the user's that has the operator, with the feature if one is named; None
+    where there is none, or where the user named no runtime."""
+    if options.runtime is None:
+        return None
+    for name in RUNTIMES:
+        other = Runtime(name)
+        if name == options.runtime.name or not has_operator(other, operator):
+            continue
+        if feature is None or answer(other, operator, feature) is Answer.YES:
+            return f"--runtime {name} takes it"
+    return None
 
 
 def is_step(match: AttentionMatch, options: Options) -> bool:
@@ -329,14 +392,15 @@ def _mask_forms(match: AttentionMatch, operator: str, options: Options) -> list[
         for form, fits in ((MaskForm.BOOLEAN, boolean), (MaskForm.KEY_PADDING, padding))
         if fits and answer(options.runtime, operator, FORMS[form]) is Answer.YES
     ]
-    slow = padding and answer(options.runtime, operator, Feature.FAST_PADDING) is Answer.NO
-    return [MaskForm.ADDED, *lean] if slow else [*lean, MaskForm.ADDED]
+    if padding and answer(options.runtime, operator, Feature.FAST_PADDING) is Answer.NO:
+        return [MaskForm.ADDED, *lean]
+    return [*lean, MaskForm.ADDED]
 
 
 def _is_padding(match: AttentionMatch) -> bool:
     """Is the mask one of keys alone, and nothing added to the scores?"""
     mask, roles = match.mask, match.roles
-    own = {axis for part in mask.masked for dim in part.view.base_dims for axis in dim}
+    own = set(chain(*(chain(*part.view.base_dims) for part in mask.masked)))
     return bool(mask.masked) and not mask.bias and not own.intersection((*roles.heads, *roles.q_seq))
 
 

@@ -22,8 +22,8 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.emit.build import INT64, PREFIX, AttrValue, LayoutEmitter
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, producer
+from fa_compiler.passes.emit.build import INT64, AttrValue, LayoutEmitter
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.masks.expressible import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
@@ -86,9 +86,8 @@ class StandardBuilder:
         attrs["scale"] = float(np.float32(self.match.scale))
         while inputs[-1] is None:
             inputs.pop()
-        stem = f"{builder.path}/{operator}" if builder.path else f"{PREFIX}_{operator}"
         results = {"output": self.plan.output, **self._presents()}
-        name = builder.names.new(stem)
+        name = builder.fused_name(operator)
         made = ir.node(operator, inputs, attrs, domain=DOMAINS[operator], name=name, num_outputs=len(results))
         node = builder.lone(made)
         for output, (word, dims) in zip(node.outputs, results.items(), strict=True):
@@ -103,7 +102,7 @@ class StandardBuilder:
         run without them."""
         operator, roles = self.attention.operator, self.match.roles
         unwanted = why_not_taken(Feature.LONE_RESULT, operator, self.facts.options) is None
-        if self.attention.grown is None and (operator != GROUP_QUERY or unwanted):
+        if not self.attention.grown and (operator != GROUP_QUERY or unwanted):
             return {}
         outer = roles.batch, roles.kv_heads, roles.kv_seq
         return {"present_key": (*outer, roles.head_dim), "present_value": (*outer, roles.value_head_dim)}
@@ -111,12 +110,11 @@ class StandardBuilder:
     def presents(self, node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
         """The results of the Concats that made key and value, each with the one of the node that takes its place; none
         if an input of the node needs one of them."""
-        grown = self.attention.grown or ()
-        concats = [concat for each in grown if (concat := producer(each.whole)) is not None]
-        inputs = [value for value in node.inputs if value is not None]
-        if any(depends(value, concat) for value in inputs for concat in concats):
+        wholes = [grown.whole for grown in self.attention.grown]
+        concats = [concat for whole in wholes if (concat := whole.producer()) is not None]
+        if any(depends(value, concat) for value in inputs_of(node) for concat in concats):
             return []
-        return [(each.whole, present) for each, present in zip(grown, node.outputs[1:], strict=False)]
+        return list(zip(wholes, node.outputs[1:], strict=False))
 
     def guarded(self, node: ir.Node) -> ir.Value:
         """The result of the node, 0 in the rows that the model makes 0: those without a key by its boolean mask or by
@@ -127,17 +125,24 @@ class StandardBuilder:
         if mask.nan_rows == RowGuard.NAN.nan_rows:
             empty = builder.op("IsNaN", [result], ir.DataType.BOOL)
         else:
-            excluded = self.inputs["atten_mask"] if mask.empty_rows == "zero" else None
-            if self.inputs["real_shift"] is not None and mask.nan_rows:
-                added = node.inputs[BIAS_PLACES[self.attention.operator]]
-                lowest = builder.constant(np.array(-math.inf, self.match.dtype.numpy()), "number")
-                excluded = builder.op("Equal", [added, lowest], ir.DataType.BOOL)
+            excluded = self._excluded(node)
             if excluded is None:
                 return result  # no row can have scores that are all -inf
             least = builder.reduced("ReduceMin", builder.cast(excluded, INT32), 3)
             empty = self._like_result(builder.cast(least, ir.DataType.BOOL))
         nothing = builder.constant(np.array(0, self.match.dtype.numpy()), "number")
         return builder.op("Where", [empty, nothing, result], self.match.dtype)
+
+    def _excluded(self, node: ir.Node) -> ir.Value | None:
+        """True where the node's mask or bias gives a key no weight; None where neither can empty a row."""
+        builder, mask = self.emitter.builder, self.match.mask
+        if mask.nan_rows and self.inputs["real_shift"] is not None:
+            added = node.inputs[BIAS_PLACES[self.attention.operator]]
+            lowest = builder.constant(np.array(-math.inf, self.match.dtype.numpy()), "number")
+            return builder.op("Equal", [added, lowest], ir.DataType.BOOL)
+        if mask.empty_rows == "zero":
+            return self.inputs["atten_mask"]
+        return None
 
     def _like_result(self, rows: ir.Value) -> ir.Value:
         """A truth value for each row, [B|1, N|1, S|1, 1], as one that broadcasts to the result, [B, S, N * Dv]."""
@@ -156,27 +161,34 @@ class StandardBuilder:
         them, whose tensor is not there to be asked, and where a size is a product of several.
         """
         roles = self.match.roles
-        operands = [value for name in ("query", "key", "value") if (value := self.inputs[name]) is not None]
-        if self.attention.grown is not None:
+        operands = self._present_inputs("query", "key", "value")
+        if self.attention.grown:
             self._check_proven()
-            new = [each.new for each in self.attention.grown]
+            new = [grown.new for grown in self.attention.grown]
             if self.attention.operator == GROUP_QUERY:
-                new = [self._rows_first(each) for each in new]
+                new = list(map(self._rows_first, new))
             return [operands[0], *new]
-        masks = [value for name in ("atten_mask", "real_shift") if (value := self.inputs.get(name)) is not None]
+        masks = self._present_inputs("atten_mask", "real_shift")
         row = self.plan.name.index("S")
-        batch = self._largest(roles.batch, [*((each, 0) for each in operands), *((each, -4) for each in masks)])
-        rows = self._largest(roles.q_seq, [(operands[0], row), *((each, -2) for each in masks)])
-        found = []
-        for place, value in enumerate(operands):
-            sizes: dict[int, ir.Value] = {} if batch is None else {0: batch}
-            if place == 0 and rows is not None:
-                sizes[row] = rows
+        batch = self._largest(roles.batch, [*((value, 0) for value in operands), *((mask, -4) for mask in masks)])
+        rows = self._largest(roles.q_seq, [(operands[0], row), *((mask, -2) for mask in masks)])
+        of_key: dict[int, ir.Value] = {}
+        if batch is not None:
+            of_key[0] = batch
+        of_query = dict(of_key)
+        if rows is not None:
+            of_query[row] = rows
+        expanded = []
+        for value, sizes in zip(operands, (of_query, of_key, of_key), strict=True):
             value = self._expanded(value, sizes)
             if value.producer() is not None and not value.is_graph_output():
                 self._declare(value)
-            found.append(value)
-        return found
+            expanded.append(value)
+        return expanded
+
+    def _present_inputs(self, *names: str) -> list[ir.Value]:
+        """Those of these inputs that there are."""
+        return [value for name in names if (value := self.inputs.get(name)) is not None]
 
     def _declare(self, value: ir.Value) -> None:
         """Give a value the sizes that are known, because ONNX's inference takes an unknown width for 0."""
@@ -214,23 +226,30 @@ class StandardBuilder:
         if not space.may_broadcast(axes) or SAME_SIZES in self.facts.options.assume:
             short = any(axis >= 0 and shape[axis] == Dim(1) for _, axis, shape in shapes)
             return builder.dimension(*larger[0]) if short and larger else None
-        what = "batch sizes" if axes is self.match.roles.batch else "numbers of rows"
+        self._note_expanded(axes)
+        counts = [builder.dimension(*place) for place in larger]
+        if len(counts) == 1:
+            return counts[0]
+        return builder.reduced("ReduceMax", builder.op("Concat", counts, INT64, {"axis": 0}), 0)
+
+    def _note_expanded(self, axes: Axes) -> None:
+        """Note that operands are copied to the size of these axes. Raises Decline where they cannot be."""
+        what = "numbers of rows"
+        if axes is self.match.roles.batch:
+            what = "batch sizes"
         reason = f"query, key, value and masks are not proven to have equal {what} in every run"
         hint = f"--assume {SAME_SIZES} if they have, and if masks have as many rows and keys as the scores"
-        if self.match.mask.mode is not None or len(space.resolve(axes)) != 1:
+        if self.match.mask.mode is not None or len(self.match.space.resolve(axes)) != 1:
             raise Decline(Code.SHAPE, reason, self.match.node, hint)
         missed = Missed(MissedCode.EXPANDED, f"{reason}, so they are copied", label(self.match.node), hint)
         self.missed.append(missed)
-        found = [builder.dimension(*place) for place in larger]
-        if len(found) == 1:
-            return found[0]
-        return builder.reduced("ReduceMax", builder.op("Concat", found, INT64, {"axis": 0}), 0)
 
     def _expanded(self, value: ir.Value, sizes: Mapping[int, ir.Value]) -> ir.Value:
         """An operand whose dimensions at these places are repeated to these sizes where they are 1."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
         shape = list(builder.info.shape(value) or ())
-        wanted = {place: space.size(roles.batch if place == 0 else roles.q_seq) for place in sizes}
+        counted = {0: roles.batch}
+        wanted = {place: space.size(counted.get(place, roles.q_seq)) for place in sizes}
         certain = not space.may_broadcast(roles.batch) and not space.may_broadcast(roles.q_seq)
         if all(certain and shape[place] == size for place, size in wanted.items()):
             return value
@@ -265,32 +284,38 @@ class StandardBuilder:
         if space.size(roles.q_seq).const is not None or not is_step(self.match, self.facts.options):
             return ()
         hidden = mode is not None and not is_band(self.match, self.facts.options)
-        behind = self.attention.operator == GROUP_QUERY and self.attention.grown is not None
-        return (DECODE,) if hidden or behind else ()
+        behind = self.attention.operator == GROUP_QUERY and bool(self.attention.grown)
+        if not hidden and not behind:
+            return ()
+        return (DECODE,)
 
     def _lowest_bias(self, bias: ir.Value) -> tuple[float, str]:
         """What a bias has to be above, -inf where it may be anything, and what it does otherwise."""
         operator, dtype = self.attention.operator, self.emitter.builder.info.dtype(bias)
-        if self.match.derivation is None and dtype in SIXTEEN_BITS:
-            return (
-                -LARGE_HALF,
-                "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers",
+        in_model = self.match.derivation is None
+        limit = -math.inf
+        if in_model and dtype in SIXTEEN_BITS:
+            reason = (
+                "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers"
             )
+            return -LARGE_HALF, reason
         if operator == ATTENTION:
-            return (
-                LOST_IN if self.match.derivation is None else -math.inf,
-                "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was",
-            )
+            if in_model:
+                limit = LOST_IN
+            reason = "what is added to the scores may exclude every key of a row, which would be 0 then"
+            return limit, f"{reason} and not what it was"
         if operator == MULTI_HEAD and is_band(self.match, self.facts.options):
-            return (
-                LOW if self.match.dtype == ir.DataType.FLOAT else -LARGE_HALF,
-                f"a row that {operator} with a causal attribute has no key for, because of what is added to the "
-                "scores, would attend later keys",
-            )
+            limit = LOW
+            if self.match.dtype != ir.DataType.FLOAT:
+                limit = -LARGE_HALF
+            reason = f"a row that {operator} with a causal attribute has no key for, because of what is added to the"
+            return limit, f"{reason} scores, would attend later keys"
         options = self.facts.options
-        kernel = kernel_for(self.match, operator, self.attention.grown is not None, options)
+        kernel = kernel_for(self.match, operator, bool(self.attention.grown), options)
         refused = why_not_taken(Feature.MEAN_ROWS, operator, options, kernel)
-        return LOW if refused and self.match.dtype != ir.DataType.FLOAT16 else -math.inf, refused or ""
+        if refused and self.match.dtype != ir.DataType.FLOAT16:
+            limit = LOW
+        return limit, refused or ""
 
     # -- the operators ----------------------------------------------------------------------------------
 
@@ -300,14 +325,13 @@ class StandardBuilder:
         if self.plan.name == "BSH":
             attrs |= {"q_num_heads": heads, "kv_num_heads": kv_heads}
         attrs |= self._band()
-        if self.match.softcap != 0.0:
-            attrs["softcap"] = float(np.float32(self.match.softcap))
+        attrs |= self._softcap
         if self.attention.mask is MaskForm.BOOLEAN:
             kept = self.emitter.builder.op("Not", [self.inputs["atten_mask"]], ir.DataType.BOOL)
             mask: ir.Value | None = self._whole(kept, query, key)
         else:
             mask = self._added(query, key)
-        past = [] if self.attention.grown is None else [each.past for each in self.attention.grown]
+        past = [grown.past for grown in self.attention.grown]
         return [query, key, value, mask, *past], attrs
 
     def _band(self) -> dict[str, AttrValue]:
@@ -342,16 +366,23 @@ class StandardBuilder:
         mode = self.match.mask.mode
         if mode is not None and mode.sparse_mode == WINDOW:
             attrs["local_window_size"] = mode.pre_tockens + 1  # the row's own key counts
-        if not is_band(self.match, self.facts.options) and self.attention.grown is None:
+        if not is_band(self.match, self.facts.options) and not self.attention.grown:
             attrs["causal"] = 0
-        if self.match.softcap != 0.0:
-            attrs["softcap"] = float(np.float32(self.match.softcap))
-        past = [None, None] if self.attention.grown is None else [each.past for each in self.attention.grown]
+        attrs |= self._softcap
+        past: list[ir.Value | None] = [grown.past for grown in self.attention.grown]
+        past = past or [None, None]
         inputs: list[ir.Value | None] = [query, key, value, *past, *self._lengths(query, key), *[None] * 5]
         inputs[BIAS_PLACES[GROUP_QUERY]] = self._added(query, key)
         if (sink := self.inputs.get("sink")) is not None:
             inputs[SINK_PLACE] = self.emitter.builder.cast(sink, self.match.dtype)
         return inputs, attrs
+
+    @property
+    def _softcap(self) -> dict[str, float]:
+        """The attribute of a soft cap; empty without one."""
+        if self.match.softcap == 0.0:
+            return {}
+        return {"softcap": float(np.float32(self.match.softcap))}
 
     def _heads(self) -> tuple[int, int]:
         roles, space = self.match.roles, self.match.space
@@ -363,10 +394,16 @@ class StandardBuilder:
         """seqlens_k, the index of the last key of each batch entry, and total_sequence_length, the number of keys."""
         builder = self.emitter.builder
         keys, batch = builder.dimension(key, 1), builder.dimension(query, 0)
-        if self.attention.grown is not None:
-            keys = builder.op("Add", [builder.dimension(self.attention.grown[0].past, 2), keys], INT64)
+        keys = self._with_past(keys)
         last = builder.cast(builder.op("Sub", [keys, builder.ints([1])], INT64), INT32)
         return [builder.op("Expand", [last, batch], INT32), builder.cast(builder.units("Squeeze", keys, (0,)), INT32)]
+
+    def _with_past(self, keys: ir.Value) -> ir.Value:
+        """The number of new keys plus that of the keys of the past, where there is one."""
+        builder = self.emitter.builder
+        for grown in self.attention.grown[:1]:
+            keys = builder.op("Add", [builder.dimension(grown.past, 2), keys], INT64)
+        return keys
 
     # -- masks ------------------------------------------------------------------------------------------
 
@@ -377,7 +414,9 @@ class StandardBuilder:
         this one, or for Attention in a larger one (mask.py)."""
         if self.match.mask.empty_rows != "mean":
             return -math.inf
-        return LOST_IN if self.inputs.get("real_shift") is None or self.attention.operator == ATTENTION else LOW
+        if self.inputs.get("real_shift") is None or self.attention.operator == ATTENTION:
+            return LOST_IN
+        return LOW
 
     def _added(self, query: ir.Value, key: ir.Value) -> ir.Value | None:
         """The mask and the bias in one tensor that is added to the scores; None where there are neither."""
@@ -385,21 +424,24 @@ class StandardBuilder:
         mask, bias = self.inputs.get("atten_mask"), self.inputs.get("real_shift")
         if mask is not None:
             fill, none = (builder.constant(np.array(x, dtype.numpy()), "number") for x in (self._fill, 0.0))
-            bias = builder.op("Where", [mask, fill, none if bias is None else builder.cast(bias, dtype)], dtype)
-        return None if bias is None else self._whole(builder.cast(bias, dtype), query, key)
+            kept = none if bias is None else builder.cast(bias, dtype)
+            bias = builder.op("Where", [mask, fill, kept], dtype)
+        if bias is None:
+            return None
+        return self._whole(builder.cast(bias, dtype), query, key)
 
     def _whole(self, mask: ir.Value, query: ir.Value, key: ir.Value) -> ir.Value:
         """A mask, expanded to all rows and keys, and to all batch entries and heads where the runtime needs that."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
         shape = builder.info.shape(mask) or ()
-        groups = roles.batch, roles.heads, roles.q_seq, roles.kv_seq
-        wanted = [space.size(group) for group in groups][0 if self.attention.whole_mask else 2 :]
+        groups = [roles.q_seq, roles.kv_seq]
+        if self.attention.whole_mask:
+            groups = [roles.batch, roles.heads, *groups]
+        wanted = [space.size(group) for group in groups]
         if list(shape[-len(wanted) :]) == wanted:
             return mask
         rows = builder.dimension(query, self.plan.name.index("S"))
-        keys = builder.dimension(key, self.plan.key_layout.index("S"))
-        if self.attention.grown is not None:
-            keys = builder.op("Add", [builder.dimension(self.attention.grown[0].past, 2), keys], INT64)
+        keys = self._with_past(builder.dimension(key, self.plan.key_layout.index("S")))
         outer = [builder.ints([1, 1])]
         if self.attention.whole_mask:
             outer = [builder.dimension(query, 0), builder.ints([self._heads()[0]])]

@@ -51,11 +51,11 @@ class SparseCompanion(Companion, Protocol):
         """Can the operator give what rows without a key or a defined softmax give? `full`: every row has a key."""
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, found: Selection | None
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, selection: Selection | None
     ) -> Callable[[], None] | None:
         """Add the companion's nodes and return a function that puts their results in place.
 
-        `found` is the selection in the mask, or None where keys are gathered. Returns None where the target forbids the
+        `selection` is that in the mask, or None where keys are gathered. Returns None where the target forbids the
         companion. Raises Decline.
         """
 
@@ -68,7 +68,14 @@ def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Calla
     full = companion.every_row and in_every_row()
     if not companion.check_rows(match, full):
         return None
-    return replace(match, mask=replace(match.mask, empty_rows="")) if full else match
+    if full:
+        return replace(match, mask=replace(match.mask, empty_rows=""))
+    return match
+
+
+def key_views(match: AttentionMatch) -> tuple[View, ...]:
+    """The views of key, value and, if there is an added product, its key."""
+    return match.key, match.value, *match.views[4:]
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,14 @@ class SparseFlashBuilder:
             inputs["key_rope"] = self._of_tokens(2, rope.head_dim)
         return inputs
 
-    def moved(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
+    def arranged(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
         """The viewed value, arranged as `dims` and of type `dtype`, if one is given. Raises Decline."""
         source = cheapest_source(view, dims, self.emitter.space, self.builder.info)
         if source is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged for the operator")
-        value = source.value if dtype is None else self.builder.cast(source.value, dtype)
+        value = source.value
+        if dtype is not None:
+            value = self.builder.cast(value, dtype)
         return self.emitter.apply(value, source.dims, source.plan)
 
     def mask(self, match: AttentionMatch) -> ir.Value | None:
@@ -147,12 +156,9 @@ class SparseFlashBuilder:
         where a batch or row might be broadcast in some run. Raises Decline before any use of a value is changed.
         """
         match, roles, space = self.match, self.match.roles, self.match.space
-        shapes = {name: self.builder.info.shape(value) for name, value in inputs.items()}
-        batches = {None if shape is None else shape[0] for shape in shapes.values()}
-        of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name]) is not None}
         output = (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim)
         destination = best_destination(output, candidates)
-        if destination is None or len(batches) > 1 or len(of_rows) > 1:
+        if destination is None or self._may_broadcast(inputs):
             return None
         rows = EmptyRowPolicy(match.mask.empty_rows, match.mask.nan_rows == "zero")
         made = attention(
@@ -163,9 +169,12 @@ class SparseFlashBuilder:
         node, result = made
         self.rewriter.made.append(node)
         result = self.rewriter.result(match, result, output, destination, self.emitter)
-        place_beside = None if beside is None else beside[0].build(node, inputs, self, beside[1])
-        if beside is not None and place_beside is None:
-            return None
+        place_beside = None
+        if beside is not None:
+            companion, selection = beside
+            place_beside = companion.build(node, inputs, self, selection)
+            if place_beside is None:
+                return None
         self.rewriter.substitute(self.rewriter.substitutes(match, destination, self.emitter))
         self.rewriter.replace_destination(destination, result)
         if place_beside is not None:
@@ -175,10 +184,17 @@ class SparseFlashBuilder:
         scores = space.size(roles.q_seq).const or 0, space.size(roles.kv_seq).const or 0
         return Fused(node, "BSND", (heads, kv_heads), scores, match.mask, match.mask.assumed, (), mask_label)
 
+    def _may_broadcast(self, inputs: dict[str, ir.Value]) -> bool:
+        """May the inputs have several batch sizes, or the query and the lists several numbers of rows, in some run?"""
+        shapes = {name: self.builder.info.shape(value) or () for name, value in inputs.items()}
+        batches = {shape[:1] for shape in shapes.values()}
+        of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name])}
+        return len(batches) > 1 or len(of_rows) > 1
+
     def _of_rows(self, view: View, depth: Axes) -> ir.Value:
         roles = self.match.roles
-        return self.moved(view, (roles.batch, roles.q_seq, roles.heads, depth), self.match.dtype)
+        return self.arranged(view, (roles.batch, roles.q_seq, roles.heads, depth), self.match.dtype)
 
     def _of_tokens(self, place: int, depth: Axes) -> ir.Value:
         roles = self.match.roles
-        return self.moved(self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype)
+        return self.arranged(self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype)

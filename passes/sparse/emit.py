@@ -52,18 +52,20 @@ def domain_node(
     node = registry_node(spec, inputs, attrs, builder)
     wanted = wanted or {spec.outputs[0].name}
     for output, declared in zip(node.outputs, spec.outputs, strict=True):
-        output.name = builder.names.new(f"{node.name}_{declared.name}") if declared.name in wanted else ""
+        output.name = ""
+        if declared.name in wanted:
+            output.name = builder.names.new(f"{node.name}_{declared.name}")
     view = node_view(node, builder.info)
     product = options.platform
     faults = verify(view, product, options.cann)
     if any(product != "ort" or fault.extension is None for fault in faults):
         return None
-    found = infer(op_type, view.inputs, view.attrs)
+    inferred = infer(op_type, view.inputs, view.attrs)
     for output, declared in zip(node.outputs, spec.outputs, strict=True):
         if not output.name:
             continue
-        number = dtypes.to_onnx(found[declared.name].dtype)
-        sizes = _sizes(declared.name, found[declared.name].shape, inputs, builder)
+        number = dtypes.to_onnx(inferred[declared.name].dtype)
+        sizes = _sizes(declared.name, inferred[declared.name].shape, inputs, builder)
         if sizes is None or number is None:
             return None
         builder.info.set(output, sizes, ir.DataType(number))
@@ -89,11 +91,12 @@ def _sizes(
     if shape is None or query is None:
         return None
     rows = 2 if name in STATISTICS else 1
-    sizes = [
-        query[0] if place == 0 else query[1] if place == rows else Dim(size) if isinstance(size, int) else None
-        for place, size in enumerate(shape)
-    ]
-    return None if None in sizes else [size for size in sizes if size is not None]
+    known: dict[int, Dim] = {place: Dim(size) for place, size in enumerate(shape) if isinstance(size, int)}
+    known |= {0: query[0], rows: query[1]}
+    places = range(len(shape))
+    if not known.keys() >= set(places):
+        return None
+    return [known[place] for place in places]
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,10 @@ def attention(
         attrs["return_softmax_lse"] = 1
         wanted.extend(STATISTICS)
     node = domain_node("SparseFlashAttention", inputs, attrs, builder, options, wanted)
-    if node is None or not rows.nan_is_zero:
-        return None if node is None else (node, node.outputs[0])
+    if node is None:
+        return None
+    if not rows.nan_is_zero:
+        return node, node.outputs[0]
     out, total = node.outputs[0], node.outputs[2]
     dtype, shape = builder.info.dtype(out), builder.info.shape(out)
     assert dtype is not None and shape is not None and shape[2].const is not None

@@ -1,5 +1,8 @@
 """Attention to gathered keys: it becomes SparseFlashAttention on the tensors they are gathered from, with the list.
 
+    key, value = (source.gather(1, top[..., None].expand(-1, -1, D)) for source in (keys, values))
+    out = softmax(query @ key.mT * scale + slot_mask) @ value
+
 A slot is one position of the list.
 
     accepted    an attention whose keys and values are gathered (gathers.py) by one list [.., K] from the same number of
@@ -33,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -47,7 +51,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Rewriter
-from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, taken
+from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, key_views, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.gathers import GatheredOperand, gathered
 from fa_compiler.passes.sparse.key_mask import KeyMask
@@ -76,7 +80,7 @@ class GatheredMatch:
     @property
     def sources(self) -> tuple[View, ...]:
         """The views of the tensors that are gathered from."""
-        return tuple(each.source for each in self.read)
+        return tuple(operand.source for operand in self.read)
 
     @property
     def indices(self) -> View:
@@ -101,8 +105,9 @@ class GatheredMatch:
     def lists(self) -> Arrangement:
         """The arrangement of sparse_indices, [B,S1,N2 or 1,K]."""
         roles = self.match.roles
-        own = {axis for dim in self.indices.base_dims for axis in dim}
-        heads = roles.kv_heads if own.intersection(roles.kv_heads) else ()
+        heads = roles.kv_heads
+        if set(_axes(self.indices)).isdisjoint(heads):
+            heads = ()
         return roles.batch, roles.q_seq, heads, roles.kv_seq
 
 
@@ -124,7 +129,7 @@ def _fused(
     match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None
 ) -> Selected | None:
     match, candidates = output_candidates(match, rewriter.facts)
-    listed = _listed(match, rewriter)
+    listed = _gathered_match(match, rewriter)
     if listed is None:
         return None
     if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
@@ -135,46 +140,65 @@ def _fused(
     return rewriter.if_possible(lambda: _emit(listed, candidates, rewriter, companion))
 
 
-def _listed(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:
-    space, rope, builder = match.space.branch(), match.rope, rewriter.builder
-    viewer = Viewer(rewriter.facts, space)
-    views = (match.key, match.value, *(() if rope is None else (rope.key,)))
-    depths = (match.roles.head_dim, match.roles.value_head_dim, *(() if rope is None else (rope.head_dim,)))
-    found: list[GatheredOperand] = []
-    for view in views:
-        read = gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
-        if read is None:
+def _gathered_match(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:
+    """The attention with the list and the sources of its keys; None where they are not gathered, or an axis of the
+    query has no role in the operator."""
+    space = match.space.branch()
+    operands = _gathered_alike(match, Viewer(rewriter.facts, space), rewriter)
+    if operands is None:
+        return None
+    match, operands = match.within(space).with_heads(), space.settle(operands)
+    columns, tokens = match.roles.kv_seq, operands[0].tokens
+    indices = {_axes(operand.indices) for operand in operands}
+    if len(indices) > 1 or not _has_no_more_entries(operands[0], columns, space):
+        return None
+    (listed,) = indices
+    depths = [match.roles.head_dim, match.roles.value_head_dim]
+    if match.rope is not None:
+        depths.append(match.rope.head_dim)
+    shared = [
+        _without(_axes(operand.source), (*tokens, *space.resolve(depth)))
+        for operand, depth in zip(operands, depths, strict=True)
+    ]
+    if any(set(axes) != set(shared[0]) for axes in shared):
+        return None
+    roles = _roles(match, shared[0], _without(listed, columns))
+    if roles is None:
+        return None
+    return GatheredMatch(replace(match, roles=roles), operands, tokens)
+
+
+def _gathered_alike(match: AttentionMatch, viewer: Viewer, rewriter: Rewriter) -> tuple[GatheredOperand, ...] | None:
+    """How key, value and the key of an added product are gathered, by one list from the same number of tokens; None
+    where one of them is not."""
+    space = viewer.space
+    operands: list[GatheredOperand] = []
+    for view in key_views(match):
+        operand = gathered(view.base, space.resolve_all(view.base_dims), viewer, rewriter.builder)
+        if operand is None:
             return None
-        found.append(read)
-    key = found[0]
-    for other in found[1:]:
+        operands.append(operand)
+    key, *others = operands
+    for other in others:
         same = key.indices.base is other.indices.base and key.top is other.top
         if not same or space.size(key.tokens) != space.size(other.tokens):
             return None
         if not space.unify(key.tokens, other.tokens):
             return None
-    match, known = match.within(space).with_heads(), space.settle(tuple(found))
-    columns, tokens = match.roles.kv_seq, known[0].tokens
-    indices = [_axes(each.indices) for each in known]
-    if any(each != indices[0] for each in indices) or not _fits(known[0], columns, space):
-        return None
-    shared = [
-        tuple(axis for axis in _axes(each.source) if axis not in tokens and axis not in space.resolve(depth))
-        for each, depth in zip(known, depths, strict=True)
-    ]
-    if any(set(each) != set(shared[0]) for each in shared):
-        return None
-    roles = _roles(match, shared[0], tuple(axis for axis in indices[0] if axis not in columns))
-    if roles is None:
-        return None
-    return GatheredMatch(replace(match, roles=roles), known, tokens)
+    return tuple(operands)
 
 
 def _axes(view: View) -> Axes:
-    return tuple(axis for dim in view.base_dims for axis in dim)
+    """The axes of a view's base, in order."""
+    return tuple(chain(*view.base_dims))
 
 
-def _fits(key: GatheredOperand, columns: Axes, space: AxisSpace) -> bool:
+def _without(axes: Axes, others: Axes) -> Axes:
+    """Those of the axes that are none of the others, in order."""
+    return tuple(axis for axis in axes if axis not in others)
+
+
+def _has_no_more_entries(key: GatheredOperand, columns: Axes, space: AxisSpace) -> bool:
     """Is the list proven to have at most as many entries as there are tokens? A TopK lists no key twice."""
     if key.top is not None:
         return key.indices.base_dims[int_attr(key.top, "axis", -1)] == columns
@@ -192,50 +216,49 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
     if not {*shared, *listed} <= set(outer):
         return None
     kv_heads = tuple(axis for axis in shared if axis not in listed or axis in roles.heads)
-    heads = kv_heads + tuple(axis for axis in outer if axis not in shared and axis not in listed)
+    heads = kv_heads + _without(outer, (*shared, *listed))
     if space.size(heads).const is None:
         return None
     return replace(
-        roles,
-        batch=tuple(axis for axis in shared if axis not in kv_heads),
-        heads=heads,
-        kv_heads=kv_heads,
-        q_seq=tuple(axis for axis in listed if axis not in shared),
+        roles, batch=_without(shared, kv_heads), heads=heads, kv_heads=kv_heads, q_seq=_without(listed, shared)
     )
 
 
 def _emit(
     listed: GatheredMatch, candidates: Sequence[OutputCandidate], rewriter: Rewriter, companion: SparseCompanion | None
 ) -> Selected | None:
-    whole = None
-    if listed.top is not None and (companion is not None or CLOSE_RANKS in rewriter.options.assume):
+    """The SparseFlashAttention, with its companion and the LightningIndexer of its list if there are such; None where
+    one of them cannot be made. Raises Decline."""
+    whole, close = None, CLOSE_RANKS in rewriter.options.assume
+    if listed.top is not None and (companion is not None or close):
         space = listed.match.space.branch()
         size = space.size(listed.tokens)
         whole = slot_key_mask(listed.match, listed.indices, size, Viewer(rewriter.facts, space))
         listed = listed.within(space)  # reading the slots may have found axes to be the same
     others: tuple[View, ...] = (listed.indices,)
+    beside: tuple[SparseCompanion, None] | None = None
     if companion is not None:
         slots = listed
         match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, rewriter.facts))
         if match is None or not companion.move_after_scatter(match, slots.read, space := match.space.branch()):
             return None
         listed = replace(listed, match=match).within(space)
-        others = (*others, *companion.views)
-    beside = None if companion is None else (companion, None)
+        others, beside = (*others, *companion.views), (companion, None)
     sparse = SparseFlashBuilder.of(listed.match, listed.sources, listed.tokens, rewriter, others)
     candidates = listed.match.space.settle(candidates)
     inputs = sparse.inputs()
-    close = CLOSE_RANKS in rewriter.options.assume
-    ranked = _ranked(listed, whole, sparse, inputs) if whole is not None and close else None
-    if ranked is not None:
-        inputs["sparse_indices"] = ranked.indices
-        fused = sparse.emit(inputs, candidates, "gathered", ranked.mode, beside=beside)
-        if fused is not None and ranked.indexer is not None:
-            rewriter.made.append(ranked.indexer)
-        return None if fused is None else Selected(fused, ranked.indexer)
-    inputs["sparse_indices"] = _entries(listed, sparse, inputs["key"])
-    fused = sparse.emit(inputs, candidates, "gathered", beside=beside)
-    return None if fused is None else Selected(fused, None)
+    entries = None
+    if whole is not None and close:
+        entries = _ranked(listed, whole, sparse, inputs)
+    if entries is None:
+        entries = SparseIndices(_entries(listed, sparse, inputs["key"]), mode=0)
+    inputs["sparse_indices"] = entries.indices
+    fused = sparse.emit(inputs, candidates, "gathered", entries.mode, beside=beside)
+    if fused is None:
+        return None
+    if entries.indexer is not None:
+        rewriter.made.append(entries.indexer)
+    return Selected(fused, entries.indexer)
 
 
 def _in_every_row(listed: GatheredMatch, whole: KeyMask | None, facts: Facts) -> bool:
@@ -276,7 +299,7 @@ def _ranked(
 def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -> ir.Value:
     """sparse_indices: the list, with an index beyond all tokens in masked slots."""
     match, builder, lists = listed.match, sparse.builder, listed.lists
-    indices = sparse.moved(listed.indices, lists)
+    indices = sparse.arranged(listed.indices, lists)
     if listed.wraps:
         dtype = builder.info.dtype(indices)
         assert dtype is not None

@@ -1,5 +1,9 @@
 """Reads keys or values that are gathered by a list as their source and the list.
 
+    key = source.gather(1, top[..., None].expand(-1, -1, D))        # the same tokens for all heads
+    key = source[torch.arange(B)[:, None, None], top]               # [B, S, K, D]: one list for each row
+    key = source.flatten(0, 1)[top + torch.arange(B)[:, None, None] * T]
+
     gathered := GatherElements(source, list) along the tokens      all other dimensions are walked together
               | Gather(source, list) along the tokens
               | GatherND(source, list [..., 1]), whose batch_dims are the dimensions in front of the tokens
@@ -20,6 +24,7 @@ every run. Of a longer dimension GatherElements reads only a part, which is not 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -27,9 +32,21 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.formula import Affine
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, producer
+from fa_compiler.passes.ir.nodes import (
+    ABSENT,
+    constant,
+    first,
+    inputs_of,
+    int_attr,
+    is_op,
+    operand_at,
+    operand_orders,
+    operands,
+    producer,
+    sole,
+)
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.ops.context import axis_in
+from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.cuts import cut_from
 from fa_compiler.passes.values.positions import Positions
 
@@ -54,43 +71,40 @@ class GatheredOperand:
 def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> GatheredOperand | None:
     """How a value arranged as `dims` was gathered; None where it was not, or not provably."""
     if (cut := cut_from(value, viewer.info)) is not None:
-        return _part(*cut, dims, viewer, builder)
-    node = producer(value)
-    reader = _GatherReader(viewer, dims)
-    if node is None or any(each is None for each in node.inputs):
+        return _cut_operand(*cut, dims, viewer, builder)
+    node, reader = producer(value), _GatherReader(viewer, dims)
+    readers = {"GatherElements": reader.by_elements, "Gather": reader.by_slices, "GatherND": reader.by_places}
+    if not is_op(node, *readers) or None in node.inputs:
         return None
-    found = None
-    if is_op(node, "GatherElements"):
-        found = reader.by_elements(node)
-    elif is_op(node, "Gather"):
-        found = reader.by_slices(node)
-    elif is_op(node, "GatherND"):
-        found = reader.by_places(node)
-    return None if found is None else replace(found, node=node)
+    operand = readers[node.op_type](node)
+    return operand and replace(operand, node=node)
 
 
-def _part(
+def _cut_operand(
     whole: ir.Value, axis: int, start: int, dims: Arrangement, viewer: Viewer, builder: Builder
 ) -> GatheredOperand | None:
-    """A part of a gathered value, read as gathered from the same part of the source."""
+    """A part of a gathered value, arranged as `dims`, read as gathered from the same part of the source."""
     space, shape = viewer.space, viewer.info.shape(whole)
     if shape is None:
         return None
     uncut = space.new(shape[axis])
     view = viewer.view_along(whole, (*dims[:axis], uncut, *dims[axis + 1 :]))
-    found = None if view is None else gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
+    if view is None:
+        return None
+    operand = gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
     size = space.size(dims[axis]).const
-    if found is None or size is None or builder.opset < 10:
+    if operand is None or size is None or builder.opset < 10:
         return None
-    base, own = found.source.base, space.resolve_all(found.source.base_dims)
-    place = next((index for index, dim in enumerate(own) if dim == space.resolve(uncut)), None)
-    listed = {each for dim in found.indices.base_dims for each in space.resolve(dim)}
-    if place is None or listed.intersection(own[place]) or own[place] == space.resolve(found.tokens):
+    base, own = operand.source.base, space.resolve_all(operand.source.base_dims)
+    whole_axes = space.resolve(uncut)
+    listed = space.resolve(chain(*operand.indices.base_dims))
+    if whole_axes not in own or not set(listed).isdisjoint(whole_axes) or whole_axes == space.resolve(operand.tokens):
         return None
+    place = own.index(whole_axes)
     bounds = [builder.ints([number]) for number in (start, start + size, place)]
     part = builder.op("Slice", [base, *bounds], viewer.info.dtype(base))
     cut = (*own[:place], dims[axis], *own[place + 1 :])
-    return replace(found, source=View(part, cut, cut, equivalent_values=((part, cut),)), node=None)
+    return replace(operand, source=View(part, cut, cut, equivalent_values=((part, cut),)), node=None)
 
 
 @dataclass(frozen=True)
@@ -99,66 +113,68 @@ class _GatherReader:
     dims: Arrangement
 
     def by_elements(self, node: ir.Node) -> GatheredOperand | None:
-        source, indices = _operands(node)
+        """GatherElements: all dimensions but that of the tokens are walked together."""
+        source, indices = operands(node)[:2]
         shape, listed = self._shape(source), self._shape(indices)
         if shape is None or listed is None or len(shape) != len(self.dims):
             return None
         axis = int_attr(node, "axis", 0) % len(shape)
-        if any(own != size for place, (own, size) in enumerate(zip(shape, listed, strict=True)) if place != axis):
+        if (*shape[:axis], *shape[axis + 1 :]) != (*listed[:axis], *listed[axis + 1 :]):
             return None
         whole = self.viewer.view_along(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
-        return None if whole is None else self._listed(whole, axis, indices, self.dims)
+        return self._operand(whole, axis, indices, self.dims)
 
     def by_slices(self, node: ir.Node) -> GatheredOperand | None:
-        source, indices = _operands(node)
+        """Gather: the dimensions of the list stand where that of the tokens was."""
+        source, indices = operands(node)[:2]
         shape, listed = self._shape(source), self._shape(indices)
         if shape is None or listed is None or len(shape) - 1 + len(listed) != len(self.dims):
             return None
         axis = int_attr(node, "axis", 0) % len(shape)
-        whole = self.viewer.view_along(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
-        return None if whole is None else self._listed(whole, axis, indices, self.dims[axis : axis + len(listed)])
+        end = axis + len(listed)
+        whole = self.viewer.view_along(source, [*self.dims[:axis], None, *self.dims[end:]])
+        return self._operand(whole, axis, indices, self.dims[axis:end])
 
     def by_places(self, node: ir.Node) -> GatheredOperand | None:
         """GatherND: one coordinate is the list, and every other one is the position along a dimension of the result."""
-        source, indices = _operands(node)
+        source, indices = operands(node)[:2]
         shape, listed = self._shape(source), self._shape(indices)
         batch = int_attr(node, "batch_dims", 0)
-        if shape is None or not listed or listed[-1].const is None:
+        if shape is None or not listed:
             return None
         count, front = listed[-1].const, len(listed) - 1
-        if front + len(shape) - batch - count != len(self.dims):
+        coordinates = self._coordinates(indices)
+        if len(coordinates) != count or front + len(shape) - batch - count != len(self.dims):
             return None
-        coordinates = [(indices, count)] if count == 1 else self._coordinates(indices)
-        if len(coordinates) != count:
+        known: list[Axes | None] = [*self.dims[:batch]]
+        for coordinate, size in zip(coordinates, shape[batch:], strict=False):
+            along = self._along(coordinate, size)
+            known.append(None if along is None else self.dims[along])
+        axis = sole([place for place, axes in enumerate(known) if axes is None])
+        if axis is None:
             return None
-        rest: list[Axes | None] = [*self.dims[:batch]]
-        axis: int | None = None
-        for place, (coordinate, _) in enumerate(coordinates):
-            along = self._along(coordinate, shape[batch + place])
-            if along is None and axis is not None:
-                return None
-            axis = batch + place if along is None else axis
-            rest.append(None if along is None else self.dims[along])
-        whole = self.viewer.view_along(source, [*rest, *self.dims[front:]])
-        if whole is None or axis is None:
-            return None
-        return self._listed(whole, axis, coordinates[axis - batch][0], (*self.dims[:front], ()))
+        whole = self.viewer.view_along(source, [*known, *self.dims[front:]])
+        return self._operand(whole, axis, coordinates[axis - batch], (*self.dims[:front], ()))
 
-    def _coordinates(self, indices: ir.Value) -> list[tuple[ir.Value, int]]:
-        """The operands of a Concat along the last axis, if each is one coordinate; else none."""
-        node, shape = producer(indices), self._shape(indices)
-        if not is_op(node, "Concat") or node is None or shape is None:
+    def _coordinates(self, indices: ir.Value) -> list[ir.Value]:
+        """The coordinates of a list of places: the list itself where it has one, or the operands of a Concat along the
+        last axis; none where these are not single coordinates."""
+        node, shape = producer(indices), self._shape(indices) or ()
+        if shape[-1:] == (Dim(1),):
+            return [indices]
+        if not is_op(node, "Concat") or int_attr(node, "axis", 0) not in (-1, len(shape) - 1):
             return []
-        if int_attr(node, "axis", 0) not in (-1, len(shape) - 1):
+        parts = inputs_of(node)
+        if any((self._shape(part) or ())[-1:] != (Dim(1),) for part in parts):
             return []
-        parts = [(value, 1) for value in node.inputs if value is not None]
-        return parts if all((own := self._shape(value)) and own[-1].const == 1 for value, _ in parts) else []
+        return parts
 
     def _along(self, coordinate: ir.Value, size: Dim) -> int | None:
         """The dimension of the result along which a coordinate is the position, if it has this size."""
-        shape = self._shape(coordinate)
-        axis = None if shape is None else self._position(coordinate, 1)
-        return axis if axis is not None and shape is not None and shape[axis] == size else None
+        shape, axis = self._shape(coordinate), self._position(coordinate, 1)
+        if shape is None or axis is None or shape[axis] != size:
+            return None
+        return axis
 
     def _position(self, value: ir.Value, step: int) -> int | None:
         """The dimension along which a value is the position times `step`; None where there is none."""
@@ -166,38 +182,46 @@ class _GatherReader:
         if shape is None:
             return None
         positions = Positions(self.viewer.info, shape)
-        found = positions.number(value, positions.identity_index)
+        number = positions.number(value, positions.identity_index)
         for axis in range(len(shape)):
-            if found == Affine.index(axis, len(shape)).times(step):
+            if number == Affine.index(axis, len(shape)).times(step):
                 return axis
         return None
 
-    def _listed(self, source: View, axis: int, indices: ir.Value, dims: Arrangement) -> GatheredOperand | None:
+    def _operand(self, source: View | None, axis: int, indices: ir.Value, dims: Arrangement) -> GatheredOperand | None:
+        """What a list arranged as `dims` gathers from a source along the dimension `axis`; None where the source has no
+        view, and where the tokens are no axes of its base."""
+        if source is None:
+            return None
         space = self.viewer.space
         tokens = space.resolve(source.dims[axis])
-        owned = {axis for dim in source.base_dims for axis in space.resolve(dim)}
         view = self._index_view(indices, dims)
-        if view is None or not tokens or not owned.issuperset(tokens):
+        if view is None or not tokens or not set(space.resolve(chain(*source.base_dims))).issuperset(tokens):
             return None
-        found = self._within(view, space.size(tokens))
-        if found is None and len(tokens) == 2:
-            apart = self._without_batch(view, tokens)
-            inner = None if apart is None else self._within(apart, space.size(tokens[1:]))
-            if inner is not None:
-                return GatheredOperand(source, tokens[1:], *inner)
-        return GatheredOperand(source, tokens, view, None) if found is None else GatheredOperand(source, tokens, *found)
+        if (ranked := self._ranked(view, space.size(tokens))) is not None:
+            return GatheredOperand(source, tokens, *ranked)
+        if len(tokens) == 2 and (inner := self._ranked_in_entry(view, tokens)) is not None:
+            return GatheredOperand(source, tokens[1:], *inner)
+        return GatheredOperand(source, tokens, view, None)
 
     def _index_view(self, value: ir.Value, dims: Arrangement) -> View | None:
         """The view of a list arranged as `dims`, also through casts between integers."""
         view = self.viewer.view_along(value, dims)
-        node = None if view is None else producer(view.base)
-        if view is None or not is_op(node, "Cast") or node is None or node.inputs[0] is None:
+        if view is None or not is_op(cast := producer(view.base), "Cast"):
             return view
-        types = self.viewer.info.dtype(node.inputs[0]), self.viewer.info.dtype(view.base)
-        inner = self._index_view(node.inputs[0], view.base_dims) if set(types) <= set(INTEGERS) else None
-        return inner or view
+        source = operand_at(cast, 0)
+        if not {self.viewer.info.dtype(source), self.viewer.info.dtype(view.base)} <= set(INTEGERS):
+            return view
+        return self._index_view(source, view.base_dims) or view
 
-    def _within(self, view: View, keys: Dim) -> tuple[View, ir.Node] | None:
+    def _ranked_in_entry(self, view: View, tokens: Axes) -> tuple[View, ir.Node] | None:
+        """`_ranked` of a list over the tokens of all batch entries, whose two axes are `tokens`."""
+        of_entry = self._without_batch(view, tokens)
+        if of_entry is None:
+            return None
+        return self._ranked(of_entry, self.viewer.space.size(tokens[1:]))
+
+    def _ranked(self, view: View, keys: Dim) -> tuple[View, ir.Node] | None:
         """The list as the indices of a TopK over this many keys, and the TopK; None where it is something else."""
         node = producer(view.base)
         while node is not None and not is_op(node, "TopK"):
@@ -206,79 +230,66 @@ class _GatherReader:
             if deeper is None:
                 return None
             view, node = deeper, producer(deeper.base)
-        ranked = None if node is None else node.inputs[0]
-        shape = None if ranked is None else self._shape(ranked)
+        shape = self._shape(operand_at(node, 0))
         if node is None or shape is None or view.base is not node.outputs[1]:
             return None
         axis = axis_in(int_attr(node, "axis", -1), len(shape))
-        return (view, node) if axis is not None and shape[axis] == keys else None
+        if axis is None or shape[axis] != keys:
+            return None
+        return view, node
 
     def _unchanged(self, node: ir.Node, keys: Dim) -> ir.Value | None:
         """The operand that a node does not change if it is at least 0 and less than `keys`; None for other nodes."""
-        first = input_of(node, 0)
-        if first is None or self._shape(first) != self._shape(node.outputs[0]):
-            # A Where has its condition first.
-            first = input_of(node, 2) if is_op(node, "Where") else None
-        if is_op(node, "Mod") and self._number(input_of(node, 1)) == keys:
-            return first
+        value, number, most = (operand_at(node, place) for place in range(3))
         if is_op(node, "Where"):
-            test, last = producer(node.inputs[0]), input_of(node, 2)
-            negative = is_op(test, "Less") and test is not None and test.inputs[0] is last
-            return last if negative and test is not None and self._number(test.inputs[1]) == Dim(0) else None
-        if is_op(node, "Max") and len(node.inputs) == 2 and self._number(node.inputs[1]) == Dim(0):
-            return first
-        if is_op(node, "Clip") and not node.attributes and self._number(input_of(node, 1)) == Dim(0):
-            most = input_of(node, 2)
-            return first if most is None or self._number(most) == keys - 1 else None
-        return None
+            test, kept = producer(value), most
+            negative = is_op(test, "Less") and operand_at(test, 0) is kept
+            return kept if negative and self._number(operand_at(test, 1)) == Dim(0) else None
+        least = self._number(number)
+        unchanged = {
+            "Mod": least == keys,
+            "Max": least == Dim(0) and len(node.inputs) == 2,
+            "Clip": least == Dim(0) and not node.attributes and (most is ABSENT or self._number(most) == keys - 1),
+        }
+        if not is_op(node, *unchanged) or not unchanged[node.op_type]:
+            return None
+        return value if self._shape(value) == self._shape(node.outputs[0]) else None
 
     def _without_batch(self, view: View, tokens: Axes) -> View | None:
         """The list of tokens within a batch entry that a list over the tokens of all batch entries is made from."""
-        node, shape = producer(view.base), self._shape(view.base)
+        shape = self._shape(view.base)
+        orders = operand_orders(producer(view.base), "Add")
+        like_list = [(indices, offset) for indices, offset in orders if shape and self._shape(indices) == shape]
+        return first(self._of_entry(indices, offset, view.base_dims, tokens) for indices, offset in like_list)
+
+    def _of_entry(self, indices: ir.Value, offset: ir.Value, dims: Arrangement, tokens: Axes) -> View | None:
+        """The view of indices, arranged as `dims`, where the offset that is added to them is the index of the batch
+        entry times its tokens; None for another offset."""
         batch, length = tokens
-        if not is_op(node, "Add") or node is None or shape is None:
+        axis = self._steps(offset, length.size)
+        if axis is None:
             return None
-        for indices, offset in (node.inputs, node.inputs[::-1]):
-            own = None if offset is None else self._shape(offset)
-            if indices is None or offset is None or own is None or self._shape(indices) != shape:
-                continue
-            axis = self._steps(offset, length.size)
-            place = None if axis is None else axis + len(shape) - len(own)
-            inner = None if place is None else self._index_view(indices, view.base_dims)
-            if inner is None or place is None or shape[place] != batch.size:
-                continue
-            if self.viewer.space.unify((batch,), view.base_dims[place]):
-                return inner
-        return None
+        place = axis + len(dims) - len(self._shape(offset) or ())
+        inner = self._index_view(indices, dims)
+        if inner is None or (self._shape(indices) or ())[place] != batch.size:
+            return None
+        return inner if self.viewer.space.unify((batch,), dims[place]) else None
 
     def _steps(self, offset: ir.Value, length: Dim) -> int | None:
-        """The dimension along which an offset is the position times `length`."""
+        """The dimension along which an offset is the position times `length`; None where there is none."""
         if length.const is not None and (axis := self._position(offset, length.const)) is not None:
             return axis
-        node = producer(offset)
-        if is_op(node, "Mul") and node is not None:
-            for position, factor in (node.inputs, node.inputs[::-1]):
-                if position is None or self._number(factor) != length or self._shape(position) != self._shape(offset):
-                    continue
-                if (axis := self._position(position, 1)) is not None:
-                    return axis
-        return None
+        products = operand_orders(producer(offset), "Mul")
+        positions = [position for position, factor in products if self._number(factor) == length]
+        whole = [position for position in positions if self._shape(position) == self._shape(offset)]
+        return first(self._position(position, 1) for position in whole)
 
-    def _number(self, value: ir.Value | None) -> Dim | None:
+    def _number(self, value: ir.Value) -> Dim | None:
         """The single integer that a tensor holds; None where it is not known."""
-        if value is None:
-            return None
         content = self.viewer.info.integer(value)
         if content is None and (array := constant(value, limit=1)) is not None and array.size == 1:
             content = Dim(int(array.reshape(-1)[0]))
         return content
 
-    def _shape(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
-        shape = None if value is None else self.viewer.info.shape(value)
-        return None if shape is None else tuple(shape)
-
-
-def _operands(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    source, indices = node.inputs[0], node.inputs[1]
-    assert source is not None and indices is not None
-    return source, indices
+    def _shape(self, value: ir.Value) -> Shape | None:
+        return self.viewer.info.shape(value)

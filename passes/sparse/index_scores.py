@@ -1,5 +1,8 @@
 """Reads the scores that a TopK ranks as those of a lightning indexer.
 
+    index_scores = (torch.relu(q_index @ k_index.mT) * weights[..., None]).sum(dim=1)           # over the heads
+    top = (index_scores + mask).topk(K, dim=-1).indices
+
     ranked   := I | Add(I, mask)            mask holds 0 and numbers that outweigh every score (at most -1e30, or -inf)
               | Where(c, f, I) | Where(c, I, f)                 f such a number
     I        := sum over the heads of w * R                     a product (MatMul, Einsum), or ReduceSum(Mul(R, w))
@@ -21,12 +24,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.decline import if_possible
-from fa_compiler.passes.ir.nodes import int_attr, is_op, places_of, producer
+from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, operand_orders, operands, places_of, producer, sole
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
@@ -75,8 +79,8 @@ def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | 
         if info.shape(scores) != whole:
             continue
         space = AxisSpace()
-        if (found := _ScoreReader(Viewer(facts, space), mask).read(scores)) is not None:
-            return space.settle(found)
+        if (read := _ScoreReader(Viewer(facts, space), mask).read(scores)) is not None:
+            return space.settle(read)
     return None
 
 
@@ -91,13 +95,11 @@ def unmasked(ranked: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Mask | 
     """The ways to read a ranked value as scores and a mask on them, first that without a mask."""
     yield ranked, None
     node = producer(ranked)
-    operands = [] if node is None else [value for value in node.inputs if value is not None]
-    if is_op(node, "Add"):
-        for scores, mask in (operands, operands[::-1]):
-            if _outweighs(mask, facts):
-                yield scores, Mask(mask, True)
+    for scores, mask in operand_orders(node, "Add"):
+        if _outweighs(mask, facts):
+            yield scores, Mask(mask, True)
     if is_op(node, "Where"):
-        condition, chosen, other = operands
+        condition, chosen, other = operands(node)
         for scores, fill, when in ((other, chosen, True), (chosen, other, False)):
             number = facts.info.scalar(fill)
             if number is not None and number <= DOMINATING:
@@ -105,6 +107,7 @@ def unmasked(ranked: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Mask | 
 
 
 def _outweighs(mask: ir.Value, facts: Facts) -> bool:
+    """Does a mask hold nothing but 0 and numbers in which every score is lost?"""
     numbers = facts.sets.of(mask)
     return numbers is not None and all(number == 0 or number <= DOMINATING for number in numbers)
 
@@ -134,15 +137,14 @@ class _ScoreReader:
         """The index scores, read from the sum over the heads on; None where they are something else."""
         batch, rows, keys = dims = self.viewer.base_dims(scores)
         view = self.viewer.view_along(scores, dims)
-        node = None if view is None else producer(view.base)
-        if view is None or node is None:
+        if view is None or (node := producer(view.base)) is None:
             return None
-        for heads, rectified, inner, weights, outer in self._sums(node, view.base_dims):
-            found = self._rectified(rectified, inner)
+        for heads, product, inner, weights, outer in self._sums(node, view.base_dims):
+            rectified = self._rectified(product, inner)
             own = self.viewer.view_along(weights, outer)
-            if found is None or own is None:
+            if rectified is None or own is None:
                 continue
-            read = self._products(found, (batch, rows, heads, keys), own)
+            read = self._products(rectified, (batch, rows, heads, keys), own)
             if read is not None:
                 return read
         return None
@@ -153,22 +155,24 @@ class _ScoreReader:
         """The ways to read a node as a sum over heads: the heads, and its two operands with their arrangements."""
         product = contraction(node, self.viewer.info)
         if product is not None:
-            heads, operands = self._operands(product, dims)
-            for (one, own), (other, theirs) in (operands, operands[::-1]):
+            heads, arranged = self._operands(product, dims)
+            for (one, own), (other, theirs) in (arranged, arranged[::-1]):
                 yield heads, one, own, other, theirs
             return
-        multiply = producer(node.inputs[0]) if is_op(node, "ReduceSum") else None
-        if not is_op(multiply, "Mul") or multiply is None:
+        multiply = producer(operand_at(node, 0))
+        if not is_op(node, "ReduceSum") or not is_op(multiply, "Mul"):
             return
         shape = self.viewer.info.shape(multiply.outputs[0]) or ()
-        axes = places_of(node, len(shape))
-        if axes is None or len(axes) != 1:
+        axis = sole(places_of(node, len(shape)) or ())
+        if axis is None:
             return
-        (axis,) = axes
         heads = self.viewer.space.new(shape[axis])
-        whole = (*dims[:axis], heads, *dims[axis + 1 if int_attr(node, "keepdims", 1) else axis :])
-        for first, second in (multiply.inputs, multiply.inputs[::-1]):
-            if first is None or second is None or self.viewer.info.shape(first) != shape:
+        end = axis
+        if int_attr(node, "keepdims", 1):
+            end += 1
+        whole = (*dims[:axis], heads, *dims[end:])
+        for first, second in operand_orders(multiply, "Mul"):
+            if self.viewer.info.shape(first) != shape:
                 continue
             aligned = if_possible(partial(self.viewer.alignment, second, whole, multiply))
             if aligned is not None:
@@ -190,9 +194,9 @@ class _ScoreReader:
 
         def arranged(side: int) -> tuple[ir.Value, Arrangement]:
             shape = info.shape(product.operands[side]) or ()
-            own = tuple(
-                () if size.const == 1 else along[label] for label, size in zip(product.labels[side], shape, strict=True)
-            )
+            own: Arrangement = ()
+            for label, size in zip(product.labels[side], shape, strict=True):
+                own += (along[label],) if size.const != 1 else ((),)
             return product.operands[side], own
 
         return over, (arranged(0), arranged(1))
@@ -200,12 +204,10 @@ class _ScoreReader:
     def _rectified(self, value: ir.Value, dims: Arrangement) -> _Rectified | None:
         """The product that goes through a Relu to a value, factors between included; None where there is none."""
         outer = self.viewer.view_along(value, dims, factors=True)
-        relu = None if outer is None else producer(outer.base)
-        if outer is None or not is_op(relu, "Relu") or relu is None or relu.inputs[0] is None:
+        if outer is None or not is_op(relu := producer(outer.base), "Relu"):
             return None
-        inner = self.viewer.view_along(relu.inputs[0], outer.base_dims, factors=True)
-        product = None if inner is None else contraction(producer(inner.base), self.viewer.info)
-        if inner is None or product is None:
+        inner = self.viewer.view_along(operand_at(relu, 0), outer.base_dims, factors=True)
+        if inner is None or (product := contraction(producer(inner.base), self.viewer.info)) is None:
             return None
         scale = inner.scale * product.factor
         factor = scale * outer.scale
@@ -213,11 +215,15 @@ class _ScoreReader:
             return None
         return _Rectified(product, inner.base_dims, relu.outputs[0], outer.base_dims, scale, factor)
 
-    def _products(self, found: _Rectified, axes: tuple[Axes, Axes, Axes, Axes], weights: View) -> IndexScores | None:
+    def _products(
+        self, rectified: _Rectified, axes: tuple[Axes, Axes, Axes, Axes], weights: View
+    ) -> IndexScores | None:
+        """The index scores whose query and key are the operands of a product, in either order; None where these have
+        other axes than LightningIndexer's."""
         space = self.viewer.space
         batch, rows, heads, keys = axes
-        depth, operands = self._operands(found.product, found.dims)
-        views = [self.viewer.view_along(value, own) for value, own in operands]
+        depth, arranged = self._operands(rectified.product, rectified.dims)
+        views = [self.viewer.view_along(value, own) for value, own in arranged]
         if None in views or not heads or not depth or None in (space.size(heads).const, space.size(depth).const):
             return None
         for query, key in (views, views[::-1]):
@@ -226,17 +232,16 @@ class _ScoreReader:
                 space,
                 (query, key, weights),
                 (batch, rows, heads, keys, depth),
-                found.factor,
+                rectified.factor,
                 self.mask,
-                found.relu,
-                found.relu_dims,
-                found.relu_scale,
+                rectified.relu,
+                rectified.relu_dims,
+                rectified.relu_scale,
             )
-            if all(self._fits(view, wanted) for view, wanted in zip(scores.views, scores.wanted, strict=True)):
+            if all(self._has_axes(view, wanted) for view, wanted in zip(scores.views, scores.wanted, strict=True)):
                 return scores
         return None
 
-    def _fits(self, view: View, wanted: Arrangement) -> bool:
+    def _has_axes(self, view: View, wanted: Arrangement) -> bool:
         """Does the view have exactly these axes?"""
-        own = {axis for dim in self.viewer.space.resolve_all(view.base_dims) for axis in dim}
-        return own == {axis for dim in wanted for axis in dim}
+        return set(self.viewer.space.resolve(chain(*view.base_dims))) == set(chain(*wanted))

@@ -1,5 +1,8 @@
 """Reads a mask of rows and keys as a causal mask and keys that are hidden from every row.
 
+    mask = torch.arange(T) > torch.arange(S)[:, None] + T - S       # causal
+    mask = ~attention_mask.bool()[:, None, :]                       # padding
+
     visible     := where the mask leaves a key to a row, read by positions.py as a conjunction of
                    key <= row + keys - rows, the last row sees all      causal
                    a tensor over the keys, or batch and keys            hidden keys (padding)
@@ -59,23 +62,27 @@ def read_key_mask(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: Shape
     formula = Positions(info, shape).nonzero(value)
     if formula is None:
         return None
-    kept = negation(formula) if when else formula
-    found = KeyMask()
-    for part in kept.parts if isinstance(kept, All) else (kept,):
-        one = _part(part, len(shape), rows, keys)
-        if one is None:
+    if when:
+        formula = negation(formula)
+    parts = formula.parts if isinstance(formula, All) else (formula,)
+    visible = KeyMask()
+    for part in parts:
+        mask = _visible(part, len(shape), rows, keys)
+        if mask is None:
             return None
-        found = found & one
-    return found
+        visible = visible & mask
+    return visible
 
 
-def _part(part: Formula, rank: int, rows: Dim, keys: Dim) -> KeyMask | None:
+def _visible(part: Formula, rank: int, rows: Dim, keys: Dim) -> KeyMask | None:
+    """What a part of a formula leaves visible; None where it is neither the causal mask nor one of keys."""
     if part == TRUE:
         return KeyMask()
     if isinstance(part, AtLeastZero):
         steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
-        causal = steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows
-        return KeyMask(causal=True) if causal else None
+        if steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows:
+            return KeyMask(causal=True)
+        return None
     if isinstance(part, BooleanTensor):
         along = [axis for axis in part.axes if axis is not None]
         if along != [rank - 1] and (rank == 2 or along != [0, rank - 1]):

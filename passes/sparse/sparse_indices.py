@@ -20,7 +20,10 @@ The list is therefore sorted: the blocks that the row sees come first, and no bl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 import numpy as np
 import onnx_ir as ir
@@ -28,8 +31,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import CLOSE_RANKS
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of
-from fa_compiler.passes.layout.plan import plan_moves
+from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of, int_attr, operand_at
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
 from fa_compiler.passes.sparse.key_mask import KeyMask, PaddedKeys, hidden_keys, read_key_mask
@@ -46,6 +48,8 @@ BEHIND = float(np.finfo(np.float32).min)
 
 OPSET = 13
 """The first opset with batch_dims of GatherND, and with the axes of Squeeze as an input."""
+CORNER_CAUSAL = 3
+"""The sparse_mode of a causal band from the bottom right corner."""
 SORTS_INTEGERS = 11
 """The first opset with a TopK of integers that gives the smallest first."""
 
@@ -65,7 +69,7 @@ class SparseIndices:
     @staticmethod
     def ranked(
         operands: tuple[ir.Value, ir.Value],
-        found: Selection,
+        selected: Selection,
         sizes: Sizes,
         whole: KeyMask,
         builder: Builder,
@@ -75,31 +79,28 @@ class SparseIndices:
 
         None where they are not known to be the model's.
         """
-        return SparseIndicesBuilder(operands, found, sizes, builder, facts).by_indexer(whole)
+        return SparseIndicesBuilder(operands, selected, sizes, builder, facts).by_indexer(whole)
 
     @staticmethod
     def of(
         operands: tuple[ir.Value, ir.Value],
-        found: Selection,
+        selected: Selection,
         sizes: Sizes,
         builder: Builder,
         facts: Facts,
     ) -> SparseIndices | None:
         """The entries for a query and key in BSND; None where a condition cannot be looked up."""
-        made = SparseIndicesBuilder(operands, found, sizes, builder, facts)
-        parts = [made.key_mask(condition) for condition in found.others]
-        if found.block != 1:
-            return made.blocks(parts)
-        if CLOSE_RANKS in facts.options.assume and builder.opset >= OPSET and all(part is not None for part in parts):
-            whole = KeyMask()
-            for part in parts:
-                assert part is not None
-                whole = whole & part
-            listed = made.by_indexer(whole)
+        made = SparseIndicesBuilder(operands, selected, sizes, builder, facts)
+        parts = [made.key_mask(condition) for condition in selected.others]
+        known = [part for part in parts if part is not None]
+        if selected.block != 1:
+            return made.blocks(known) if len(known) == len(parts) else None
+        if CLOSE_RANKS in facts.options.assume and builder.opset >= OPSET and len(known) == len(parts):
+            listed = made.by_indexer(reduce(and_, known, KeyMask()))
             if listed is not None:
                 return listed
-        indices = builder.cast(found.indices, INT32)
-        for condition, part in zip(found.others, parts, strict=True):
+        indices = builder.cast(selected.indices, INT32)
+        for condition, part in zip(selected.others, parts, strict=True):
             if part is None or builder.opset < OPSET:
                 excluded = made.in_mask(condition)
                 if excluded is None:
@@ -108,14 +109,14 @@ class SparseIndices:
                 continue
             if part.causal:
                 indices = made.without(indices, builder.op("Greater", [indices, made.last_seen()], BOOL))
-            indices = made.without_hidden(indices, builder.cast(found.indices, INT64), part)
+            indices = made.without_hidden(indices, builder.cast(selected.indices, INT64), part)
         return SparseIndices(builder.units("Unsqueeze", indices, [2]), mode=0)
 
 
 @dataclass(frozen=True)
 class SparseIndicesBuilder:
     operands: tuple[ir.Value, ir.Value]
-    found: Selection
+    selected: Selection
     sizes: Sizes
     builder: Builder
     facts: Facts
@@ -124,19 +125,17 @@ class SparseIndicesBuilder:
         """What a condition leaves visible; None where key_mask.py does not read it."""
         return key_mask_of(condition, self.sizes, self.builder.info)
 
-    def blocks(self, parts: list[KeyMask | None]) -> SparseIndices | None:
+    def blocks(self, parts: Sequence[KeyMask]) -> SparseIndices | None:
         """Entries that are blocks of keys; None where a condition is not causal."""
-        if any(part is None or part.hidden for part in parts) or self.builder.opset < SORTS_INTEGERS:
+        if any(part.hidden for part in parts) or self.builder.opset < SORTS_INTEGERS:
             return None
-        indices = self.builder.cast(self.found.indices, INT32)
-        causal = any(part is not None and part.causal for part in parts)
-        if causal:
+        indices, mode = self.builder.cast(self.selected.indices, INT32), 0
+        if any(part.causal for part in parts):
             shape = self.builder.op("Shape", [indices], INT64)
             count = self.builder.op("Gather", [shape, self.builder.ints([2])], INT64, {"axis": 0})
             indices = self.builder.op("TopK", [indices, count], INT32, {"axis": 2, "largest": 0}, outputs=2)
-        return SparseIndices(
-            self.builder.units("Unsqueeze", indices, [2]), mode=3 if causal else 0, block=self.found.block
-        )
+            mode = CORNER_CAUSAL
+        return SparseIndices(self.builder.units("Unsqueeze", indices, [2]), mode, block=self.selected.block)
 
     def without(self, indices: ir.Value, excluded: ir.Value) -> ir.Value:
         """The entries, the excluded ones replaced by an index beyond all keys."""
@@ -146,11 +145,11 @@ class SparseIndicesBuilder:
     def without_hidden(self, indices: ir.Value, candidates: ir.Value, part: KeyMask) -> ir.Value:
         """The entries [B,S,K] without hidden keys; `candidates` are the keys they name, as int64."""
         builder = self.builder
-        for hidden in sorted(part.hidden, key=lambda each: str(each.value.name)):
+        for hidden in sorted(part.hidden, key=_name):
             keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
             points = builder.units("Unsqueeze", candidates, [3])
-            found = builder.op("GatherND", [keys, points], BOOL, {"batch_dims": 1})
-            indices = self.without(indices, found)
+            excluded = builder.op("GatherND", [keys, points], BOOL, {"batch_dims": 1})
+            indices = self.without(indices, excluded)
         return indices
 
     def length(self, operand: int, axis: int) -> ir.Value:
@@ -171,19 +170,11 @@ class SparseIndicesBuilder:
 
     def in_mask(self, condition: Condition) -> ir.Value | None:
         """Whether a condition excludes the listed keys, [B,S1,K]; None where it cannot be looked up."""
-        builder, value, shape = self.builder, condition.value, self.builder.info.shape(condition.value)
-        if shape is None or len(shape) > (4 if condition.heads else 3):
+        builder, whole = self.builder, self.sizes.mask_shape
+        value = self._by_rows(condition)
+        if value is None:
             return None
-        if len(shape) == 4:
-            if shape[1].const != 1:
-                return None
-            value, shape = builder.units("Squeeze", value, [1]), (shape[0], *shape[2:])
-        elif condition.heads and len(shape) == 3 and shape[0].const != 1:
-            return None
-        if len(shape) < 3:
-            value = builder.units("Unsqueeze", value, list(range(3 - len(shape))))
-            shape = (*[Dim(1)] * (3 - len(shape)), *shape)
-        whole = self.sizes.mask_shape
+        shape = builder.info.shape(value) or ()
         if any(own not in (size, Dim(1)) for own, size in zip(shape, whole, strict=True)):
             return None
         value = builder.cast(value, BOOL)
@@ -191,32 +182,35 @@ class SparseIndicesBuilder:
             candidates = [(0, 0), (0, 1), (1, 1)]
             target = builder.op("Concat", [self.length(*place) for place in candidates], INT64, {"axis": 0})
             value = builder.op("Expand", [value, target], BOOL)
-        entries = builder.cast(self.found.indices, INT64)
+        entries = builder.cast(self.selected.indices, INT64)
         value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
-        return value if condition.when else builder.op("Not", [value], BOOL)
+        if condition.when:
+            return value
+        return builder.op("Not", [value], BOOL)
+
+    def _by_rows(self, condition: Condition) -> ir.Value | None:
+        """The value of a condition as [B,S1,S2], each of which may be 1; None where it runs along heads."""
+        builder, value, shape = self.builder, condition.value, self.builder.info.shape(condition.value)
+        if shape is None or len(shape) > 3 + condition.heads:
+            return None
+        # With the axis of the heads, the dimension in front of the rows is that of the heads.
+        if condition.heads and len(shape) >= 3 and shape[-3].const != 1:
+            return None
+        if len(shape) == 4:
+            return builder.units("Squeeze", value, [1])
+        if len(shape) < 3:
+            return builder.units("Unsqueeze", value, list(range(3 - len(shape))))
+        return value
 
     def by_indexer(self, whole: KeyMask) -> SparseIndices | None:
         """The entries made by a LightningIndexer; None where they are not known to be the model's."""
-        builder, info = self.builder, self.builder.info
-        ranked, listed = input_of(self.found.top, 0), info.shape(self.found.indices)
-        largest = self.found.top.attributes.get("largest")
-        count = None if listed is None else listed[2].upper
-        if ranked is None or count is None or (largest and largest.as_int() != 1):
+        builder = self.builder
+        scores, listed = self._ranked_scores(), builder.info.shape(self.selected.indices)
+        if scores is None or listed is None or (count := listed[2].upper) is None:
             return None
-        scores = index_scores(ranked, self.sizes.mask_shape, self.facts)
-        if scores is None:
+        if self._mask_of(scores) != whole:
             return None
-        ranks = KeyMask()
-        if scores.mask is not None:
-            if len(info.shape(scores.mask.value) or ()) > 3:
-                return None
-            found = read_key_mask(scores.mask.value, scores.mask.when, self.sizes.q_seq, self.sizes.kv_seq, info)
-            if found is None:
-                return None
-            ranks = found
-        if ranks != whole:
-            return None
-        mode = 3 if whole.causal else 0
+        mode = CORNER_CAUSAL if whole.causal else 0
         inputs = self._indexer_inputs(scores, whole)
         attrs: dict[str, int | float | str] = {"sparse_count": count, "sparse_mode": mode}
         if self.facts.options.target == "ort":
@@ -233,6 +227,22 @@ class SparseIndicesBuilder:
             indices = builder.units("Unsqueeze", kept, [2])
         return SparseIndices(indices, mode, node)
 
+    def _ranked_scores(self) -> IndexScores | None:
+        """The scores that the TopK ranks, the largest first; None where they are not those of an indexer."""
+        ranked = input_of(self.selected.top, 0)
+        if ranked is None or int_attr(self.selected.top, "largest", 1) != 1:
+            return None
+        return index_scores(ranked, self.sizes.mask_shape, self.facts)
+
+    def _mask_of(self, scores: IndexScores) -> KeyMask | None:
+        """The mask under which the keys are ranked, the same for all heads; None where key_mask.py does not read it."""
+        mask, info = scores.mask, self.builder.info
+        if mask is None:
+            return KeyMask()
+        if len(info.shape(mask.value) or ()) > 3:
+            return None
+        return read_key_mask(mask.value, mask.when, self.sizes.q_seq, self.sizes.kv_seq, info)
+
     def _indexer_inputs(self, scores: IndexScores, whole: KeyMask) -> dict[str, ir.Value]:
         builder = self.builder
         emitter = LayoutEmitter(
@@ -240,14 +250,12 @@ class SparseIndicesBuilder:
         )
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
-            plan = plan_moves(view.base_dims, wanted)
-            assert plan is not None
-            arranged.append(emitter.apply(view.base, view.base_dims, plan))
+            arranged.append(emitter.arranged(view.base, view.base_dims, wanted))
         query, key, weights = arranged
         if scores.factor != 1.0:
             factor = builder.constant(np.array(scores.factor, np.float32), "factor")
             weights = builder.op("Mul", [weights, factor], FLOAT)
-        for hidden in sorted(whole.hidden, key=lambda each: str(each.value.name)):
+        for hidden in sorted(whole.hidden, key=_name):
             query, key, weights = self._behind(hidden, query, key, weights)
         return {"query": query, "key": key, "weights": weights}
 
@@ -275,26 +283,30 @@ class SparseIndicesBuilder:
         return query, key, builder.op("Add", [weights, builder.constant(number, "behind")], FLOAT)
 
 
-def selects_in_every_row(found: Selection, sizes: Sizes, facts: Facts) -> bool:
+def _name(hidden: PaddedKeys) -> str:
+    return str(hidden.value.name)
+
+
+def selects_in_every_row(selected: Selection, sizes: Sizes, facts: Facts) -> bool:
     """Is every row proven to have a listed key that nothing excludes?
 
     It is so without other masks. It is also so where the mask beside the selection is causal, the keys are ranked under
     the same mask, and there are no more rows than keys: the first key of the list is then one that the row sees.
     """
-    listed = facts.info.shape(found.indices)
-    if listed is None or not listed[2].is_at_least(1) or found.block != 1:
+    listed = facts.info.shape(selected.indices)
+    if listed is None or not listed[2].is_at_least(1) or selected.block != 1:
         return False
-    parts = [key_mask_of(condition, sizes, facts.info) for condition in found.others]
+    parts = [key_mask_of(condition, sizes, facts.info) for condition in selected.others]
     causal = all(part == KeyMask(causal=True) for part in parts)
-    return not parts or (causal and ranks_causally(found.top, sizes, facts))
+    return not parts or (causal and ranks_causally(selected.top, sizes, facts))
 
 
 def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
     """Does a TopK rank the keys under a causal mask in which every row sees a key?"""
-    info = facts.info
-    ranked, largest = input_of(top, 0), top.attributes.get("largest")
-    enough = (sizes.kv_seq - sizes.q_seq).is_at_least(0)
-    if ranked is None or (largest and largest.as_int() != 1) or not enough or info.dtype(ranked) != FLOAT:
+    info, ranked = facts.info, operand_at(top, 0)
+    if info.dtype(ranked) != FLOAT or int_attr(top, "largest", 1) != 1:
+        return False
+    if not (sizes.kv_seq - sizes.q_seq).is_at_least(0):
         return False
     masks = [mask for _, mask in unmasked(ranked, facts) if mask is not None]
     return any(
@@ -307,6 +319,6 @@ def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
 def key_mask_of(condition: Condition, sizes: Sizes, info: ShapeInfo) -> KeyMask | None:
     """What a condition leaves visible; None where key_mask.py does not read it."""
     rank = len(info.shape(condition.value) or ())
-    if rank not in (2, 4 if condition.heads else 3):
+    if rank not in (2, 3 + condition.heads):
         return None
     return read_key_mask(condition.value, condition.when, sizes.q_seq, sizes.kv_seq, info)

@@ -106,15 +106,11 @@ class _Inference:
         self, op: Op, inputs: Mapping[str, Fact], passed: Mapping[int, Fact], declared: list[Fact]
     ) -> list[Fact]:
         if op.type == "Data":
-            parent = op.attrs.get("_parent_node_index")
-            return (
-                [passed.get(parent.value, Fact(""))]
-                if parent is not None and isinstance(parent.value, int)
-                else declared
-            )
+            parent = _value_of(op, "_parent_node_index")
+            return [passed.get(parent, Fact(""))] if isinstance(parent, int) else declared
         if op.type in ("Const", "Constant"):
-            attr = op.attrs.get("value")
-            return [constant(attr.value)] if attr is not None and isinstance(attr.value, Weight) else declared
+            weight = _value_of(op, "value")
+            return [constant(weight)] if isinstance(weight, Weight) else declared
         if op.subgraphs:
             return self._branches(op, inputs, declared)
         if not can_infer(op.type):
@@ -158,6 +154,12 @@ class _Inference:
         if not shapes_agree(desc.shape, fact.shape):
             sentence = f"{what} is declared {_text(desc.shape)}, but is {_text(fact.shape)}"
             self.result.differences.append((op.name, sentence))
+
+
+def _value_of(op: Op, name: str) -> object:
+    """What an attribute holds; None where the operator does not have it."""
+    attr = op.attrs.get(name)
+    return None if attr is None else attr.value
 
 
 def needs_input(op_type: str) -> bool:
