@@ -58,7 +58,7 @@ class Divergence:
 def match_divergence(readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region) -> Divergence | None:
     """The loss that these readers of a region belong to; None where they are nothing like it. Raises Decline."""
     options = region.viewer.facts.options
-    starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean") and node is not None]
+    starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean")]
     if len(starts) != len(readers):
         return None
     log = _logarithm(starts)
@@ -99,7 +99,7 @@ def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
     for node in reached(starts, nodes_after, limit):
         for value in node.inputs:
             maker = producer(value)
-            if is_op(maker, "Exp") and maker is not None:
+            if is_op(maker, "Exp"):
                 maker = producer(maker.inputs[0])
             if is_op(maker, "LogSoftmax"):
                 return maker

@@ -225,15 +225,15 @@ class IndexRegion:
             return part if self._tests_nan(test) else None
         if number != 0.0:
             return None
-        if test is not None and is_op(test, "Equal"):
+        if is_op(test, "Equal"):
             return self._guarded(part, test)
-        if test is not None and is_op(test, "LessOrEqual"):
+        if is_op(test, "LessOrEqual"):
             return self._where_positive(part, test)
         return part if self._is_masked(part, condition) else None
 
     def _tests_nan(self, test: ir.Node | None) -> bool:
         """Case 12: is this IsNaN of a target?"""
-        tested = None if test is None or not is_op(test, "IsNaN") else self.reader.tensor(test.inputs[0])
+        tested = None if not is_op(test, "IsNaN") else self.reader.tensor(test.inputs[0])
         return tested is not None and tested.quantity.coefficient(TARGET) is not None
 
     def _guarded(self, part: Part, test: ir.Node) -> Part | None:

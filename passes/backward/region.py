@@ -219,7 +219,7 @@ class Region:
     def _output_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 6: the sum over the keys, computed from the output."""
         product, axes = producer(node.inputs[0]), axes_of(node)
-        if self.dy is None or product is None or not is_op(product, "Mul") or axes is None or len(axes) != 1:
+        if self.dy is None or not is_op(product, "Mul") or axes is None or len(axes) != 1:
             return None
         space = self.viewer.space
         for out, gradient in (product.inputs, product.inputs[::-1]):

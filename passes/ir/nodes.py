@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -32,8 +32,13 @@ HELD = 1 << 16
 """Constants of more elements than this are read again from their file for each question, and not held in memory."""
 
 
-def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Is this a node of the standard domain with one of these types?"""
+ABSENT = ir.Value(name="")
+"""What stands for an absent input among `operands`. Nothing makes this value, and its shape, type and content are
+unknown."""
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
+    """Is this a node of the standard domain with one of these types? No node is of no type."""
     return node is not None and node.domain in STANDARD and node.op_type in op_types
 
 
@@ -45,7 +50,7 @@ def producer(value: ir.Value | None) -> ir.Node | None:
 def source_through(value: ir.Value, *op_types: str) -> ir.Value:
     """The source of a value: the start of the chain of operators of these types, each of which passes on its first
     input, that leads to the value. It is the value itself where there are no such operators."""
-    while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:
+    while is_op(node := value.producer(), *op_types) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
@@ -62,6 +67,16 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
             if each not in known:
                 known[each] = None
                 pending.append(each)
+
+
+def first(items: Iterable[T | None]) -> T | None:
+    """The first item that is not None; None where there is none."""
+    return next((item for item in items if item is not None), None)
+
+
+def sole(items: Sequence[T]) -> T | None:
+    """The item of a sequence that has one; None where it has none or several."""
+    return items[0] if len(items) == 1 else None
 
 
 def nodes_after(node: ir.Node) -> Iterator[ir.Node]:
@@ -148,13 +163,13 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.const_value is not None:
         return value.const_value
     node = value.producer()
-    attr = node.attributes.get("value") if node is not None and is_op(node, "Constant") else None
+    attr = node.attributes.get("value") if is_op(node, "Constant") else None
     return None if attr is None else attr.as_tensor()
 
 
 def _numbers_of_attribute(node: ir.Node | None) -> np.ndarray | None:
     """The content of a Constant whose numbers are not in a tensor; None for other nodes."""
-    if node is not None and is_op(node, "Constant"):
+    if is_op(node, "Constant"):
         for name in ("value_float", "value_int", "value_floats", "value_ints"):
             if (attr := node.attributes.get(name)) is not None:
                 return np.asarray(attr.value, dtype=np.float32 if "float" in name else np.int64)
@@ -416,3 +431,18 @@ def inner_values(value: ir.Value) -> list[ir.Value] | None:
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
     """The input at `index`, None when it is absent or beyond the end."""
     return node.inputs[index] if index < len(node.inputs) else None
+
+
+def operands(node: ir.Node) -> tuple[ir.Value, ...]:
+    """The inputs of a node. ABSENT takes the place of an absent one, so that no caller has to test for it."""
+    return tuple(value or ABSENT for value in node.inputs)
+
+
+def operand_at(node: ir.Node | None, index: int) -> ir.Value:
+    """The input at `index`; ABSENT where there is none, also where there is no node."""
+    return (node and input_of(node, index)) or ABSENT
+
+
+def inputs_of(node: ir.Node | None) -> list[ir.Value]:
+    """The inputs that are given to a node; none where there is no node."""
+    return [] if node is None else [value for value in node.inputs if value is not None]

@@ -280,7 +280,7 @@ def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer)
     moving: list[ir.Node] = []
     while value not in seen:
         node = value.producer()
-        if node is None or not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
+        if not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
             return None
         moving.append(node)
         value = node.inputs[0]

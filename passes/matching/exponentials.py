@@ -186,7 +186,7 @@ def _logsumexps(value: ir.Value, x: ir.Value, log_base: float, info: ShapeInfo) 
             continue
         scaled: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(x, ())] if abs(log_base - 1.0) <= ROUNDING else []
         node = logarithm.producer()
-        inner = None if node is None or not is_op(node, "ReduceLogSumExp") else node.inputs[0]
+        inner = None if not is_op(node, "ReduceLogSumExp") else node.inputs[0]
         if inner is not None and (found := times(inner, info)) is not None and found[0] is x:
             scaled += [(inner, (found[2],))] if abs(found[1] / log_base - 1.0) <= ROUNDING else []
         for source, before in scaled:
@@ -225,7 +225,7 @@ def _factored(value: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, floa
 def _total_of(log: ir.Node, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Case 9: the total that a Log takes, and the nodes from it to the logarithm."""
     total, nodes = log.outputs[0], tuple[ir.Node, ...]()
-    while (node := total.producer()) is not None and is_op(node, "Log" if not nodes else "Abs"):
+    while is_op(node := total.producer(), "Log" if not nodes else "Abs"):
         if node.inputs[0] is None:
             break
         total, layout = row_source(node.inputs[0], info)

@@ -347,7 +347,7 @@ def _keeps(
 def bare(condition: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, bool]:
     """A condition without the casts of booleans and negations around it, and whether these negate it."""
     value, negated = condition, False
-    while value is not None and is_op(node := value.producer(), "Cast", "Identity", "Not") and node is not None:
+    while value is not None and is_op(node := value.producer(), "Cast", "Identity", "Not"):
         source = node.inputs[0]
         if source is None or info.dtype(source) != ir.DataType.BOOL:
             break

@@ -82,7 +82,7 @@ def _scores(value: ir.Value, info: ShapeInfo, left: int, seen: set[ir.Value]) ->
     seen.add(value)
     if is_op(node, "QuantizeLinear"):  # 5
         starts = map(producer, reached(node.inputs[:1], _operands_between, LONGEST))
-        sources = [each.inputs[0] for each in starts if each is not None and is_op(each, "DequantizeLinear")]
+        sources = [each.inputs[0] for each in starts if is_op(each, "DequantizeLinear")]
         found = (_scores(each, info, left - 1, seen) for each in sources if each is not None)
         return next((steps for steps in found if steps is not None), None)
     if is_op(node, *LAYOUT_OPS) and node.inputs[0] is not None:  # 4
@@ -122,7 +122,7 @@ def _to_product(probabilities: Integers, info: ShapeInfo, left: int) -> list[Ste
 
 def _operands_between(value: ir.Value | None) -> list[ir.Value | None]:
     node = producer(value)
-    return list(node.inputs) if node is not None and is_op(node, *BETWEEN) else []
+    return list(node.inputs) if is_op(node, *BETWEEN) else []
 
 
 def _results_between(value: ir.Value) -> list[ir.Value]:

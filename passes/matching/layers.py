@@ -70,7 +70,7 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
 
     def sources(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
-        operands = node.inputs if node is not None and is_op(node, *BETWEEN) else ()
+        operands = node.inputs if is_op(node, *BETWEEN) else ()
         return [each for each in operands if each is not None]
 
     for each in reached([value], sources):

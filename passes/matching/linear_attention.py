@@ -135,9 +135,9 @@ class _Search:
         """Case 5: the layers that make key and value of a running sum of their products."""
         for value in _upward([state], MOVING):
             node = value.producer()
-            summed = None if node is None or not is_op(node, "CumSum") else node.inputs[0]
+            summed = None if not is_op(node, "CumSum") else node.inputs[0]
             product = None if summed is None else summed.producer()
-            if product is not None and is_op(product, "Mul"):
+            if is_op(product, "Mul"):
                 parts = [set[ir.Node]() if each is None else self._layers(each) for each in product.inputs]
                 return parts[0] | parts[1] if all(parts) else set()
         return set()
@@ -201,9 +201,9 @@ class _Search:
             node = each.producer()
             if each in self.probabilities:
                 return set()
-            if is_op(node, "Conv") and node is not None:
+            if is_op(node, "Conv"):
                 layers.add(node)
-            elif is_op(node, "MatMul", "Gemm", "Einsum") and node is not None:
+            elif is_op(node, "MatMul", "Gemm", "Einsum"):
                 if any(operand is not None and is_matrix(operand, self.viewer) for operand in node.inputs[:2]):
                     layers.add(node)
                 elif not any(operand is not None and holds_weights(operand, self.viewer) for operand in node.inputs):
@@ -243,6 +243,6 @@ def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.V
 
     def sources(each: ir.Value) -> list[ir.Value]:
         node = each.producer()
-        return [] if node is None or not is_op(node, *through) else [made for made in node.inputs if made is not None]
+        return [] if not is_op(node, *through) else [made for made in node.inputs if made is not None]
 
     return reached(values, sources, LIMIT)

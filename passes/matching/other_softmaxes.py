@@ -152,7 +152,7 @@ class _Search:
         found: set[ir.Value] = set()
         for value in _upward(total, (*ROW_WISE, *LOGARITHMS[:1], "Exp", "Neg")):
             node = value.producer()
-            if is_op(node, "ReduceLogSumExp") and node is not None and node.inputs[0] is not None:
+            if is_op(node, "ReduceLogSumExp") and node.inputs[0] is not None:
                 found.add(node.inputs[0])
             elif node is not None and (weights := self._added(node)) is not None:
                 exponents = (each.inputs[-1] for each in self._exponentials(weights))
@@ -190,7 +190,7 @@ def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
 
     def sources(each: ir.Value) -> list[ir.Value]:
         node = each.producer()
-        return [] if node is None or not is_op(node, *through) else [made for made in node.inputs if made is not None]
+        return [] if not is_op(node, *through) else [made for made in node.inputs if made is not None]
 
     return reached([value], sources, LIMIT)
 
@@ -207,6 +207,6 @@ def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value | None, ir.Value]]:
         return
     for weights, inverse in ((left, right), (right, left)):
         maker = None if inverse is None else source_through(inverse, *KEEPING).producer()
-        if maker is not None and is_op(maker, *INVERSES):
+        if is_op(maker, *INVERSES):
             total = maker.inputs[1 if is_op(maker, "Div") else 0]
             yield from () if total is None else ((weights, total),)

@@ -307,8 +307,8 @@ def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
     """A Where that reads the probabilities and chooses by IsNaN of them, which is not the guard of the grammar."""
     test = next((node for node in consumers if is_op(node, "IsNaN")), None)
     reader = None if test is None else only_reader(test.outputs[0])
-    chooser = only_reader(reader.outputs[0]) if reader is not None and is_op(reader, "Not") else reader
-    return chooser if chooser is not None and is_op(chooser, "Where") and chooser in consumers else None
+    chooser = only_reader(reader.outputs[0]) if is_op(reader, "Not") else reader
+    return chooser if is_op(chooser, "Where") and chooser in consumers else None
 
 
 def _takes_heads(node: ir.Node, value: ir.Value) -> bool:

@@ -64,10 +64,10 @@ def unrepeated(value: ir.Value) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Case 2: the row that a per_row repeats, and the nodes that do so; the value itself and () where none does."""
     nodes: list[ir.Node] = []
     current = value
-    while is_op(node := current.producer(), "Identity") and node is not None and node.inputs[0] is not None:
+    while is_op(node := current.producer(), "Identity") and node.inputs[0] is not None:
         nodes.insert(0, node)
         current = node.inputs[0]
-    if node is None or not is_op(node, "Expand") or node.inputs[0] is None:
+    if not is_op(node, "Expand") or node.inputs[0] is None:
         return value, ()
     return node.inputs[0], (node, *nodes)
 
@@ -75,7 +75,7 @@ def unrepeated(value: ir.Value) -> tuple[ir.Value, tuple[ir.Node, ...]]:
 def row_source(row: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Cases 4 and 5: what a row's layout starts from, and the nodes of the layout."""
     nodes: list[ir.Node] = []
-    while is_op(node := row.producer(), "Identity", *RESHAPES, "Max", "Expand") and node is not None:
+    while is_op(node := row.producer(), "Identity", *RESHAPES, "Max", "Expand"):
         found = match(ABOVE_NOTHING, row, info) if node.op_type == "Max" else None
         inner = node.inputs[0] if node.op_type != "Max" else None if found is None else found["x"]
         if inner is None or (node.op_type == "Expand" and not info.shape(inner) == info.shape(row) is not None):
@@ -91,7 +91,7 @@ def reduction_of(
     """Cases 3 and 6: the axes of `source` over which `value` reduces it, and the nodes; at least one axis."""
     node, shape = value.producer(), info.shape(source)
     nodes: tuple[ir.Node, ...] = ()
-    if is_op(node, "Cast") and node is not None and info.dtype(value) == info.dtype(source) is not None:
+    if is_op(node, "Cast") and info.dtype(value) == info.dtype(source) is not None:
         if node.inputs[0] is None:
             return None
         inner, layout = row_source(node.inputs[0], info)
@@ -103,7 +103,7 @@ def reduction_of(
         nodes, node, start = (widening, reduction, *layout, node), reduction, widening.inputs[0]
     else:
         start = None if node is None or not node.inputs else node.inputs[0]
-    if node is None or not is_op(node, *reductions) or start is not source or shape is None:
+    if not is_op(node, *reductions) or start is not source or shape is None:
         return None
     axes = tuple(sorted(set(places_of(node, len(shape)) or ())))
     return (axes, nodes or (node,)) if axes else None
@@ -112,9 +112,9 @@ def reduction_of(
 def cast_reduced_by(total: ir.Value) -> ir.Node | None:
     """The Cast of what a sum adds up; None where there is none."""
     node = total.producer()
-    summed = node.inputs[0] if node is not None and is_op(node, *SUMS) else None
+    summed = node.inputs[0] if is_op(node, *SUMS) else None
     widening = None if summed is None else summed.producer()
-    return widening if widening is not None and is_op(widening, "Cast") else None
+    return widening if is_op(widening, "Cast") else None
 
 
 def is_per_row(value: ir.Value, axes: Sequence[int], source: ir.Value, info: ShapeInfo) -> bool:

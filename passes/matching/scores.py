@@ -497,7 +497,7 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     left, right = node.inputs[0], node.inputs[1]
     for zeroed, other in ((left, right),) if node.op_type == "Sub" else ((left, right), (right, left)):
         product = None if zeroed is None else zeroed.producer()
-        if zeroed is None or other is None or product is None or not is_op(product, "Mul"):
+        if zeroed is None or other is None or not is_op(product, "Mul"):
             continue
         for keep, scores in (product.inputs, product.inputs[::-1]):
             fill = None if keep is None else _fill(other, keep, viewer)
@@ -542,7 +542,7 @@ def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewe
     if flag is not None and equal_values(flag[0], condition):
         return kept != flag[1]
     test = condition.producer()
-    pairs = (test.inputs, test.inputs[::-1]) if test is not None and is_op(test, "Equal") else ()
+    pairs = (test.inputs, test.inputs[::-1]) if is_op(test, "Equal") else ()
     others = [other for each, other in pairs if other is not None and equal_values(each, factor)]
     numbers = [viewer.info.scalar(other) for other in others]
     besides_zero = viewer.facts.sets.only_besides_zero(factor)
@@ -600,14 +600,14 @@ def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
     """For a boolean cast to 0 and 1: the boolean without its Nots, and whether they negate it; else None."""
     node = value.producer()
-    flag = node.inputs[0] if node is not None and is_op(node, "Cast") else None
+    flag = node.inputs[0] if is_op(node, "Cast") else None
     return None if flag is None or info.dtype(flag) != ir.DataType.BOOL else _without_nots(flag)
 
 
 def _without_nots(flag: ir.Value) -> tuple[ir.Value, bool]:
     """A boolean without its Nots, and whether they negate it."""
     negated = False
-    while (node := flag.producer()) is not None and is_op(node, "Not") and node.inputs[0] is not None:
+    while is_op(node := flag.producer(), "Not") and node.inputs[0] is not None:
         flag, negated = node.inputs[0], not negated
     return flag, negated
 
@@ -662,7 +662,7 @@ def _floors(node: ir.Node, viewer: Viewer) -> list[tuple[ir.Value, float]]:
 def _is_half_floor(scores: ir.Value, floor: float, viewer: Viewer) -> bool:
     """Is this the lowest number of float16, and are all scores float16 numbers?"""
     node, dtype = scores.producer(), viewer.info.dtype(scores)
-    if dtype == ir.DataType.FLOAT and is_op(node, "Cast") and node is not None and node.inputs[0] is not None:
+    if dtype == ir.DataType.FLOAT and is_op(node, "Cast") and node.inputs[0] is not None:
         dtype = viewer.info.dtype(node.inputs[0])
     return dtype == ir.DataType.FLOAT16 and floor == -FLOAT16_MAX
 

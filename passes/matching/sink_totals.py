@@ -57,7 +57,7 @@ class SinkTotal:
 def summands(total: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
     """How a total may be read as a sum and what is added to it."""
     add = total.producer()
-    left, right = add.inputs if add is not None and is_op(add, "Add") else (None, None)
+    left, right = add.inputs if is_op(add, "Add") else (None, None)
     if left is not None and right is not None:
         yield left, right
         yield right, left

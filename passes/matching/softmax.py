@@ -196,7 +196,7 @@ def _of_logarithm(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
     output = node.outputs[0]
     for each in exponentials(output, info):
         logarithm = each.exponent.producer()
-        scores = None if logarithm is None or not is_op(logarithm, "LogSoftmax") else logarithm.inputs[0]
+        scores = None if not is_op(logarithm, "LogSoftmax") else logarithm.inputs[0]
         # 3 (exponentials.py, 3)
         if logarithm is not None and scores is not None and abs(each.log_base - 1.0) <= ROUNDING:
             return SoftmaxAnchor(scores, output, _axes(logarithm, scores, info), (logarithm, *each.nodes))
@@ -295,7 +295,7 @@ def _without_floors(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> 
     repeats the total to the exponentials' shape is one of them."""
     expand = total.producer()
     alike = info.shape(total) == info.shape(exponential) is not None
-    repeated = expand.inputs[0] if expand is not None and is_op(expand, "Expand") and alike else None
+    repeated = expand.inputs[0] if is_op(expand, "Expand") and alike else None
     current = total if repeated is None else repeated
     floors: list[ir.Node] = []
     while (floored := match(FLOORED, current, info)) is not None:

@@ -223,7 +223,7 @@ def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], fac
 def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Case 2: what is divided by the sum of each row, and the nodes that do so. Otherwise the value itself and ()."""
     divide, shape = weights.producer(), info.shape(weights)
-    if divide is None or not is_op(divide, "Div") or shape is None:
+    if not is_op(divide, "Div") or shape is None:
         return weights, ()
     combined, total = divide.inputs
     summed = None if combined is None or total is None else reduced(total, ("ReduceSum",), combined, info)
@@ -269,7 +269,7 @@ def _part(value: ir.Value | None, anchors: Mapping[ir.Value, SoftmaxAnchor], inf
 def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
     """Cases 5 to 8."""
     node, source, axis, count = value.producer(), value, 0, 1
-    chooser = node if node is not None and is_op(node, "Gather", "Split", "Slice") else None
+    chooser = node if is_op(node, "Gather", "Split", "Slice") else None
     if chooser is not None:
         given = chooser.inputs[0]
         shape = None if given is None else info.shape(given)

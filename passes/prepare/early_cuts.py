@@ -122,7 +122,7 @@ class _Packed:
 def _joined(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:
     """Case 5: the tensor whose last dimension a Reshape takes apart from `place` on; None for other values."""
     node, shape = whole.producer(), info.shape(whole)
-    source = node.inputs[0] if node is not None and is_op(node, "Reshape") else None
+    source = node.inputs[0] if is_op(node, "Reshape") else None
     own = None if source is None else info.shape(source)
     if source is None or own is None or shape is None or only_reader(whole) is None:
         return None

@@ -137,7 +137,7 @@ class _Bypass:
         maker = None if parts[0] is None else parts[0].producer()
         if parts[0] is None or len(parts) == 1:
             return parts[0]
-        if maker is None or not is_op(maker, "Split") or list(maker.outputs) != list(parts):
+        if not is_op(maker, "Split") or list(maker.outputs) != list(parts):
             return None
         whole = maker.inputs[0]
         own = None if whole is None else self._place(whole, int_attr(maker, "axis", 0))
@@ -149,7 +149,7 @@ class _Bypass:
         maker = None if whole is None else whole.producer()
         if whole is None or len(node.outputs) == 1:
             return [] if whole is None else [whole]
-        if maker is None or not is_op(maker, "Concat") or len(maker.inputs) != len(node.outputs):
+        if not is_op(maker, "Concat") or len(maker.inputs) != len(node.outputs):
             return []
         own = self._place(whole, int_attr(maker, "axis", 1))
         found = [each for each in maker.inputs if each is not None]

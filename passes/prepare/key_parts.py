@@ -277,7 +277,7 @@ def _part(value: ir.Value | None, info: ShapeInfo) -> _Part | None:
 
 
 def _summands(node: ir.Node | None) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
-    if node is not None and is_op(node, "Add"):
+    if is_op(node, "Add"):
         yield node.inputs[0], node.inputs[1]
         yield node.inputs[1], node.inputs[0]
 
@@ -290,7 +290,7 @@ def _scaled(value: ir.Value, info: ShapeInfo) -> tuple[Contraction, float] | Non
     product = contraction(node, info)
     if product is not None:
         return product, product.factor
-    if node is None or not is_op(node, "Mul", "Div"):
+    if not is_op(node, "Mul", "Div"):
         return None
     for operand, number in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         scalar = None if number is None else info.scalar(number)

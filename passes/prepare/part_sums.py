@@ -133,7 +133,7 @@ def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
 def _part_sum(node: ir.Node, info: ShapeInfo) -> PartSum | None:
     """The sum that this assignment, or a Transpose of it, makes of the scores."""
     scores, reader = _assigned(node.outputs[0]), only_reader(node.outputs[0])
-    turned = [reader.outputs[0]] if reader is not None and is_op(reader, "Transpose") else []
+    turned = [reader.outputs[0]] if is_op(reader, "Transpose") else []
     sums = [_made_of(whole, scores, info) for whole in (*turned, node.outputs[0]) if scores is not None]
     return next((found for found in sums if found is not None), None)
 
@@ -172,7 +172,7 @@ def _assigned(value: ir.Value) -> ir.Value | None:
     """What assignments and the operators between them start from."""
     for _ in range(MAX_DEPTH):
         node = value.producer()
-        if node is None or not is_op(node, "ScatterND", *LAYOUT_OPS) or node.inputs[0] is None:
+        if not is_op(node, "ScatterND", *LAYOUT_OPS) or node.inputs[0] is None:
             return value
         value = node.inputs[0]
     return None
