@@ -443,6 +443,11 @@ def operand_at(node: ir.Node | None, index: int) -> ir.Value:
     return (node and input_of(node, index)) or ABSENT
 
 
+def output_of(node: ir.Node | None) -> ir.Value | None:
+    """The first output of a node; None where there is no node."""
+    return None if node is None else node.outputs[0]
+
+
 def inputs_of(node: ir.Node | None) -> list[ir.Value]:
     """The inputs that are given to a node; none where there is no node."""
     return [] if node is None else [value for value in node.inputs if value is not None]

@@ -47,7 +47,7 @@ from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.guards import ScoreGuard
-from fa_compiler.passes.matching.layers import holds_weights, layers_apart
+from fa_compiler.passes.matching.layers import layers_apart
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probabilities import Probabilities
@@ -57,6 +57,7 @@ from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import FoundSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.matching.weights import holds_weights
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 

@@ -46,6 +46,11 @@ class FinalScores:
     softcap: float = 0.0
     rounded: tuple[ir.Node, ...] = ()
 
+    @property
+    def unbounded(self) -> Factor | None:
+        """The first factor of unknown size."""
+        return next((factor for factor in self.factors if factor.unbounded), None)
+
     @staticmethod
     def of(
         path: ScorePath,

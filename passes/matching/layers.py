@@ -28,6 +28,7 @@ from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probability_path import ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath, find_scores, takes_scores
+from fa_compiler.passes.matching.weights import holds_weights, is_matrix
 from fa_compiler.passes.ops.movers import MOVES
 
 BETWEEN = (
@@ -93,13 +94,6 @@ def _is_other_than_scores(value: ir.Value, viewer: Viewer) -> bool:
     return viewer.info.dtype(value) in (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
 
 
-def is_matrix(value: ir.Value, viewer: Viewer) -> bool:
-    """Is a value a matrix of weights, rearranged or not?"""
-    view = viewer.view(value)
-    base = value if view is None else view.base
-    return is_weight(base) and len(viewer.info.shape(base) or ()) == 2
-
-
 def _what_it_is(maker: str, after: ProbabilityPath, viewer: Viewer) -> str:
     """What a softmax that layers make is for, by the product that follows."""
     made = f"{maker} what the softmax takes, not a product of query and key"
@@ -125,12 +119,6 @@ def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewe
         found is not None and found.summed and not any(holds_weights(each, viewer) for each in found.operands)
         for found in (inner, *readers)
     )
-
-
-def holds_weights(value: ir.Value, viewer: Viewer) -> bool:
-    """Does a value hold weights, rearranged or not?"""
-    view = viewer.view(value)
-    return is_weight(value if view is None else view.base)
 
 
 def _talking_heads(before: ScorePath, viewer: Viewer) -> Decline | None:

@@ -36,7 +36,8 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import STANDARD, distinct_consumers, is_op, reached, text_attr
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.layers import BETWEEN, holds_weights, is_matrix
+from fa_compiler.passes.matching.layers import BETWEEN
+from fa_compiler.passes.matching.weights import holds_weights, is_matrix
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.values.facts import Facts
 

@@ -99,6 +99,11 @@ class ProbabilityPath:
     divided: Renormalised | None = None
 
     @property
+    def all_tests(self) -> tuple[ir.Node, ...]:
+        """The removed infinity tests, and the nodes that compute the condition of the guard."""
+        return self.tests if self.guard is None else (*self.tests, *self.guard.tests)
+
+    @property
     def in_front_of_guard(self) -> tuple[ir.Node, ...]:
         """The nodes whose results the guard reads."""
         return () if self.guard is None else self.nodes[: self.nodes.index(self.guard.where)]

@@ -21,8 +21,8 @@ from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Add, Select, Term
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
-from fa_compiler.passes.matching.layers import holds_weights
 from fa_compiler.passes.matching.sinks import FoundSink
+from fa_compiler.passes.matching.weights import holds_weights
 
 MAX_HEAD_SIZE = 768
 

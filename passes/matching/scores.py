@@ -91,6 +91,7 @@ from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
+from fa_compiler.passes.matching.weights import holds_weights
 from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ops.moves import keeps_everything
@@ -339,7 +340,7 @@ def takes_scores(conv: ir.Node, viewer: Viewer) -> bool:
     """Does a convolution take the scores of an attention, their heads as channels, and keep their rows and keys?"""
     source = conv.inputs[0]
     path = None if source is None else if_possible(lambda: find_scores(source, viewer, True))
-    if source is None or path is None or any(_is_weight(each, viewer) for each in path.product.operands):
+    if source is None or path is None or any(holds_weights(each, viewer) for each in path.product.operands):
         return False
     shapes = [viewer.info.shape(value) for value in (path.product.output, source, conv.outputs[0])]
     return all(shape is not None and len(shape) == 4 for shape in shapes) and len({s[2:] for s in shapes if s}) == 1
@@ -351,11 +352,6 @@ def mixing(what: str, conv: ir.Node, viewer: Viewer) -> str:
     if shape is not None and all(size.const == 1 for size in shape[2:]):
         return f"talking heads: a convolution mixes the {what} of several heads"
     return f"a convolution mixes {what} of neighbouring rows and keys"
-
-
-def _is_weight(value: ir.Value, viewer: Viewer) -> bool:
-    view = viewer.view(value)
-    return is_weight(value if view is None else view.base)
 
 
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
@@ -380,7 +376,7 @@ def _integer_product(node: ir.Node, viewer: Viewer) -> ir.Node | None:
     if maker is None or maker.op_type not in INTEGER_PRODUCTS:
         return None
     operands = [input_of(maker, place) for place in INTEGER_PRODUCTS[maker.op_type]]
-    return None if any(each is None or _is_weight(each, viewer) for each in operands) else maker
+    return None if any(each is None or holds_weights(each, viewer) for each in operands) else maker
 
 
 def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decline:
