@@ -443,6 +443,17 @@ def operand_at(node: ir.Node | None, index: int) -> ir.Value:
     return (node and input_of(node, index)) or ABSENT
 
 
+def operand_orders(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """The two operands of a node, in both orders."""
+    left, right = operands(node)
+    return (left, right), (right, left)
+
+
+def others_of(node: ir.Node, value: ir.Value) -> list[ir.Value]:
+    """The inputs that are given to a node beside a value."""
+    return [other for other in node.inputs if other is not None and other is not value]
+
+
 def output_of(node: ir.Node | None) -> ir.Value | None:
     """The first output of a node; None where there is no node."""
     return None if node is None else node.outputs[0]

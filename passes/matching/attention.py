@@ -55,7 +55,7 @@ from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.matching.roles import KeySide, Roles
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
-from fa_compiler.passes.matching.sinks import FoundSink, summed
+from fa_compiler.passes.matching.sinks import FoundSink, sink_in_total
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.matching.weights import holds_weights
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
@@ -177,7 +177,7 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
     if anchor.sink is not None:
         if scores.found_sink is not None:
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
-        found_sink = summed(anchor, anchor.sink, scores.dims, kv_seq, viewer)
+        found_sink = sink_in_total(anchor, anchor.sink, scores.dims, kv_seq, viewer)
     return found_sink
 
 

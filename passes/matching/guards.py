@@ -358,8 +358,8 @@ def product_guard(
 
 def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
     """The mask that a guard is compared with: the only selection, or without selections the only addend; else None."""
-    selects = [term for term in terms if isinstance(term, Select)]
-    addends = [term for term in terms if isinstance(term, Add)]
+    selects: list[MaskTerm] = [term for term in terms if isinstance(term, Select)]
+    addends: list[MaskTerm] = [term for term in terms if isinstance(term, Add)]
     return sole(selects or addends)
 
 

@@ -142,7 +142,7 @@ def _to_product(probabilities: Integers, info: ShapeInfo, depth: int) -> list[St
         return None
     if is_op(node, "DequantizeLinear"):  # 7
         rounded = _rounded_after(node, info)
-        return rounded and _to_product(rounded, info, depth - 1)
+        return None if rounded is None else _to_product(rounded, info, depth - 1)
     if is_op(node, *LAYOUT_OPS):  # 6
         step = _moving(node, probabilities)
         below = _to_product(step.result, info, depth - 1)
@@ -158,7 +158,7 @@ def _rounded_after(start: ir.Node, info: ShapeInfo) -> Integers | None:
     behind = reached(start.outputs, _results_between, LONGEST)
     readers = dict.fromkeys(reader for value in behind for reader in data_readers(value))
     end = sole([reader for reader in readers if is_op(reader, "QuantizeLinear")])
-    return end and _integers(end.outputs[0], end, 1, info)
+    return None if end is None else _integers(end.outputs[0], end, 1, info)
 
 
 def _operands_between(value: ir.Value) -> list[ir.Value]:

@@ -44,7 +44,9 @@ def check_private(
     harmless: list[ShapeReader] = []
     for output in (output for node in nodes[:-1] for output in node.outputs):
         readers = (
-            reader for reader in each_consumer(output) if id(reader) not in matched and not accounted_for(output, reader)
+            reader
+            for reader in each_consumer(output)
+            if id(reader) not in matched and not accounted_for(output, reader)
         )
         shape_readers, stranger = _told_apart(readers, output, anchor.node.graph)
         if stranger is not None or output.is_graph_output():
@@ -63,9 +65,7 @@ def _check_nodes(nodes: Collection[ir.Node], after: ProbabilityPath, graph: obje
         raise Decline(Code.SCORES_ARE_OUTPUT, reason, after.product.node, "")
 
 
-def _told_apart(
-    readers: Iterable[ir.Node], value: ir.Value, graph: object
-) -> tuple[list[ShapeReader], ir.Node | None]:
+def _told_apart(readers: Iterable[ir.Node], value: ir.Value, graph: object) -> tuple[list[ShapeReader], ir.Node | None]:
     """The readers of a mere shape that readers of a value are or lead to, and the first reader that is or leads to
     something else."""
     shape_readers: list[ShapeReader] = []

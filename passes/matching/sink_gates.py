@@ -30,7 +30,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, places_of
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.sinks import FoundSink, SinkSource, apart, sink_of
+from fa_compiler.passes.matching.sinks import FoundSink, SinkSource, beside_total, sink_of
 from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.values.patterns import Bind, Op, Through, match
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -103,4 +103,4 @@ def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, kv_seq: Axes, vie
     rows = viewer.space.resolve_all((*out[:-1], ()))
     if viewer.space.resolve_all(current) != rows:
         raise Decline(Code.SHAPE, "a gate that is not one number for each row", gate.nodes[-1])
-    return apart(SinkSource(gate.difference, len(dims) - 1, False, gate.sink), sink, kv_seq, viewer)
+    return beside_total(SinkSource(gate.difference, len(dims) - 1, False, gate.sink), sink, kv_seq, viewer)
