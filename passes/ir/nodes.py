@@ -433,9 +433,10 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def operands(node: ir.Node) -> tuple[ir.Value, ...]:
-    """The inputs of a node. ABSENT takes the place of an absent one, so that no caller has to test for it."""
-    return tuple(value or ABSENT for value in node.inputs)
+def operands(node: ir.Node | None) -> tuple[ir.Value, ...]:
+    """The inputs of a node. ABSENT takes the place of an absent one, so that no caller has to test for it. None where
+    there is no node."""
+    return () if node is None else tuple(value or ABSENT for value in node.inputs)
 
 
 def operand_at(node: ir.Node | None, index: int) -> ir.Value:

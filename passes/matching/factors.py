@@ -1,5 +1,8 @@
 """Factors that are no single number: moved from the scores to the query, and from the probabilities to the result.
 
+    scores = (q @ k.transpose(-2, -1)) * logit_scale.exp()          [heads, 1, 1]
+    output = (p * gate) @ v
+
 Grammar; the code cites the numbers of the cases. t does not run along the keys: it is one number for each head, row or
 batch entry, or one in all.
 
@@ -34,6 +37,7 @@ another number than -inf into the scores, and guards that test the scores.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,7 +47,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import constant, is_op
+from fa_compiler.passes.ir.nodes import constant, inputs_of, is_op
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 
@@ -71,25 +75,43 @@ class Factor:
 GUARD_FIRST = "guard the probabilities before they are multiplied"
 
 
-def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
+def operand(node: ir.Node | None, value: ir.Value) -> tuple[ir.Value, bool] | None:
     """The other operand of a Mul or Div that a value goes into, and whether it divides."""
-    left, right = (node.inputs[0], node.inputs[1]) if is_op(node, "Mul", "Div") else (None, None)
+    if not is_op(node, "Mul", "Div"):
+        return None
+    left, right = node.inputs[:2]
     if right is not None and left is value:
         return right, node.op_type == "Div"
-    return (left, False) if left is not None and right is value and node.op_type == "Mul" else None
+    if left is not None and right is value and node.op_type == "Mul":
+        return left, False
+    return None
+
+
+def factorings(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value, bool]]:
+    """How a Mul or Div may be read as a tensor with a factor on it: the tensor, the factor, and whether it divides."""
+    for value in inputs_of(node):
+        if (other := operand(node, value)) is not None:
+            yield value, *other
 
 
 def immoderate(value: ir.Value, divides: bool, viewer: Viewer, largest_divisor: float = LARGEST) -> str | None:
     """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
-    interval = viewer.facts.bounds.unless_nan(value) if number is None else (number, number)
-    if interval is None or not max(map(abs, interval)) <= (largest_divisor if divides else LARGEST):
+    interval = (number, number) if number is not None else viewer.facts.bounds.unless_nan(value)
+    largest = largest_divisor if divides else LARGEST
+    if interval is None or not max(map(abs, interval)) <= largest:
         return f"the factor {value.name!r} is not proven to be of moderate size"
+    if divides and not _is_off_zero(value, interval):
+        return f"the divisor {value.name!r} is not proven to be other than 0"
+    return None
+
+
+def _is_off_zero(value: ir.Value, interval: tuple[float, float]) -> bool:
+    """Are all numbers of a tensor, which are in this interval, proven not to be near 0?"""
     array = constant(value)
-    apart = interval[0] >= SMALLEST or interval[1] <= -SMALLEST
     if array is not None:
-        apart = bool((np.abs(array) >= SMALLEST).all())
-    return f"the divisor {value.name!r} is not proven to be other than 0" if divides and not apart else None
+        return bool((np.abs(array) >= SMALLEST).all())
+    return interval[0] >= SMALLEST or interval[1] <= -SMALLEST
 
 
 def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
@@ -124,11 +146,13 @@ def _factor(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, vi
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:
     """Decline factors that differ along other dimensions than these."""
     known = {axis for dim in space.resolve_all(allowed) for axis in dim}
-    for each in factors:
-        own = () if each.view is None else space.resolve_all(each.view.base_dims)
-        if any(axis not in known for dim in own for axis in dim):
+    for factor in factors:
+        if factor.view is None:
+            continue
+        if any(axis not in known for dim in space.resolve_all(factor.view.base_dims) for axis in dim):
             hint = "multiply the key by it, before its product with the query" if code == Code.SCALE else None
-            raise Decline(code, f"{each.node.op_type} by a tensor that differs between keys", each.node, hint)
+            reason = f"{factor.node.op_type} by a tensor that differs between keys"
+            raise Decline(code, reason, factor.node, hint)
 
 
 def multiplied(
@@ -137,19 +161,26 @@ def multiplied(
     """A value of this arrangement times the factors."""
     dtype = builder.info.dtype(value)
     assert dtype is not None
-    for each in factors:
-        if each.view is None:
-            other = builder.constant(np.array(each.number, dtype=dtype.numpy()), "number")
-        else:
-            owned = {axis for dim in each.view.base_dims for axis in dim}
-            target = tuple(dim if any(axis in owned for axis in dim) else () for dim in dims)
-            plan = plan_moves(each.view.base_dims, target)
-            assert plan is not None
-            other = emitter.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
-            if each.unbounded:
-                other = scaled(other, RESERVE if each.divides else 1 / RESERVE, builder)
-        value = builder.op("Div" if each.divides else "Mul", [value, other], dtype)
+    for factor in factors:
+        other = _emitted(factor, dims, dtype, builder, emitter)
+        value = builder.op("Div" if factor.divides else "Mul", [value, other], dtype)
     return value
+
+
+def _emitted(
+    factor: Factor, dims: Arrangement, dtype: ir.DataType, builder: Builder, emitter: LayoutEmitter
+) -> ir.Value:
+    """A factor as a tensor beside a value of this arrangement."""
+    if factor.view is None:
+        return builder.constant(np.array(factor.number, dtype=dtype.numpy()), "number")
+    own = factor.view.base_dims
+    owned = {axis for dim in own for axis in dim}
+    plan = plan_moves(own, tuple(dim if not owned.isdisjoint(dim) else () for dim in dims))
+    assert plan is not None
+    other = emitter.apply(builder.cast(factor.view.base, dtype), own, plan)
+    if not factor.unbounded:
+        return other
+    return scaled(other, RESERVE if factor.divides else 1 / RESERVE, builder)
 
 
 def scaled(value: ir.Value, factor: float, builder: Builder) -> ir.Value:

@@ -65,7 +65,7 @@ other is a term like any tensor, so either choice is right.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -101,7 +101,7 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Select, Term
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
-from fa_compiler.passes.matching.factors import operand
+from fa_compiler.passes.matching.factors import factorings, operand
 from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
@@ -494,7 +494,7 @@ def _peel_scale(node: ir.Node, viewer: Viewer) -> Peeled:
     factor = viewer.factor(node)
     if factor is not None:
         return Scale(node, factor[1]), factor[0]
-    for scores, value, divides in _multiplied(node):
+    for scores, value, divides in factorings(node):
         number = viewer.uniform_value(value, scores)
         if not number or not math.isfinite(number):
             continue
@@ -503,16 +503,9 @@ def _peel_scale(node: ir.Node, viewer: Viewer) -> Peeled:
     return None
 
 
-def _multiplied(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, bool]]:
-    """How a Mul or Div may be read as scores with a factor on them: the scores, the factor, and whether it divides."""
-    for scores in inputs_of(node):
-        if (other := operand(node, scores)) is not None:
-            yield scores, *other
-
-
 def _peel_factor(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 8: a tensor that is the same along rows or keys; which of the two is told later."""
-    for scores, value, divides in _multiplied(node):
+    for scores, value, divides in factorings(node):
         shape = viewer.info.shape(value)
         if shape is None or not (len(shape) < 2 or any(size == 1 for size in shape[-2:])):
             continue

@@ -1,5 +1,8 @@
 """One distribution over several values (LiLT, DiffLlama): the values are joined, and the attention is computed once.
 
+    p = scores.softmax(-1)
+    output, layout_output = p @ v, p @ layout_v
+
 Grammar; the code cites the numbers of the cases. For ONNX Runtime:
 
     probabilities := Softmax(scores)
@@ -39,7 +42,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op
+from fa_compiler.passes.ir.nodes import distinct_consumers, inputs_of, is_op, operand_at
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -83,11 +86,12 @@ def _groups(found: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[Softma
 
 def _products(group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[ir.Node]:
     """Cases 2 and 4: the products that are joined; empty where they cannot be."""
-    found = [_reads(anchor, info) for anchor in group]
-    reads = [value for values, _ in found for value in values]
+    paths = [_reads(anchor, info) for anchor in group]
+    reads = [value for values, _ in paths for value in values]
     products = [node for value in reads for node in distinct_consumers(value)]
-    alike = len({types for _, types in found}) == 1
-    return products if alike and _fit(products, reads, info) else []
+    if len({types for _, types in paths}) > 1 or not _read_alone(products, reads):
+        return []
+    return products if _are_joinable([operand_at(node, 1) for node in products], info) else []
 
 
 def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:
@@ -95,11 +99,11 @@ def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tupl
     values, types = [anchor.output], list[ir.DataType | None]()
     while True:
         readers = [reader for value in values for reader in distinct_consumers(value)]
-        found = {info.dtype(reader.outputs[0]) for reader in readers}
-        if len(found) != 1 or not all(is_op(reader, "Cast") for reader in readers) or _is_output(values):
+        targets = {info.dtype(reader.outputs[0]) for reader in readers}
+        if len(targets) != 1 or not all(is_op(reader, "Cast") for reader in readers) or _is_output(values):
             return values, tuple(types)
         values = [reader.outputs[0] for reader in readers]
-        types.extend(found)
+        types.extend(targets)
 
 
 def _is_output(values: Sequence[ir.Value]) -> bool:
@@ -111,30 +115,34 @@ def _key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
     node, number = value.producer(), info.scalar(value)
     if number is not None and info.shape(value) is not None:
         return "number", str(number), info.dtype(value), info.shape(value)
-    if node is None or depth == 0 or not is_op(node, *COMMUTATIVE, *IN_ORDER):
+    if depth == 0 or not is_op(node, *COMMUTATIVE, *IN_ORDER):
         return "value", id(value)
-    operands = [_key(each, info, depth - 1) for each in node.inputs if each is not None]
-    return node.op_type, *(sorted(operands, key=repr) if is_op(node, *COMMUTATIVE) else operands)
+    keys = [_key(operand, info, depth - 1) for operand in inputs_of(node)]
+    if is_op(node, *COMMUTATIVE):
+        keys.sort(key=repr)
+    return node.op_type, *keys
 
 
-def _fit(products: Sequence[ir.Node], reads: Sequence[ir.Value], info: ShapeInfo) -> bool:
-    """Case 2: do products with values that can be joined, and nothing else, read these probabilities?"""
+def _read_alone(products: Sequence[ir.Node], reads: Sequence[ir.Value]) -> bool:
+    """Case 2: do several products with values, and nothing else, read these probabilities?"""
     if len(products) < 2 or len(set(products)) < len(products) or _is_output(reads):
         return False
-    if not all(is_op(node, "MatMul") and node.inputs[0] in reads for node in products):
+    return all(is_op(node, "MatMul") and node.inputs[0] in reads for node in products)
+
+
+def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
+    """Case 3: do values differ in their last dimension alone, and are they not too large together?"""
+    shapes = [info.shape(value) or () for value in values]
+    if any(len(shape) < 2 for shape in shapes) or len({shape[:-1] for shape in shapes}) > 1:
         return False
-    shapes = [None if node.inputs[1] is None else info.shape(node.inputs[1]) for node in products]
-    known = [shape for shape in shapes if shape is not None and len(shape) > 1]
-    if len(known) < len(products) or len({shape[:-1] for shape in known}) > 1:
-        return False
-    widths = [shape[-1].const for shape in known]
+    widths = [shape[-1].const for shape in shapes]
     return None not in widths and sum(width or 0 for width in widths) <= MAX_HEAD_SIZE
 
 
 def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
     """Case 3."""
     info = builder.info
-    read, values = products[0].inputs[0], [node.inputs[1] for node in products if node.inputs[1] is not None]
+    read, values = products[0].inputs[0], [operand_at(node, 1) for node in products]
     shapes = [info.shape(value) or () for value in values]
     dtype, last = info.dtype(values[0]), len(shapes[0]) - 1
     joined = builder.op("Concat", values, dtype, {"axis": last})
