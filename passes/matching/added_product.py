@@ -70,13 +70,14 @@ def added_product(
     read = if_possible(lambda: _read(value, dims, node, viewer))
     if read is None:
         return None
-    found, own, scale, aligned = read
-    own = own[len(own) - len(aligned) :] if len(own) >= len(aligned) else ()
-    fits = len(own) == len(aligned) and all(
-        viewer.space.size(a) == viewer.space.size(b) and viewer.space.unify(a, b)
-        for a, b in zip(own, aligned, strict=True)
-    )
-    return AddedProduct(found, scale * share) if fits else None
+    product, own, scale, aligned = read
+    missing, space = len(own) - len(aligned), viewer.space
+    if missing < 0:
+        return None
+    for one, other in zip(own[missing:], aligned, strict=True):
+        if space.size(one) != space.size(other) or not space.unify(one, other):
+            return None
+    return AddedProduct(product, scale * share)
 
 
 def _read(
@@ -85,11 +86,13 @@ def _read(
     """The operands of a product, its own arrangement behind the steps that follow it, its scale, and its arrangement as
     a part of the scores; None where a step does more than scale and rearrange. Raises Decline."""
     path = find_scores(value, viewer, True)
-    found = Operands.of(path.product, viewer, widening=viewer.info.dtype(value) != ir.DataType.FLOAT)
-    own, scale = found.out, path.product.factor * found.scale
+    product = Operands.of(path.product, viewer, widening=viewer.info.dtype(value) != ir.DataType.FLOAT)
+    own, scale = product.out, path.product.factor * product.scale
     for step in path.steps:
-        moved = viewer.rearranged(step.node, own) if isinstance(step, Rearrange) else own
-        if moved is None or not isinstance(step, Rearrange | Scale):
+        if isinstance(step, Scale):
+            scale *= step.factor
+        elif isinstance(step, Rearrange) and (moved := viewer.rearranged(step.node, own)) is not None:
+            own = moved
+        else:
             return None
-        own, scale = moved, scale * step.factor if isinstance(step, Scale) else scale
-    return found, own, scale, viewer.alignment(value, dims, node)
+    return product, own, scale, viewer.alignment(value, dims, node)

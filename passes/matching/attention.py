@@ -37,7 +37,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, operand_at
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Floor, Scale, Select
@@ -94,7 +94,9 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
     anchor, after, scores, space = paths.anchor, paths.after, paths.scores, paths.viewer.space
     BoundedScores(paths.viewer.facts).check_rows(anchor, paths.finite)
     key = KeySide.of(paths)
-    rope = None if scores.added_product is None else scores.added_product.rope(key.kv_seq, paths.viewer)
+    rope = None
+    if scores.added_product is not None:
+        rope = scores.added_product.rope(key.kv_seq, paths.viewer)
     _check_shifts(paths, key.kv_seq)
     probabilities = Probabilities.of(paths)
     found_sink = _found_sink(paths, key.kv_seq, probabilities)
@@ -115,7 +117,6 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
         allowed = roles.batch, roles.heads, roles.q_seq
         check_axes(scores.factors, allowed, space, Code.SCALE)
         check_axes(factors, allowed, space, Code.PROBABILITY_TERM)
-    outputs = [each.output for each in (anchor.late, paths.gate) if each is not None]
     match = AttentionMatch(
         anchor,
         space,
@@ -124,7 +125,7 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
         scores.scale,
         masking.plan,
         dtype,
-        outputs[0] if outputs else after.product.output,
+        paths.output,
         pv.out,
         sink=None if found_sink is None else found_sink.sink,
         dropout=probabilities.dropout,
@@ -148,8 +149,11 @@ def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
     and a negative one makes v the row's largest score, beside which the others are rounded away.
     """
     scores, space, growth = paths.scores, paths.viewer.space, 1.0
-    for term in scores.terms if scores.shifted else ():
-        growth *= term.factor if isinstance(term, Scale) else 1.0
+    if not scores.shifted:
+        return
+    for term in scores.terms:
+        if isinstance(term, Scale):
+            growth *= term.factor
         if not 0.0 < growth <= 1.0:
             reason = "a mask less its maximum is multiplied by more than 1, or by a negative number"
             raise Decline(Code.SCORE_TERM, reason, term.node)
@@ -184,24 +188,28 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
 def _check_unbounded(paths: AttentionPaths, found_sink: FoundSink | None) -> None:
     """Decline a factor of unknown size beside an operation for which an infinite score and NaN differ (factors.py, case
     2)."""
-    scores, guard = paths.scores, paths.after.guard
-    factor = next((each for each in scores.factors if each.unbounded), None)
+    factor = paths.scores.unbounded
     if factor is None:
         return
-    what = None
-    if scores.softcap != 0.0:
-        what = "the soft cap makes a number of an infinite score"
-    elif found_sink is not None:
-        what = "beside the sink a row whose scores are all -inf is 0, not NaN"
-    elif isinstance(guard, ScoreGuard):
-        what = "the guard makes a row 0 whose scores are all -inf, and not one with NaN"
-    elif any(isinstance(each, Floor) or (isinstance(each, Select) and each.fill != -math.inf) for each in scores.terms):
-        what = "the finite number of a mask outweighs scores of -inf, but not NaN"
-    if what is not None:
+    if (what := _why_infinity_matters(paths, found_sink)) is not None:
         by = "divided by" if factor.divides else "multiplied by"
         name = "" if factor.value is None else factor.value.name
         reason = f"the scores are {by} {name!r}, which is not proven to leave them finite, and {what}"
         raise Decline(Code.SCALE, reason, factor.node)
+
+
+def _why_infinity_matters(paths: AttentionPaths, found_sink: FoundSink | None) -> str | None:
+    """What tells an infinite score from NaN, in words; None where nothing does."""
+    if paths.scores.softcap != 0.0:
+        return "the soft cap makes a number of an infinite score"
+    if found_sink is not None:
+        return "beside the sink a row whose scores are all -inf is 0, not NaN"
+    if isinstance(paths.after.guard, ScoreGuard):
+        return "the guard makes a row 0 whose scores are all -inf, and not one with NaN"
+    fills = [term.fill for term in paths.scores.terms if isinstance(term, Select)]
+    if any(isinstance(term, Floor) for term in paths.scores.terms) or any(fill != -math.inf for fill in fills):
+        return "the finite number of a mask outweighs scores of -inf, but not NaN"
+    return None
 
 
 def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:
@@ -239,10 +247,10 @@ def _check_late(paths: AttentionPaths, out: Arrangement, kv_seq: Axes) -> None:
         raise Decline(Code.DTYPE, "exponentials in 16 bits are summed up before they are divided", divide)
     if info.shape(late.output) != info.shape(after.product.output):
         raise Decline(Code.SHAPE, "the divisor enlarges what it divides", divide)
-    resolve = space.resolve
-    rows = [() if resolve(dim) == resolve(kv_seq) else resolve(dim) for dim in paths.scores.dims]
-    aligned = space.resolve_all(out)[len(out) - len(rows) :] if len(rows) <= len(out) else ()
-    if len(aligned) != len(rows) or any(row and row != own for row, own in zip(rows, aligned, strict=True)):
+    keys, rows = space.resolve(kv_seq), space.resolve_all(paths.scores.dims)
+    missing = len(out) - len(rows)
+    pairs = zip(rows, space.resolve_all(out)[max(missing, 0) :], strict=False)
+    if missing < 0 or any(row and row not in (keys, own) for row, own in pairs):
         raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)
 
 
@@ -256,10 +264,9 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
     assert query is not None and key is not None and value is not None
     wanted = info.dtype(after.product.output)
     types = {info.dtype(view.base) for view in (query, key, value)}
-    if wanted not in FLOATS or not types <= set(FLOATS):
+    if wanted is None or wanted not in FLOATS or not types <= set(FLOATS):
         reason = "query, key and value are not float32, float16 or bfloat16"
         raise Decline(Code.DTYPE, reason, after.product.node)
-    assert wanted is not None
     return (query, key, value), wanted if types == {wanted} else ir.DataType.FLOAT
 
 
@@ -281,11 +288,13 @@ def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer)
     moving: list[ir.Node] = []
     while value not in seen:
         node = value.producer()
-        if not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
+        if not is_op(node, *LAYOUT_OPS):
             return None
         moving.append(node)
-        value = node.inputs[0]
-    dims: Arrangement | None = seen[value]
+        value = operand_at(node, 0)
+    dims = seen[value]
     for node in reversed(moving):
-        dims = None if dims is None else viewer.rearranged(node, dims)
+        if (moved := viewer.rearranged(node, dims)) is None:
+            return None
+        dims = moved
     return dims

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, operands, reads_shape
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Add, Scale, Select, Term
@@ -75,16 +75,20 @@ class AttentionPaths:
         """What the softmax and the nodes after it make."""
         return _values_from_softmax_on(self.anchor, self.after)
 
+    @property
+    def output(self) -> ir.Value:
+        """The result: that of the late division, of the gate, or of the product with the values."""
+        for last in (self.anchor.late, self.gate):
+            if last is not None:
+                return last.output
+        return self.after.product.output
+
     @staticmethod
     def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, joins_added_product: bool) -> AttentionPaths:
         """The paths around an anchor on a route; with `joins_added_product` an added product is a part of the scores.
         Raises Decline."""
         viewer = Viewer(facts, AxisSpace())
-        after = find_values(anchor.output, viewer, route.path) if route.path else _after(anchor, viewer)
-        late = anchor.late
-        gate = sink_gate(anchor.scores, after.product, facts.info) if late is None else None
-        after = after if gate is None else replace(after, tail=gate.nodes)
-        after = after if late is None else replace(after, tail=(*late.summing, *late.dividing))
+        after, gate = _with_tail(anchor, _after(anchor, route, viewer), facts)
         before = scores_of_attention(anchor.scores, after, viewer)
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
@@ -101,10 +105,21 @@ class AttentionPaths:
         return reworded(joined, lambda decline: layers_apart(decline, before, after, viewer))
 
 
+def _with_tail(anchor: SoftmaxAnchor, after: ProbabilityPath, facts: Facts) -> tuple[ProbabilityPath, SinkGate | None]:
+    """The path to the values with what follows the product: a late division, or a sink's gate, which is told, too."""
+    if (late := anchor.late) is not None:
+        return replace(after, tail=(*late.summing, *late.dividing)), None
+    if (gate := sink_gate(anchor.scores, after.product, facts.info)) is not None:
+        return replace(after, tail=gate.nodes), gate
+    return after, None
+
+
 def _exponent(anchor: SoftmaxAnchor) -> Scale | None:
     """What powers multiply the scores by. That of 2^(x log2(e)) is 1 but for the rounding of its constant."""
-    node = next((each for each in anchor.nodes if is_op(each, "Exp", "Pow")), anchor.node)
-    return None if abs(anchor.log_base - 1.0) <= ROUNDING else Scale(node, anchor.log_base)
+    if abs(anchor.log_base - 1.0) <= ROUNDING:
+        return None
+    node = next((node for node in anchor.nodes if is_op(node, "Exp", "Pow")), anchor.node)
+    return Scale(node, anchor.log_base)
 
 
 def _check_total(anchor: SoftmaxAnchor) -> None:
@@ -138,7 +153,9 @@ def _accounting(
 ) -> Callable[[ir.Value, ir.Node], bool]:
     """The predicate for `check_private`: is this reader of an inner value accounted for by the attention's
     gradient, or by another attention that is fused as well?"""
-    read_by_gradient = (*_values_from_softmax_on(anchor, after), _cap(before)) if route.gradient else ()
+    read_by_gradient: set[ir.Value | None] = set()
+    if route.gradient:
+        read_by_gradient.update((*_values_from_softmax_on(anchor, after), _cap(before)))
 
     def accounted_for(output: ir.Value, reader: ir.Node) -> bool:
         by_gradient = output in read_by_gradient and not reads_shape(reader)
@@ -147,8 +164,8 @@ def _accounting(
     return accounted_for
 
 
-def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
-    """The only path from a softmax to values, or the reason why there is none."""
+def _after(anchor: SoftmaxAnchor, route: Route, viewer: Viewer) -> ProbabilityPath:
+    """The path from a softmax to values on a route, or the reason why there is none."""
 
     def words(decline: Decline) -> Decline:
         if not reaches_product(anchor.output, viewer):
@@ -160,11 +177,14 @@ def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
             return Decline(Code.TRAINING, decline.reason, decline.culprit)
         return decline
 
+    if route.path:
+        return find_values(anchor.output, viewer, route.path)
     path = None if anchor.late is None else anchor.late.path
     return reworded(lambda: find_values(anchor.output, viewer, path), words)
 
 
 def _logarithm_is_read(anchor: SoftmaxAnchor) -> bool:
     """Is the softmax an exponential of a logarithm that something else reads, too?"""
-    logarithm = anchor.node.inputs[-1] if anchor.late is None and is_op(anchor.node, "Exp", "Pow") else None
-    return logarithm is not None and len(distinct_consumers(logarithm)) > 1
+    if anchor.late is not None or not is_op(anchor.node, "Exp", "Pow"):
+        return False
+    return len(distinct_consumers(operands(anchor.node)[-1])) > 1

@@ -23,11 +23,19 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, if_possible, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, reached, source_through
-from fa_compiler.passes.layout.contraction import Contraction, any_contraction
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    inputs_of,
+    is_op,
+    is_weight,
+    operands,
+    reached,
+    source_through,
+)
+from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probability_path import ProbabilityPath
-from fa_compiler.passes.matching.scores import ScorePath, find_scores, takes_scores
+from fa_compiler.passes.matching.scores import ScorePath, find_scores, product_at, takes_scores
 from fa_compiler.passes.matching.weights import holds_weights, is_matrix
 from fa_compiler.passes.ops.movers import MOVES
 
@@ -58,9 +66,12 @@ def scores_of_attention(value: ir.Value, after: ProbabilityPath, viewer: Viewer)
     layers make what the softmax takes."""
 
     def words(decline: Decline) -> Decline:
-        maker = _maker(value, viewer) if decline.code in (Code.NO_SCORES_MATMUL, Code.SCORE_TERM, Code.SCALE) else None
-        what = None if maker is None else _what_it_is(maker, after, viewer)
-        return decline if what is None else Decline(Code.NOT_ATTENTION, what, decline.culprit)
+        if decline.code not in (Code.NO_SCORES_MATMUL, Code.SCORE_TERM, Code.SCALE):
+            return decline
+        maker = _maker(value, viewer)
+        if maker is None:
+            return decline
+        return Decline(Code.NOT_ATTENTION, _what_it_is(maker, after, viewer), decline.culprit)
 
     return reworded(lambda: find_scores(value, viewer), words)
 
@@ -69,24 +80,23 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
     """What makes a softmax's input, in words, if layers do, or it is made of weights; else None."""
     layer, given = None, False
 
-    def sources(value: ir.Value) -> list[ir.Value]:
-        node = value.producer()
-        operands = node.inputs if is_op(node, *BETWEEN) else ()
-        return [each for each in operands if each is not None]
+    def sources(made: ir.Value) -> list[ir.Value]:
+        node = made.producer()
+        return inputs_of(node) if is_op(node, *BETWEEN) else []
 
-    for each in reached([value], sources):
-        node = each.producer()
-        if node is None or _is_other_than_scores(each, viewer):
-            given |= not is_weight(each)
+    for made in reached([value], sources):
+        node = made.producer()
+        if node is None or _is_other_than_scores(made, viewer):
+            given |= not is_weight(made)
         elif is_op(node, "Conv") and not takes_scores(node, viewer):  # 1
             layer = "a convolution makes"
-        elif is_op(node, "MatMul", "Gemm") and any(
-            operand is not None and is_matrix(operand, viewer) for operand in node.inputs[:2]
-        ):
+        elif is_op(node, "MatMul", "Gemm") and any(is_matrix(operand, viewer) for operand in operands(node)[:2]):
             layer = LINEAR
         elif not is_op(node, *BETWEEN, "Constant"):
             return None
-    return layer or (None if given else WEIGHTS)  # 2
+    if layer is not None or given:
+        return layer
+    return WEIGHTS  # 2
 
 
 def _is_other_than_scores(value: ir.Value, viewer: Viewer) -> bool:
@@ -109,23 +119,23 @@ def _what_it_is(maker: str, after: ProbabilityPath, viewer: Viewer) -> str:
 def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewer) -> bool:
     """Is the product multiplied by queries, or the value a product of keys and values?"""
 
-    def following(each: ir.Value) -> list[ir.Value]:
-        return [output for node in distinct_consumers(each) if is_op(node, *SCALING) for output in node.outputs]
+    def following(scaled: ir.Value) -> list[ir.Value]:
+        return [output for node in distinct_consumers(scaled) if is_op(node, *SCALING) for output in node.outputs]
 
     values = reached([product.output], following, LIMIT)
-    readers = (any_contraction(node, viewer.info) for each in values for node in distinct_consumers(each))
-    inner = any_contraction(source_through(value, *SCALING).producer(), viewer.info)
-    return any(
-        found is not None and found.summed and not any(holds_weights(each, viewer) for each in found.operands)
-        for found in (inner, *readers)
-    )
+    readers = (product_at(node, viewer.info) for scaled in values for node in distinct_consumers(scaled))
+    inner = product_at(source_through(value, *SCALING).producer(), viewer.info)
+    products = (found for found in (inner, *readers) if found is not None)
+    return any(not any(holds_weights(operand, viewer) for operand in found.operands) for found in products)
 
 
 def _talking_heads(before: ScorePath, viewer: Viewer) -> Decline | None:
     """A Decline with a code of attention where a linear layer takes scores."""
     for value in before.product.operands:
-        inner = None if holds_weights(value, viewer) else if_possible(partial(find_scores, value, viewer, inner=True))
-        if inner is not None and not any(holds_weights(each, viewer) for each in inner.product.operands):
+        if holds_weights(value, viewer):
+            continue
+        inner = if_possible(partial(find_scores, value, viewer, inner=True))
+        if inner is not None and not any(holds_weights(operand, viewer) for operand in inner.product.operands):
             reason = "talking heads: a linear layer mixes the scores of several heads"
             return Decline(Code.SCORE_TERM, reason, before.product.node, "")
     return None

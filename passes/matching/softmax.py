@@ -59,6 +59,7 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     operand_at,
     opset,
+    sole,
     source_through,
 )
 from fa_compiler.passes.layout.contraction import contraction
@@ -150,7 +151,7 @@ class SoftmaxAnchor:
     @property
     def axis(self) -> int | None:
         """The one axis it runs over."""
-        return self.axes[0] if len(self.axes) == 1 else None
+        return sole(self.axes)
 
     @property
     def node(self) -> ir.Node:
