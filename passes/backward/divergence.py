@@ -145,11 +145,10 @@ def _mask(value: ir.Value, region: Region) -> tuple[ir.Value, Mask] | None:
         for inner, fill, when in ((other, chosen, True), (chosen, other, False)):
             if _excludes(region.viewer.uniform_value(fill, inner)):
                 return inner, Mask(condition, when)
-    if is_op(node, "Add"):
-        for inner, mask in operand_orders(node):
-            numbers = facts.sets.of(mask)
-            if numbers is not None and all(number == 0 or _excludes(number) for number in numbers):
-                return inner, Mask(mask, True)
+    for inner, mask in operand_orders(node, "Add"):
+        numbers = facts.sets.of(mask)
+        if numbers is not None and all(number == 0 or _excludes(number) for number in numbers):
+            return inner, Mask(mask, True)
     return None
 
 

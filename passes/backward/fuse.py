@@ -81,9 +81,9 @@ def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Misse
     Where they are, and the pair is not fused as such, the reason is appended to `missed`.
     """
     # Where every row has a key, what the others would give does not matter.
-    found = _attempt(pair, True, matcher, rewriter, missed)
-    if found is not None:
-        return found
+    fused = _attempt(pair, True, matcher, rewriter, missed)
+    if fused is not None:
+        return fused
     kept = attempt(lambda: keep_empty_rows(pair, matcher.facts.options))
     if isinstance(kept, PairDecline):
         return None

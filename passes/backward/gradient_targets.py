@@ -72,6 +72,6 @@ def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis]
         return None
     space = tracer.viewer.space
     chosen = set(axes)
-    if not {each for axis in chosen for each in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
+    if not {part for axis in chosen for part in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
         return None
     return left_by(node, dims, chosen)

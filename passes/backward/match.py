@@ -104,9 +104,9 @@ class PairDecline(Decline):
     @staticmethod
     def about(gradient: ir.Node, decline: Decline) -> PairDecline:
         """The same decline, of a pair with this gradient."""
-        found = PairDecline(decline.code, decline.reason, decline.culprit, decline.hint)
-        found.gradient = gradient
-        return found
+        told = PairDecline(decline.code, decline.reason, decline.culprit, decline.hint)
+        told.gradient = gradient
+        return told
 
 
 def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
@@ -231,9 +231,9 @@ class _Finder:
             return True
         product = any_contraction(node, self.matcher.facts.info)
         if product is not None:
-            found = self._gradient(product)
-            if found is not None:
-                self.gradients.append(found)
+            gradient = self._gradient(product)
+            if gradient is not None:
+                self.gradients.append(gradient)
                 self.products[node] = True
                 return True
         return self.region.reader.tensor(node.outputs[0]) is not None
@@ -244,9 +244,9 @@ class _Finder:
             tensor = self.region.reader.tensor(product.operands[side])
             if tensor is None or len(tensor.dims) != len(product.labels[side]):
                 continue
-            found = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
-            if found is not None:
-                return found
+            gradient = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
+            if gradient is not None:
+                return gradient
         return None
 
     def _of_scores(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
@@ -277,7 +277,9 @@ class _Finder:
         if output is None:
             return None
         dims = self.region.arranged(product, side, tensor.dims, output[0])
-        free = [each for each in product.labels[1 - side] if each in product.out and each not in product.labels[side]]
+        free = [
+            label for label in product.labels[1 - side] if label in product.out and label not in product.labels[side]
+        ]
         width = dict(zip(product.labels[1 - side], output[0], strict=True))
         if len(free) != 1 or not self.region.tracer.same(width[free[0]], self.match.roles.value_head_dim):
             return None
@@ -289,7 +291,7 @@ class _Finder:
         space = self.viewer.space
         roles = space.settle(self.match.roles)
         by_label = dict(zip(product.labels[side], dims, strict=True))
-        summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
+        summed = [axis for label in product.summed for axis in space.resolve(by_label[label])]
         if role in ("query", "query_rope"):
             return tuple(summed) == roles.kv_seq
         shared = {*roles.batch, *roles.heads}
@@ -357,9 +359,9 @@ class _Finder:
 
 def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
     """The node and all after it when nobody needs what they compute, else nothing."""
-    found: list[ir.Node] = []
-    for each in reached([node], nodes_after):
-        if len(found) == limit or any(output.is_graph_output() for output in each.outputs):
+    branch: list[ir.Node] = []
+    for reader in reached([node], nodes_after):
+        if len(branch) == limit or any(output.is_graph_output() for output in reader.outputs):
             return []
-        found.append(each)
-    return found
+        branch.append(reader)
+    return branch

@@ -73,7 +73,7 @@ class Polynomial:
 
     def scaled(self, factor: float) -> Polynomial | None:
         """Every term times a number."""
-        return Polynomial.of({monomial: each * factor for monomial, each in self.terms.items()})
+        return Polynomial.of({monomial: coefficient * factor for monomial, coefficient in self.terms.items()})
 
     def to_power(self, power: int, divisors: Collection[int] = ()) -> Polynomial | None:
         """An integer power of a number times powers of the `divisors`, the places of the quantities that are divided
@@ -95,7 +95,7 @@ class Polynomial:
         if self.terms.keys() != other.terms.keys():
             return None
         first, *rest = (self.terms[monomial] / factor for monomial, factor in other.terms.items())
-        return first if all(math.isclose(first, each, rel_tol=TOLERANCE) for each in rest) else None
+        return first if all(math.isclose(first, ratio, rel_tol=TOLERANCE) for ratio in rest) else None
 
     def difference(self, first: Monomial, second: Monomial) -> float | None:
         """c of c * (first - second); None for anything else."""
@@ -175,8 +175,8 @@ class PolynomialReader(Generic[Q]):
                 self.tensors[value] = self.grammar(node)
             finally:
                 self._depth -= 1
-        found = self.tensors[value]
-        return None if found is None else Tensor(found.quantity, self.tracer.viewer.space.resolve_all(found.dims))
+        tensor = self.tensors[value]
+        return None if tensor is None else Tensor(tensor.quantity, self.tracer.viewer.space.resolve_all(tensor.dims))
 
     def all(self, values: Sequence[ir.Value | None]) -> list[Tensor[Q]] | None:
         """All values as tensors; None as soon as one is none."""

@@ -200,10 +200,10 @@ class Region:
 
     def _power(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 4: an integer power of row sums of exponentials, or a square."""
-        found = match(POWER, node.outputs[0], self.viewer.info)
-        if found is None or (tensor := self.reader.tensor(found["base"])) is None:
+        power_of = match(POWER, node.outputs[0], self.viewer.info)
+        if power_of is None or (tensor := self.reader.tensor(power_of["base"])) is None:
             return None
-        number, exponent = self._number(found.get("number"), 1.0), self._number(found.get("exponent"), -1.0)
+        number, exponent = self._number(power_of.get("number"), 1.0), self._number(power_of.get("exponent"), -1.0)
         if number is None or exponent is None or not exponent.is_integer():
             return None
         power = tensor.quantity.to_power(int(exponent))
@@ -234,10 +234,10 @@ class Region:
     def _output_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 6: the sum over the keys, computed from the output."""
         product, place = producer(node.inputs[0]), sole(axes_of(node) or ())
-        if self.dy is None or not is_op(product, "Mul") or place is None:
+        if self.dy is None or place is None:
             return None
         space = self.viewer.space
-        for out, gradient in operand_orders(product):
+        for out, gradient in operand_orders(product, "Mul"):
             output = self.tracer.trace(out, {self.match.output: self.match.output_dims})
             other = output and self.tracer.trace(gradient, seeds(self.dy.equivalent_values))
             if output is None or other is None or not (dims := self.tracer.aligned(output.dims, other.dims)):
@@ -289,9 +289,7 @@ class Region:
 
     def _zeroed(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 16: zeros where the forward part masks, by a factor that is 0 there and one number elsewhere."""
-        if not is_op(node, "Mul"):
-            return None
-        for region, factor in operand_orders(node):
+        for region, factor in operand_orders(node, "Mul"):
             number = self.viewer.facts.sets.only_besides_zero(factor)
             if number is None or (tensor := self.reader.tensor(region)) is None:
                 continue

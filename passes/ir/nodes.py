@@ -63,10 +63,10 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
     while pending and (limit is None or len(known) < limit):
         current = pending.popleft()
         yield current
-        for each in further(current):
-            if each not in known:
-                known[each] = None
-                pending.append(each)
+        for following in further(current):
+            if following not in known:
+                known[following] = None
+                pending.append(following)
 
 
 def first(items: Iterable[T | None]) -> T | None:
@@ -318,8 +318,8 @@ def remember_versions(model: ir.Model) -> list[ir.Graph]:
 def dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     """The nodes of a graph from which no path leads to an output. The model has to be prepared by
     `remember_versions`."""
-    found: frozenset[ir.Node] = graph.meta.get(DEAD, frozenset())
-    return found
+    dead: frozenset[ir.Node] = graph.meta.get(DEAD, frozenset())
+    return dead
 
 
 def is_dead(node: ir.Node) -> bool:
@@ -333,8 +333,8 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
         return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
 
     def makers(node: ir.Node) -> Iterator[ir.Node]:
-        found = map(producer, node.inputs)
-        return (maker for maker in found if maker is not None and maker.graph is graph)
+        nodes = map(producer, node.inputs)
+        return (maker for maker in nodes if maker is not None and maker.graph is graph)
 
     alive = set(reached((node for node in graph if any(map(is_needed, node.outputs))), makers))
     return frozenset(node for node in graph if node not in alive)
@@ -399,22 +399,22 @@ def all_graphs(model: ir.Model) -> list[ir.Graph]:
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among the attributes of a node."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attr in node.attributes.values():
         if attr.type == ir.AttributeType.GRAPH and not attr.is_ref():
-            found.append(attr.as_graph())
+            graphs.append(attr.as_graph())
         elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():
-            found.extend(attr.as_graphs())
-    return found
+            graphs.extend(attr.as_graphs())
+    return graphs
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
     """The values that a node reads: its inputs, those that the nodes of its subgraphs read, and those that its
     subgraphs return."""
     bodies = subgraphs(node)
-    inner = [each for body in bodies for reader in all_nodes(body) for each in reader.inputs]
-    returned = [each for body in bodies for each in body.outputs]
-    return [each for each in (*node.inputs, *inner, *returned) if each is not None]
+    inner = [value for body in bodies for reader in all_nodes(body) for value in reader.inputs]
+    returned = [value for body in bodies for value in body.outputs]
+    return [value for value in (*node.inputs, *inner, *returned) if value is not None]
 
 
 def inner_values(value: ir.Value) -> list[ir.Value] | None:
@@ -444,8 +444,10 @@ def operand_at(node: ir.Node | None, index: int) -> ir.Value:
     return (node and input_of(node, index)) or ABSENT
 
 
-def operand_orders(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
-    """The two operands of a node, in both orders."""
+def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """The two operands of a node of one of these types, in both orders; none where it is another node."""
+    if not is_op(node, *op_types):
+        return ()
     left, right = operands(node)
     return (left, right), (right, left)
 
@@ -460,6 +462,9 @@ def output_of(node: ir.Node | None) -> ir.Value | None:
     return None if node is None else node.outputs[0]
 
 
-def inputs_of(node: ir.Node | None) -> list[ir.Value]:
-    """The inputs that are given to a node; none where there is no node."""
-    return [] if node is None else [value for value in node.inputs if value is not None]
+def inputs_of(node: ir.Node | None, *op_types: str) -> list[ir.Value]:
+    """The inputs that are given to a node, where types are named only to one of these types; none where there is no
+    such node."""
+    if node is None or (op_types and not is_op(node, *op_types)):
+        return []
+    return [value for value in node.inputs if value is not None]

@@ -82,7 +82,7 @@ def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir
     """The dead nodes because of which a sweep from these roots would leave more nodes in the graph: those that read the
     outputs of such nodes, and the dead nodes after them. Other dead nodes are left alone."""
     removed = superfluous(roots, dead)
-    return [node for node in reached(removed, lambda each: _dead_behind(each, dead)) if node in dead]
+    return [node for node in reached(removed, lambda dead_node: _dead_behind(dead_node, dead)) if node in dead]
 
 
 def _dead_behind(node: ir.Node, dead: Collection[ir.Node]) -> list[ir.Node]:
@@ -104,7 +104,7 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
     assert graph is not None
     places: dict[ir.Node, int] | None = graph.meta.get(ORDER)
     if places is None:
-        places = graph.meta[ORDER] = {each: place for place, each in enumerate(graph)}
+        places = graph.meta[ORDER] = {sorted_node: place for place, sorted_node in enumerate(graph)}
     first = places.get(node, 0)
     pending, seen = [value], {node}
     while pending:

@@ -106,7 +106,7 @@ def _scores_before(value: ir.Value) -> list[ir.Value]:
     node = value.producer()
     if (start := rounding_ends(node)) is not None:
         return inputs_of(start)[:1]
-    return inputs_of(node) if is_op(node, *SCORE_STEPS) else []
+    return inputs_of(node, *SCORE_STEPS)
 
 
 def _bounds(value: ir.Value, facts: Facts) -> tuple[float, float] | None:

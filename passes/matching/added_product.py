@@ -47,13 +47,13 @@ class AddedProduct:
 
     def rope(self, kv_seq: Axes, viewer: Viewer) -> Rope:
         """Its operands as query and key over these columns. Raises Decline where it has no keys of its own."""
-        found, resolve = self.product, viewer.space.resolve
+        operands, resolve = self.product, viewer.space.resolve
         for side in (1, 0):
-            free = found.free(side)
-            query, key = found.views[1 - side], found.views[side]
-            if len(free) == 1 and resolve(found.dims[side][free[0]]) == kv_seq and query and key:
-                return Rope(query, key, resolve(found.dims[0][found.product.summed[0]]), self.ratio)
-        raise Decline(Code.AXIS, "a product is added to the scores that has no keys of its own", found.product.node)
+            free = operands.free(side)
+            query, key = operands.views[1 - side], operands.views[side]
+            if len(free) == 1 and resolve(operands.dims[side][free[0]]) == kv_seq and query and key:
+                return Rope(query, key, resolve(operands.dims[0][operands.product.summed[0]]), self.ratio)
+        raise Decline(Code.AXIS, "a product is added to the scores that has no keys of its own", operands.product.node)
 
 
 def added_product(

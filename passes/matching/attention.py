@@ -273,14 +273,14 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
 def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
     viewer = Viewer(paths.viewer.facts, paths.viewer.space.branch())
-    found = []
+    shapes = []
     for node, value in paths.shape_readers:
         dims = _seen(value, probabilities.seen, viewer)
         if dims is None or not viewer.space.knows_no_more(paths.viewer.space):
             reason = f"the shape of {value.name!r} is needed elsewhere"
             raise Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
-        found.append((node, viewer.space.resolve_all(dims)))
-    return tuple(found)
+        shapes.append((node, viewer.space.resolve_all(dims)))
+    return tuple(shapes)
 
 
 def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:

@@ -82,10 +82,10 @@ class BoundedScores:
             reason = f"the factor {divided.condition.name!r} is not proven to be 0 or 1"
             raise Decline(Code.PROBABILITY_TERM, reason, node)
         aligned = viewer.alignment(divided.condition, dims, node)
-        fits = any(viewer.info.shape(each) == viewer.info.shape(node.outputs[0]) for each in _others(divided))
+        fits = any(viewer.info.shape(other) == viewer.info.shape(node.outputs[0]) for other in _others(divided))
         return Select(node, AlignedTensor(divided.condition, aligned, fits), divided.keep, -math.inf)
 
 
 def _others(divided: Renormalised) -> list[ir.Value]:
     """What the mask's node reads beside its condition."""
-    return [each for each in divided.nodes[0].inputs if each is not None and each is not divided.condition]
+    return [operand for operand in divided.nodes[0].inputs if operand is not None and operand is not divided.condition]

@@ -88,13 +88,17 @@ class InfinityTests:
     def _only_beside_never(self, node: ir.Node) -> bool:
         """Case 3: is every reader of a comparison, through casts, an And that is never true?"""
         readers = _readers(node.outputs[0])
-        following = [each for reader in readers if is_op(reader, "Cast") for each in _readers(reader.outputs[0])]
+        following = [
+            combination for reader in readers if is_op(reader, "Cast") for combination in _readers(reader.outputs[0])
+        ]
         direct = [reader for reader in readers if not is_op(reader, "Cast")]
-        found = [*following, *direct]
-        return bool(found) and all(is_op(each, "And") and each.outputs[0] in self.never for each in found)
+        nodes = [*following, *direct]
+        return bool(nodes) and all(
+            is_op(combination, "And") and combination.outputs[0] in self.never for combination in nodes
+        )
 
     def _with_infinity(self, node: ir.Node, value: ir.Value) -> bool:
-        others = [each for each in node.inputs if each is not None and each is not value]
+        others = [other for other in node.inputs if other is not None and other is not value]
         return len(others) == 1 and abs(self.viewer.info.scalar(others[0]) or 0.0) == float("inf")
 
     def _widens(self, node: ir.Node) -> bool:

@@ -163,7 +163,7 @@ def _rounded_after(start: ir.Node, info: ShapeInfo) -> Integers | None:
 
 def _operands_between(value: ir.Value) -> list[ir.Value]:
     node = value.producer()
-    return inputs_of(node) if is_op(node, *BETWEEN) else []
+    return inputs_of(node, *BETWEEN)
 
 
 def _results_between(value: ir.Value) -> list[ir.Value]:

@@ -82,7 +82,7 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
 
     def sources(made: ir.Value) -> list[ir.Value]:
         node = made.producer()
-        return inputs_of(node) if is_op(node, *BETWEEN) else []
+        return inputs_of(node, *BETWEEN)
 
     for made in reached([value], sources):
         node = made.producer()
@@ -125,8 +125,8 @@ def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewe
     values = reached([product.output], following, LIMIT)
     readers = (product_at(node, viewer.info) for scaled in values for node in distinct_consumers(scaled))
     inner = product_at(source_through(value, *SCALING).producer(), viewer.info)
-    products = (found for found in (inner, *readers) if found is not None)
-    return any(not any(holds_weights(operand, viewer) for operand in found.operands) for found in products)
+    products = (multiplied for multiplied in (inner, *readers) if multiplied is not None)
+    return any(not any(holds_weights(operand, viewer) for operand in multiplied.operands) for multiplied in products)
 
 
 def _talking_heads(before: ScorePath, viewer: Viewer) -> Decline | None:

@@ -268,6 +268,6 @@ def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.V
 
     def sources(made: ir.Value) -> list[ir.Value]:
         node = made.producer()
-        return inputs_of(node) if is_op(node, *through) else []
+        return inputs_of(node, *through)
 
     return reached(values, sources, LIMIT)

@@ -215,7 +215,7 @@ def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
 
     def sources(made: ir.Value) -> list[ir.Value]:
         node = made.producer()
-        return inputs_of(node) if is_op(node, *through) else []
+        return inputs_of(node, *through)
 
     return reached([value], sources, LIMIT)
 

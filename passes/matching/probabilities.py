@@ -66,14 +66,14 @@ class Probabilities:
 def _walked(
     start: ir.Value,
     path: ProbabilityPath,
-    found: FinalScores,
+    scores: FinalScores,
     viewer: Viewer,
     seen: dict[ir.Value, Arrangement],
     in_front: Collection[ir.Node],
 ) -> tuple[Arrangement, tuple[Factor, ...]]:
     """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them. The nodes
     `in_front` are in front of a guard."""
-    dims, found_sink, value = found.dims, found.found_sink, start
+    dims, found_sink, value = scores.dims, scores.found_sink, start
     factors: list[Factor] = []
     again = () if path.divided is None else path.divided.nodes
     for node in path.nodes:

@@ -315,8 +315,8 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
 
 def product_at(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
     """Case 2: the product that a node computes, over one or several axes; None for other nodes."""
-    found = any_contraction(node, info)
-    return found if found is not None and found.summed else None
+    product = any_contraction(node, info)
+    return product if product is not None and product.summed else None
 
 
 def _peel_by_later_steps(value: ir.Value, node: ir.Node, later: list[Step], inner: bool, viewer: Viewer) -> Peeled:
@@ -336,8 +336,8 @@ def _added(node: ir.Node) -> tuple[ir.Value, float] | None:
     """What a Gemm of two tensors adds to its product; of a tensor and weights it is a linear layer."""
     if not is_op(node, "Gemm") or any(value is None or is_weight(value) for value in node.inputs[:2]):
         return None
-    found = addend(node)
-    return found if found is not None and abs(found[1]) == 1.0 else None
+    added = addend(node)
+    return added if added is not None and abs(added[1]) == 1.0 else None
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
@@ -353,9 +353,9 @@ def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
         if viewer.depth >= MAX_DEPTH:
             return Decline(Code.SCORE_TERM, "too many terms are added to the scores", value.producer())
         viewer.depth += 1
-        found = attempt(lambda: find_scores(value, viewer, True))
+        path = attempt(lambda: find_scores(value, viewer, True))
         viewer.depth -= 1
-        viewer.failures[value] = found if isinstance(found, Decline) else None
+        viewer.failures[value] = path if isinstance(path, Decline) else None
     return viewer.failures[value]
 
 
@@ -409,8 +409,8 @@ def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decli
     queries = set[ir.Value]()
     for part in parts:
         product = find_scores(part, viewer, True).product
-        keys_second = product.out[-1] in product.labels[1]
-        queries.add(base_of(product.operands[0 if keys_second else 1], viewer))
+        query_side = int(product.out[-1] not in product.labels[1])
+        queries.add(base_of(product.operands[query_side], viewer))
     if len(queries) > 1:
         return Decline(Code.SCORE_TERM, OWN_QUERIES, node, "")
     return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
@@ -446,10 +446,10 @@ def _no_product(node: ir.Node, viewer: Viewer) -> Decline:
 
 def _no_factor(node: ir.Node, scores: ir.Value, viewer: Viewer) -> Decline:
     """Why a product of scores and a tensor that differs between rows and keys is no step."""
-    found = operand(node, scores)
-    if found is not None and node.op_type == "Mul" and viewer.facts.sets.only_besides_zero(found[0]) is not None:
+    factor = operand(node, scores)
+    if factor is not None and node.op_type == "Mul" and viewer.facts.sets.only_besides_zero(factor[0]) is not None:
         reason = (
-            f"the mask {found[0].name!r} multiplies the scores: a masked key has the score 0, not -inf, and a weight"
+            f"the mask {factor[0].name!r} multiplies the scores: a masked key has the score 0, not -inf, and a weight"
         )
         return Decline(Code.SCALE, reason, node, MASK_ADVICE)
     reason = "the scores are multiplied by something that is not one known number"
@@ -518,7 +518,7 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 11: the sum; `_peel_zeros` takes the product with b."""
     for zeroed, rest in _sums(node):
         product = zeroed.producer()
-        for keep, scores in operand_orders(product) if is_op(product, "Mul") else ():
+        for keep, scores in operand_orders(product, "Mul"):
             fill = _fill(rest, keep, viewer)
             if fill is not None and _leads_to_product(scores, viewer):
                 return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), zeroed
@@ -529,7 +529,7 @@ def _sums(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
     """How a node may be read as a tensor to which another one is added, or from which it is subtracted."""
     if not _is_sum(node):
         return ()
-    orders = operand_orders(node)
+    orders = operand_orders(node, "Add", "Sum", "Sub")
     return orders[:1] if node.op_type == "Sub" else orders
 
 
@@ -539,8 +539,9 @@ def _peel_spared(node: ir.Node, later: list[Step], viewer: Viewer) -> Peeled:
     select = next((step for step in reversed(later) if not isinstance(step, Scale)), None)
     if not isinstance(select, Select) or not is_op(select.node, "Where"):
         return None
-    scores = _spared(node, select, viewer)
-    return None if scores is None else (Spare(node), scores)
+    if (scores := _spared(node, select, viewer)) is None:
+        return None
+    return Spare(node), scores
 
 
 def _leads_to_spared(value: ir.Value, select: Select[ir.Value], viewer: Viewer) -> bool:
@@ -552,7 +553,7 @@ def _leads_to_spared(value: ir.Value, select: Select[ir.Value], viewer: Viewer) 
 
 def _spared(node: ir.Node, select: Select[ir.Value], viewer: Viewer) -> ir.Value | None:
     """The scores that a node multiplies by what is 1 wherever a selection keeps them."""
-    for scores, factor in operand_orders(node) if is_op(node, "Mul") else ():
+    for scores, factor in operand_orders(node, "Mul"):
         if not _keeps_shape(scores, node, viewer.info):
             continue
         if _is_one_where_kept(factor, select, viewer) and _leads_to_product(scores, viewer):
@@ -575,7 +576,7 @@ def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewe
 def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> list[float | None]:
     """The numbers that a condition tests a value to be equal to; none where it is another condition."""
     test = condition.producer()
-    orders = operand_orders(test) if is_op(test, "Equal") else ()
+    orders = operand_orders(test, "Equal")
     return [info.scalar(number) for tested, number in orders if equal_values(tested, value)]
 
 
@@ -583,7 +584,7 @@ def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
     """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
     left, right = constant(rest), constant(keep)
     if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
-        return None if left is None else _folded_fill(left, right)
+        return _folded_fill(left, right)
     rest, keep = _in_front_of_moves(rest, keep)
     maker = rest.producer()
     if is_op(maker, "Where"):
@@ -618,9 +619,10 @@ def _selected_fill(where: ir.Node, keep: ir.Value, viewer: Viewer) -> float | No
     return fill if kept == 0.0 and equal_values(own, flag[0]) else None
 
 
-def _folded_fill(rest: np.ndarray, keep: np.ndarray) -> float | None:
-    """f where the first constant is 0 except where the second, which holds one number besides 0, is 0."""
-    if rest.shape != keep.shape or np.unique(keep[keep != 0]).size != 1 or np.any(rest[keep != 0]):
+def _folded_fill(rest: np.ndarray | None, keep: np.ndarray) -> float | None:
+    """f where the first constant is 0 except where the second, which holds one number besides 0, is 0; None where the
+    first is none."""
+    if rest is None or rest.shape != keep.shape or np.unique(keep[keep != 0]).size != 1 or np.any(rest[keep != 0]):
         return None
     numbers = np.unique(rest[keep == 0])
     return float(numbers[0]) if numbers.size == 1 else None
@@ -663,10 +665,10 @@ def _peel_zeros(node: ir.Node, next_step: Step) -> Peeled:
 
 def _peel_maximum(value: ir.Value, viewer: Viewer) -> Peeled:
     """Case 12: one number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
-    found = shifted_by(value, "ReduceMax", viewer.info)
-    if found is None or len(found[0]) != 1 or not _leads_to_product(found[1], viewer):
+    shift = shifted_by(value, "ReduceMax", viewer.info)
+    if shift is None or len(shift[0]) != 1 or not _leads_to_product(shift[1], viewer):
         return None
-    return SubtractMaximum(found[2][-1], found[0][0], found[2]), found[1]
+    return SubtractMaximum(shift[2][-1], shift[0][0], shift[2]), shift[1]
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> Peeled:
@@ -690,7 +692,7 @@ def _floors(node: ir.Node, viewer: Viewer) -> list[tuple[ir.Value, float]]:
     """What a node may put a floor below, and the floor."""
     orders: Sequence[tuple[ir.Value, ir.Value]] = ()
     if is_op(node, "Max") and len(node.inputs) == 2:
-        orders = operand_orders(node)
+        orders = operand_orders(node, "Max")
     elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
         orders = [(operand_at(node, 0), operand_at(node, 1))]
     return [(scores, floor) for scores, number in orders if (floor := viewer.info.scalar(number)) is not None]

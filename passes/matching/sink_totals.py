@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op, operand_orders
+from fa_compiler.passes.ir.nodes import operand_orders
 from fa_compiler.passes.values.patterns import Bind, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -60,7 +60,7 @@ class SinkTotal:
 def summands(total: ir.Value) -> tuple[tuple[ir.Value, ir.Value], ...]:
     """How a total may be read as a sum and what is added to it."""
     add = total.producer()
-    return operand_orders(add) if is_op(add, "Add") else ()
+    return operand_orders(add, "Add")
 
 
 def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, info: ShapeInfo) -> SinkTotal:

@@ -100,7 +100,7 @@ def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[SinkSource, ir.Value
     rank = len(shape)
     if is_op(node, "Concat") and len(node.inputs) == 2:  # 1
         axis = int_attr(node, "axis", 0) % rank
-        for index, (value, scores) in enumerate(operand_orders(node)):
+        for index, (value, scores) in enumerate(operand_orders(node, "Concat")):
             own = info.shape(value)
             if own is not None and own[axis].const == 1:
                 yield SinkSource(node, axis, index == 0, value), scores

@@ -165,10 +165,10 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     If exponentials are divided by their total before the product and also after it, as where the probabilities are an
     output, both are one softmax: that of the late division.
     """
-    found = [anchor for node in list(graph) if (anchor := anchor_at(node, info)) is not None]
-    divisions = ((anchor.output, anchor.late) for anchor in found if anchor.late is not None)
+    listed = [anchor for node in list(graph) if (anchor := anchor_at(node, info)) is not None]
+    divisions = ((anchor.output, anchor.late) for anchor in listed if anchor.late is not None)
     late = {output for output, division in divisions if not is_dead(division.dividing[-1])}
-    for anchor in found:
+    for anchor in listed:
         made = (output for node in anchor.nodes for output in node.outputs)
         if anchor.late is not None or late.isdisjoint(made):
             yield anchor
@@ -218,17 +218,17 @@ def _of_logarithm(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
         if is_op(logarithm, "LogSoftmax") and abs(exponential.log_base - 1.0) <= ROUNDING:
             scores = operand_at(logarithm, 0)
             return SoftmaxAnchor(scores, output, _axes(logarithm, scores, info), (logarithm, *exponential.nodes))
-    found = of_logarithm(output, info)  # 4
-    if found is None:
+    softmax = of_logarithm(output, info)  # 4
+    if softmax is None:
         return None
     return SoftmaxAnchor(
-        found.scores,
+        softmax.scores,
         output,
-        found.axes,
-        found.nodes,
-        found.overflows,
-        rounds=found.rounds,
-        log_base=found.log_base,
+        softmax.axes,
+        softmax.nodes,
+        softmax.overflows,
+        rounds=softmax.rounds,
+        log_base=softmax.log_base,
     )
 
 

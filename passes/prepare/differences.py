@@ -190,12 +190,12 @@ class Difference:
 
 
 def move_products(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Move the products of a graph in front of the differences of probabilities, where every attention then matches.
     The graph stays as it is where there are none."""
     result = Substitutions()
-    for difference in list(_differences(graph, found, matcher.facts)):
+    for difference in list(_differences(graph, softmaxes, matcher.facts)):
         anchors = [part.anchor for part in difference.parts if part.anchor is not None]
         if any(is_match(anchor, matcher) for anchor in anchors):
             continue  # a sum with zeros, which the ordinary matcher leaves out
@@ -211,8 +211,8 @@ def move_products(
     return result
 
 
-def _differences(graph: ir.Graph, found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
-    anchors = {anchor.output: anchor for anchor in found if anchor.late is None}
+def _differences(graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
+    anchors = {anchor.output: anchor for anchor in softmaxes if anchor.late is None}
     for product in graph if anchors else ():
         difference = _difference(product, anchors, facts)
         if difference is not None and _is_closed(difference):

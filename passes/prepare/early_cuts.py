@@ -63,15 +63,15 @@ LIMIT = 16
 
 def cut_early(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
     """Cut before transposing. Returns whether anything changed; then `info` does not know all of the graphs."""
-    found = [(graph, list(filter(None, (_packed(node, info) for node in graph)))) for graph in graphs]
-    for graph, all_packed in found:
+    by_graph = [(graph, list(filter(None, (_packed(node, info) for node in graph)))) for graph in graphs]
+    for graph, all_packed in by_graph:
         builder = Builder(graph, names, info)
         for packed in all_packed:
             packed.move(builder)
         if all_packed:
             restore_order(graph)
             sweep(graph, [node for packed in all_packed for node in packed.readers])
-    return any(all_packed for _, all_packed in found)
+    return any(all_packed for _, all_packed in by_graph)
 
 
 @dataclass(frozen=True)

@@ -89,20 +89,20 @@ class _Inliner(InlinePass):
 
     def _instantiate_call(self, node: ir.Node, call_site_id: str) -> tuple[Sequence[ir.Node], Sequence[ir.Value]]:
         nodes = all_nodes(self._functions[node.op_identifier()])
-        body = [(each, each.name, [value.name for value in each.outputs]) for each in nodes]
+        body = [(inner, inner.name, [value.name for value in inner.outputs]) for inner in nodes]
         made = self._nodes.mark, self._values.mark
-        for each, name, outputs in body:
-            each.name = self._nodes.new(name or "node")
-            for value, given in zip(each.outputs, outputs, strict=True):
+        for inner, name, outputs in body:
+            inner.name = self._nodes.new(name or "node")
+            for value, given in zip(inner.outputs, outputs, strict=True):
                 value.name = self._values.new(given or "val")
         self._nodes.release(made[0])
         self._values.release(made[1])
         try:
             return super()._instantiate_call(node, call_site_id)
         finally:
-            for each, name, outputs in body:
-                each.name = name
-                for value, given in zip(each.outputs, outputs, strict=True):
+            for inner, name, outputs in body:
+                inner.name = name
+                for value, given in zip(inner.outputs, outputs, strict=True):
                     value.name = given
 
 
@@ -127,23 +127,23 @@ def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
 
 def softmaxes_in_functions(model: ir.Model) -> Calls:
     """The names of the softmaxes and attention operators that a call of each remaining function runs."""
-    found: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
+    known: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
 
     def inside(identifier: ir.OperatorIdentifier) -> tuple[str, ...]:
-        if identifier not in found:
-            found[identifier] = ()
+        if identifier not in known:
+            known[identifier] = ()
             names: list[str] = []
             for node in all_nodes(model.functions[identifier]):
                 if _matters(node):
                     names.append(label(node) or node.op_type)
                 elif node.op_identifier() in model.functions:
                     names.extend(f"{label(node)}/{name}" for name in inside(node.op_identifier()))
-            found[identifier] = tuple(names)
-        return found[identifier]
+            known[identifier] = tuple(names)
+        return known[identifier]
 
     for identifier in model.functions:
         inside(identifier)
-    return {identifier: names for identifier, names in found.items() if names}
+    return {identifier: names for identifier, names in known.items() if names}
 
 
 def _nodes(model: ir.Model) -> list[ir.Node]:

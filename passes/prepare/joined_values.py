@@ -56,12 +56,12 @@ MAX_DEPTH = 8
 
 
 def join_values(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Join the values of each distribution that has several, where the attention then matches. The graph stays as it is
     where there are none."""
     result, info = Substitutions(), matcher.facts.info
-    for group in _groups(found, info) if matcher.facts.options.target == "ort" else ():
+    for group in _groups(softmaxes, info) if matcher.facts.options.target == "ort" else ():
         products = _products(group, info)
         if not products:
             continue
@@ -75,10 +75,10 @@ def join_values(
     return result
 
 
-def _groups(found: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[SoftmaxAnchor]]:
+def _groups(softmaxes: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[SoftmaxAnchor]]:
     """Case 1: softmaxes of equal scores, in the order of the graph."""
     groups: dict[object, list[SoftmaxAnchor]] = {}
-    for anchor in found:
+    for anchor in softmaxes:
         if anchor.nodes == (anchor.output.producer(),) and is_op(anchor.node, "Softmax"):
             groups.setdefault((anchor.axes, _key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
     return list(groups.values())

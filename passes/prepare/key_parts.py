@@ -207,12 +207,12 @@ class JoinedValues:
 
 
 def join_keys(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Join the keys and the values of softmaxes whose keys are in parts, where the attention then matches. An attention
     of few rows is declined. The graph stays as it is where there are none."""
     result, info = Substitutions(), matcher.facts.info
-    for anchor in found:
+    for anchor in softmaxes:
         with Trial(new_builder()) as trial:
             values, scores = _joined_values(anchor, info), _joined_scores(anchor, trial.builder, info)
             joined = [side for side in (values, scores) if side is not None]
@@ -291,7 +291,7 @@ def _part(value: ir.Value, info: ShapeInfo) -> _Part | None:
     if only_reader(value) is None:
         return None
     node = value.producer()
-    summands = operand_orders(node) if is_op(node, "Add") else ()
+    summands = operand_orders(node, "Add")
     for scaled, term in ((value, None), *summands):
         product = _scaled(scaled, info)
         if product is not None:
@@ -329,7 +329,7 @@ def _read(
     if len(product.out) < 2 or shape is None or len(shape) != len(product.out):
         return None
     row, key = product.out[-2:]
-    side = 0 if key in product.labels[1] else 1
+    side = int(key not in product.labels[1])
     if key in product.labels[side] or row in product.labels[1 - side] or row not in product.labels[side]:
         return None
     (summed,) = product.summed
@@ -388,7 +388,7 @@ def _products(cuts: Sequence[ir.Value], info: ShapeInfo) -> list[Contraction]:
 def _values_beside(product: Contraction, cuts: Sequence[ir.Value]) -> Operand | None:
     """Case 6: the values of a product with one of these cuts of the probabilities; None where the product is scaled, or
     has its rows or keys elsewhere."""
-    side = 0 if product.operands[0] in cuts else 1
+    side = int(product.operands[0] not in cuts)
     (summed,) = product.summed
     if product.labels[side] != (*product.out[:-1], summed) or product.factor != 1.0:
         return None

@@ -91,7 +91,7 @@ Margins = tuple[tuple[int, int], ...]
 
 
 def add_to_whole(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Add to all scores what is added to a part of them, where the attention then matches. The graph stays as it is
     where there are none."""
@@ -99,7 +99,7 @@ def add_to_whole(
     for node in reversed([node for node in graph if is_op(node, "ScatterND")]):  # the last assignment first
         if node.graph is not graph or (part := _overwritten(node, info) or _part_sum(node, info)) is None:
             continue
-        anchor = next((anchor for anchor in found if depends(anchor.scores, node)), None)
+        anchor = next((anchor for anchor in softmaxes if depends(anchor.scores, node)), None)
         if anchor is None:
             continue
         with Trial(new_builder()) as trial:

@@ -30,20 +30,20 @@ SINCE = 13
 
 
 def take_apart(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Put operators in float32 in the place of those on integers, where the attention then matches. The graph stays as
     it is where there are none."""
     result, info = Substitutions(), matcher.facts.info
     if DROP_ROUNDINGS not in matcher.facts.options.assume:
         return result
-    for node in [each for each in graph if is_contrib(each, "QLinearSoftmax")]:
+    for node in [candidate for candidate in graph if is_contrib(candidate, "QLinearSoftmax")]:
         steps, builder = integer_steps(node, info), new_builder()
         if steps is None or builder.opset < SINCE:
             continue
         with Trial(builder) as trial:
             name, made = label(node), _emitted(steps, builder)
-            (softmax,) = (each for each in builder.nodes if is_op(each, "Softmax"))
+            (softmax,) = (candidate for candidate in builder.nodes if is_op(candidate, "Softmax"))
             replaced = ((step.result.value, made[step.result.value]) for step in steps)
             trial.replace(*replaced, nodes=[step.node for step in steps])
             if is_match_at(softmax, matcher) and (change := trial.keep()) is not None:
@@ -56,12 +56,14 @@ def _emitted(steps: list[Step], builder: Builder) -> dict[ir.Value, ir.Value]:
     """The values that take the places of the results."""
     made: dict[ir.Value, ir.Value] = {}
     for step in steps:
-        operands = [_dequantised(each, made.get(each.value, each.value), builder) for each in step.operands]
+        operands = [
+            _dequantised(integers, made.get(integers.value, integers.value), builder) for integers in step.operands
+        ]
         attributes: dict[str, AttrValue] = {"axis": -1} if step.op_type == "Softmax" else {}
         others: list[ir.Value | None] = []
         if is_op(step.node, *LAYOUT_OPS):
             others = list(step.node.inputs[1:])
-            attributes = {each.name: each.value for each in step.node.attributes.values()}
+            attributes = {integers.name: integers.value for integers in step.node.attributes.values()}
         computed = builder.op(step.op_type, [*operands, *others], ir.DataType.FLOAT, attributes, stays=True)
         form = step.result
         made[form.value] = builder.op(
