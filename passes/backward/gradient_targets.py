@@ -54,15 +54,18 @@ def _moved(
 ) -> tuple[Arrangement, float] | None:
     """The arrangement and factor after one operator."""
     if is_op(node, "ReduceSum"):
-        summed = _without_summed(node, target.dims, summable, tracer)
-        return None if summed is None else (summed, target.factor)
+        return _with_factor(_without_summed(node, target.dims, summable, tracer), target.factor)
     step = tracer.look_through(node)
     if step is None or step[0] is not target.value or is_op(node, "Expand", "Tile"):
         return None
     if tracer.viewer.factor(node) is not None:
         return target.dims, target.factor * step[1]
-    moved = tracer.viewer.rearranged(node, target.dims)
-    return None if moved is None else (moved, target.factor)
+    return _with_factor(tracer.viewer.rearranged(node, target.dims), target.factor)
+
+
+def _with_factor(dims: Arrangement | None, factor: float) -> tuple[Arrangement, float] | None:
+    """An arrangement with a factor; None where it is unknown."""
+    return None if dims is None else (dims, factor)
 
 
 def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:

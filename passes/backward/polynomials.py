@@ -49,8 +49,9 @@ class Polynomial:
     @staticmethod
     def of(terms: Mapping[Monomial, float]) -> Polynomial | None:
         """The polynomial of these terms; None where there is none, or a coefficient is 0 or no finite number."""
-        usable = bool(terms) and all(math.isfinite(factor) and factor != 0.0 for factor in terms.values())
-        return Polynomial(terms) if usable else None
+        if not terms or not all(math.isfinite(factor) and factor != 0.0 for factor in terms.values()):
+            return None
+        return Polynomial(terms)
 
     def times(self, other: Polynomial) -> Polynomial | None:
         """The product; None when a power grows beyond what a gradient holds. Terms that cancel up to rounding are
@@ -175,8 +176,9 @@ class PolynomialReader(Generic[Q]):
                 self.tensors[value] = self.grammar(node)
             finally:
                 self._depth -= 1
-        tensor = self.tensors[value]
-        return None if tensor is None else Tensor(tensor.quantity, self.tracer.viewer.space.resolve_all(tensor.dims))
+        if (tensor := self.tensors[value]) is None:
+            return None
+        return Tensor(tensor.quantity, self.tracer.viewer.space.resolve_all(tensor.dims))
 
     def all(self, values: Sequence[ir.Value | None]) -> list[Tensor[Q]] | None:
         """All values as tensors; None as soon as one is none."""
@@ -227,8 +229,9 @@ class PolynomialReader(Generic[Q]):
     def _divided(self, node: ir.Node) -> Tensor[Q] | None:
         """Case 5: a quotient."""
         below = self.tensor(node.inputs[1])
-        inverse = None if below is None else below.quantity.to_power(-1)
-        above = None if inverse is None else self.tensor(node.inputs[0])
-        if below is None or inverse is None or above is None:
+        if below is None or (inverse := below.quantity.to_power(-1)) is None:
+            return None
+        above = self.tensor(node.inputs[0])
+        if above is None:
             return None
         return Tensor.of(above.quantity.times(inverse), self.tracer.aligned(above.dims, below.dims))

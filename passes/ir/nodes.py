@@ -25,6 +25,8 @@ RANDOM = (
     "Dropout",
 )
 """The standard operators that may give other numbers each time."""
+NUMBERS = {"value_float": np.float32, "value_int": np.int64, "value_floats": np.float32, "value_ints": np.int64}
+"""The attributes that hold the numbers of a Constant without a tensor, and their types."""
 FOLD_LIMIT = 1 << 22
 """Constants of more elements than this are not read as a whole; values/large_constants.py tells what they hold."""
 
@@ -163,16 +165,17 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.const_value is not None:
         return value.const_value
     node = value.producer()
-    attr = node.attributes.get("value") if is_op(node, "Constant") else None
-    return None if attr is None else attr.as_tensor()
+    if not is_op(node, "Constant") or (attr := node.attributes.get("value")) is None:
+        return None
+    return attr.as_tensor()
 
 
 def _numbers_of_attribute(node: ir.Node | None) -> np.ndarray | None:
     """The content of a Constant whose numbers are not in a tensor; None for other nodes."""
     if is_op(node, "Constant"):
-        for name in ("value_float", "value_int", "value_floats", "value_ints"):
+        for name, dtype in NUMBERS.items():
             if (attr := node.attributes.get(name)) is not None:
-                return np.asarray(attr.value, dtype=np.float32 if "float" in name else np.int64)
+                return np.asarray(attr.value, dtype=dtype)
     return None
 
 
@@ -211,16 +214,21 @@ def operand_pairs(one: ir.Value | None, other: ir.Value | None) -> list[tuple[ir
     left, right = producer(one), producer(other)
     if one is None or other is None or left is None or right is None or _are_one(one, other):
         return []
-    alike = (
-        left.op_identifier() == right.op_identifier()
-        and is_op(left, left.op_type)
-        and left.op_type not in RANDOM
-        and left.graph is right.graph
-        and left.outputs.index(one) == right.outputs.index(other)
-        and len(left.inputs) == len(right.inputs)
-        and _same_attributes(left, right)
+    if left.outputs.index(one) != right.outputs.index(other) or not _compute_alike(left, right):
+        return []
+    return list(zip(left.inputs, right.inputs, strict=True))
+
+
+def _compute_alike(one: ir.Node, other: ir.Node) -> bool:
+    """Do two nodes of one graph compute the same of equal inputs in every run?"""
+    return (
+        one.op_identifier() == other.op_identifier()
+        and one.domain in STANDARD
+        and one.op_type not in RANDOM
+        and one.graph is other.graph
+        and len(one.inputs) == len(other.inputs)
+        and _same_attributes(one, other)
     )
-    return list(zip(left.inputs, right.inputs, strict=True)) if alike else []
 
 
 def _same_attributes(one: ir.Node, other: ir.Node) -> bool:
@@ -352,15 +360,19 @@ def text_attr(node: ir.Node, name: str, default: str) -> str:
     attr = node.attributes.get(name)
     if attr is None:
         return default
-    return attr.value.decode(errors="replace") if isinstance(attr.value, bytes) else attr.as_string()
+    if isinstance(attr.value, bytes):
+        return attr.value.decode(errors="replace")
+    return attr.as_string()
 
 
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
     """The input dimension of each output dimension of a Transpose; None where its `perm` is no permutation of this
     rank."""
-    attr = node.attributes.get("perm")
-    perm = list(range(rank))[::-1] if attr is None else list(attr.as_ints())
-    return perm if sorted(perm) == list(range(rank)) else None
+    attr, places = node.attributes.get("perm"), list(range(rank))
+    if attr is None:
+        return places[::-1]
+    perm = list(attr.as_ints())
+    return perm if sorted(perm) == places else None
 
 
 def axes_of(node: ir.Node, limit: int = 8) -> list[int] | None:
@@ -379,7 +391,9 @@ def places_of(node: ir.Node, rank: int, limit: int = 8) -> list[int] | None:
     """The axes of `axes_of`, counted from the first one of an operand of this rank. None for a scalar, too, which has
     no axes."""
     axes = axes_of(node, limit)
-    return None if axes is None or not rank else [axis % rank for axis in axes]
+    if axes is None or not rank:
+        return None
+    return [axis % rank for axis in axes]
 
 
 def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
@@ -421,11 +435,12 @@ def inner_values(value: ir.Value) -> list[ir.Value] | None:
     """The values that an If chooses from to make a value, one for each branch. Empty where another operator with
     subgraphs makes the value, and None where no such operator does."""
     node = value.producer()
-    bodies = [] if node is None else subgraphs(node)
-    if node is None or not bodies:
+    if node is None or not (bodies := subgraphs(node)):
         return None
+    if not is_op(node, "If"):
+        return []
     place = node.outputs.index(value)
-    return [body.outputs[place] for body in bodies] if is_op(node, "If") else []
+    return [body.outputs[place] for body in bodies]
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
