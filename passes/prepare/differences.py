@@ -213,7 +213,9 @@ def move_products(
 
 def _differences(graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
     anchors = {anchor.output: anchor for anchor in softmaxes if anchor.late is None}
-    for product in graph if anchors else ():
+    if not anchors:
+        return
+    for product in graph:
         difference = _difference(product, anchors, facts)
         if difference is not None and _is_closed(difference):
             yield difference

@@ -131,9 +131,9 @@ def _joined(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:
     own = info.shape(source)
     if not is_op(node, "Reshape") or own is None or shape is None or only_reader(whole) is None:
         return None
-    if not all(size.const for size in shape[place:]):
+    if len(own) != place + 1 or own[:place] != shape[:place] or not all(size.const for size in shape[place:]):
         return None
-    return source if len(own) == place + 1 and own[:place] == shape[:place] else None
+    return source
 
 
 def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
@@ -155,7 +155,9 @@ def _all_cuts(packed: ir.Value, info: ShapeInfo) -> tuple[_Cut, ...]:
     output."""
     by_reader = [_cuts(reader, packed, info) for reader, _ in packed.uses()]
     cuts = tuple(cut for own in by_reader for cut in own)
-    return () if not all(by_reader) or any(cut.value.is_graph_output() for cut in cuts) else cuts
+    if not all(by_reader) or any(cut.value.is_graph_output() for cut in cuts):
+        return ()
+    return cuts
 
 
 def _covers(cuts: Sequence[_Cut], length: Dim) -> bool:

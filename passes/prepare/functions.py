@@ -23,7 +23,7 @@ from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import all_nodes, is_op
+from fa_compiler.passes.ir.nodes import all_nodes, is_op, operand_at
 from fa_compiler.passes.ir.surgery import sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -41,7 +41,9 @@ def drop_shadowed(model: ir.Model) -> list[str]:
     for function in shadowed:
         del model.functions[function.identifier()]
     names = {(function.domain, function.name) for function in shadowed}
-    for node in _nodes(model) if names else ():
+    if not names:
+        return []
+    for node in _nodes(model):
         if (node.domain, node.op_type) in names:
             node.overload = ""
     reason = "ONNX Runtime has an operator of this name, and runs that"
@@ -113,9 +115,8 @@ def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
     if not casts or not may_hold_attention(nodes):
         return
     for node in casts:
-        like = node.inputs[1]
-        dtype = None if like is None else info.dtype(like)
-        if like is None or dtype is None:
+        like = operand_at(node, 1)
+        if (dtype := info.dtype(like)) is None:
             continue
         node.resize_inputs(1)
         node.op_type = "Cast"

@@ -47,6 +47,7 @@ from fa_compiler.passes.ir.nodes import (
     text_attr,
 )
 from fa_compiler.passes.ir.surgery import restore_order, sweep
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOST_PARTS = 64
@@ -134,8 +135,8 @@ class _Bypass:
         return [sources] if isinstance(sources, ir.Value) else sources
 
     def _sequence(self, node: ir.Node) -> _Sequence | None:
-        rule = _SEQUENCES.get(node.op_type)
-        return None if rule is None else rule(self, node)
+        rule = _SEQUENCES.get(node.op_type, _Bypass.no_sequence)
+        return rule(self, node)
 
     def _elements(self, value: ir.Value | None) -> tuple[ir.Value, ...] | None:
         """The elements of a known sequence."""
@@ -149,8 +150,8 @@ class _Bypass:
 
     def _place(self, value: ir.Value, axis: int) -> int | None:
         """An axis of a value, counted from the first one."""
-        shape = self.info.shape(value)
-        return axis % len(shape) if shape and -len(shape) <= axis < len(shape) else None
+        rank = len(self.info.shape(value) or ())
+        return axis % rank if -rank <= axis < rank else None
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -181,9 +182,10 @@ class _Bypass:
         if own is None or own != self._place(whole, int_attr(node, "axis", 0)):
             return []
         joined = operands(maker)
-        pairs = zip(joined, node.outputs, strict=True)
-        alike = all(self._size(one, own) == self._size(other, own) is not None for one, other in pairs)
-        return joined if alike else []
+        for one, other in zip(joined, node.outputs, strict=True):
+            if not self._size(one, own) == self._size(other, own) is not None:
+                return []
+        return joined
 
     def resized(self, node: ir.Node) -> ir.Value | None:
         """Case 4."""
@@ -192,20 +194,24 @@ class _Bypass:
         mode = text_attr(node, "coordinate_transformation_mode", "half_pixel")
         if shape is None or mode == "tf_crop_and_resize" or "axes" in node.attributes:
             return None
+        return source if self._keeps_sizes(node, shape) else None
+
+    def _keeps_sizes(self, node: ir.Node, shape: Shape) -> bool:
+        """Case 4: are the sizes those of the input, or the factors 1?"""
         if (sizes := input_of(node, 3)) is not None:
             plain = text_attr(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
-            return source if plain and self.info.content(sizes) == shape else None
+            return plain and self.info.content(sizes) == shape
         factors = self._factors(node)
-        if factors is None or factors.size != len(shape) or not (factors == 1).all():
-            return None
-        return source
+        return factors is not None and factors.size == len(shape) and bool((factors == 1).all())
 
     def _factors(self, node: ir.Node) -> np.ndarray | None:
         """Case 4: the factors of a Resize or Upsample; None where they are unknown."""
         if (attr := node.attributes.get("scales")) is not None:
             return np.array(attr.as_floats())
-        has_region = is_op(node, "Resize") and graph_opset(self.builder.graph) >= 11
-        return constant(input_of(node, 2 if has_region else 1), limit=16)
+        place = 1
+        if is_op(node, "Resize") and graph_opset(self.builder.graph) >= 11:
+            place = 2
+        return constant(input_of(node, place), limit=16)
 
     def element(self, node: ir.Node) -> ir.Value | None:
         """Case 5."""
@@ -239,10 +245,10 @@ class _Bypass:
 
     def inserted(self, node: ir.Node) -> _Sequence | None:
         """Case 9, with one element more."""
-        elements, element, place = self._elements(node.inputs[0]), input_of(node, 1), input_of(node, 2)
+        elements, element = self._elements(node.inputs[0]), input_of(node, 1)
         if elements is None or element is None or len(elements) >= MOST_PARTS:
             return None
-        index = _index(place) if place is not None else len(elements)
+        index = _index(input_of(node, 2), absent=len(elements))
         if index is None or not -len(elements) <= index <= len(elements):
             return None
         if index < 0:
@@ -251,8 +257,7 @@ class _Bypass:
 
     def erased(self, node: ir.Node) -> _Sequence | None:
         """Case 9, with one element less."""
-        elements, place = self._elements(node.inputs[0]), input_of(node, 1)
-        index = _index(place) if place is not None else -1
+        elements, index = self._elements(node.inputs[0]), _index(input_of(node, 1), absent=-1)
         if not elements or index is None or not -len(elements) <= index < len(elements):
             return None
         index %= len(elements)
@@ -272,11 +277,10 @@ class _Bypass:
     def _given_parts(self, whole: ir.Value, axis: int, given: ir.Value) -> _Parts | None:
         """Case 10: the parts of given sizes, one for all parts or one for each."""
         shape, numbers = self.info.shape(given), constant(given, limit=MOST_PARTS)
-        if shape is None:
+        if shape is None or (not shape and numbers is None):
             return None
-        if not shape:
-            sizes = None if numbers is None else self._equal_parts(whole, axis, int(numbers.item()))
-            return _Parts.of_sizes(whole, axis, sizes)
+        if numbers is not None and not shape:
+            return _Parts.of_sizes(whole, axis, self._equal_parts(whole, axis, int(numbers.item())))
         if numbers is not None and numbers.size:
             return _Parts.of_sizes(whole, axis, tuple(map(int, numbers)))
         count = shape[0].const
@@ -290,6 +294,9 @@ class _Bypass:
         if not length or part < 1 or length > part * MOST_PARTS:
             return None
         return tuple(min(part, length - start) for start in range(0, length, part))
+
+    def no_sequence(self, node: ir.Node) -> None:
+        """Other operators make no sequence that is known."""
 
     def same(self, node: ir.Node) -> _Sequence | None:
         """Case 11."""
@@ -317,7 +324,9 @@ _SEQUENCES: Mapping[str, Callable[[_Bypass, ir.Node], _Sequence | None]] = {
 _READ = (*_SOURCES, *_SEQUENCES)
 
 
-def _index(value: ir.Value | None) -> int | None:
-    """The one number of a constant."""
+def _index(value: ir.Value | None, absent: int | None = None) -> int | None:
+    """The one number of a constant; `absent` where there is no value, and None for other values."""
+    if value is None:
+        return absent
     number = constant(value, limit=1)
     return int(number.item()) if number is not None and number.size == 1 else None

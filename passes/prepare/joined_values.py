@@ -61,7 +61,9 @@ def join_values(
     """Join the values of each distribution that has several, where the attention then matches. The graph stays as it is
     where there are none."""
     result, info = Substitutions(), matcher.facts.info
-    for group in _groups(softmaxes, info) if matcher.facts.options.target == "ort" else ():
+    if matcher.facts.options.target != "ort":
+        return result
+    for group in _groups(softmaxes, info):
         products = _products(group, info)
         if not products:
             continue

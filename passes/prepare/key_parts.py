@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -101,8 +102,8 @@ class Operand:
     def of(product: Contraction, side: int, wanted: Sequence[str]) -> Operand:
         """The operand of a product by its labels."""
         labels = product.labels[side]
-        places = (labels.index(label) if label in labels else None for label in wanted)
-        return Operand(product.operands[side], tuple(places))
+        places = {label: labels.index(label) for label in labels}
+        return Operand(product.operands[side], tuple(map(places.get, wanted)))
 
     def sizes(self, info: ShapeInfo) -> Shape:
         """The sizes in the wanted order, 1 where it has no dimension."""
@@ -159,10 +160,8 @@ class Joined:
         value, own = operand.arranged(builder), operand.sizes(builder.info)
         if own == wanted:
             return value
-        vector = [
-            builder.ints([1]) if size == have else _size(size, [*self.operands, *measured], builder)
-            for have, size in zip(own, wanted, strict=True)
-        ]
+        repeats = (ONE if size == have else size for have, size in zip(own, wanted, strict=True))
+        vector = [_size(size, [*self.operands, *measured], builder) for size in repeats]
         target = builder.op("Concat", vector, ir.DataType.INT64, {"axis": 0})
         return builder.op("Expand", [value, target], builder.info.dtype(value))
 
@@ -176,6 +175,7 @@ class JoinedScores:
     keys: Joined
     number: float
     terms: Joined | None
+    code: ClassVar[Code] = Code.SCORE_TERM
 
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 5."""
@@ -199,6 +199,7 @@ class JoinedValues:
     whole: ir.Value
     probabilities: ir.Value
     values: Joined
+    code: ClassVar[Code] = Code.PROBABILITY_TERM
 
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 8."""
@@ -228,12 +229,11 @@ def join_keys(
     return result
 
 
-def _why_too_few_rows(first: JoinedScores | JoinedValues, anchor: SoftmaxAnchor, info: ShapeInfo) -> Decline | None:
+def _why_too_few_rows(joined: JoinedScores | JoinedValues, anchor: SoftmaxAnchor, info: ShapeInfo) -> Decline | None:
     rows = (info.shape(anchor.output) or (ONE, ONE))[-2].const
     if rows is None or rows >= FEW_ROWS:
         return None
-    code = Code.SCORE_TERM if isinstance(first, JoinedScores) else Code.PROBABILITY_TERM
-    return Decline(code, FEW.format(rows), first.whole.producer(), "")
+    return Decline(joined.code, FEW.format(rows), joined.whole.producer(), "")
 
 
 def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> JoinedScores | None:
@@ -259,8 +259,9 @@ def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
     """Cases 3 and 4: the parts that are joined, all of one query and one number; none where there are other parts."""
     parts = [_part(value, info) for value in operands(whole.producer())]
     known = [part for part in parts if part is not None]
-    kinds = {(part.query, part.number) for part in known}
-    return known if len(known) == len(parts) and len(kinds) == 1 else []
+    if len(known) < len(parts) or len({(part.query, part.number) for part in known}) != 1:
+        return []
+    return known
 
 
 def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | None:
@@ -269,8 +270,8 @@ def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | No
     if node is None or shape is None or len(shape) < 2 or only_reader(value) is None:
         return None
     if is_op(node, "Concat"):
-        along = int_attr(node, "axis", 0) % len(shape)
-        return value if along == len(shape) - 1 and len(node.inputs) > 1 else None
+        is_along_keys = int_attr(node, "axis", 0) % len(shape) == len(shape) - 1
+        return value if is_along_keys and len(node.inputs) > 1 else None
     if not is_op(node, *ABOVE) or steps == 0:
         return None
     return first([_concat_above(operand, info, steps - 1) for operand in inputs_of(node)])
@@ -381,8 +382,9 @@ def _products(cuts: Sequence[ir.Value], info: ShapeInfo) -> list[Contraction]:
         if product is None or len(product.out) != len(info.shape(cut) or ()):
             return []
         products.append(product)
-    is_one_each = len({product.node for product in products}) == len(products)
-    return products if is_one_each else []
+    if len({product.node for product in products}) < len(products):
+        return []
+    return products
 
 
 def _values_beside(product: Contraction, cuts: Sequence[ir.Value]) -> Operand | None:
@@ -417,15 +419,18 @@ def _start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim
     node, own = cut.producer(), info.shape(cut)
     if node is None or own is None or own[:-1] != shape[:-1] or node.inputs[0] is not whole:
         return None
+    last = len(shape) - 1
     if is_op(node, "Split"):
-        is_last = int_attr(node, "axis", 0) % len(shape) == len(shape) - 1
-        return _length(node.outputs[: list(node.outputs).index(cut)], info) if is_last else None
+        if int_attr(node, "axis", 0) % len(shape) != last:
+            return None
+        return _length(node.outputs[: list(node.outputs).index(cut)], info)
     bounds = slice_bounds(node, info, len(shape))
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
-    begin = next((start for axis, start, _ in bounds if axis == len(shape) - 1), Dim(0))
-    is_from_end = begin.const is not None and begin.const < 0
-    return shape[-1] + begin if is_from_end else begin
+    begin = next((start for axis, start, _ in bounds if axis == last), Dim(0))
+    if begin.const is not None and begin.const < 0:
+        begin = shape[last] + begin
+    return begin
 
 
 def _length(parts: Sequence[ir.Value], info: ShapeInfo) -> Dim | None:

@@ -142,8 +142,10 @@ def _part_sum(node: ir.Node, info: ShapeInfo) -> PartSum | None:
     scores, reader = _assigned(node.outputs[0]), only_reader(node.outputs[0])
     if scores is None:
         return None
-    turned = reader.outputs[:1] if is_op(reader, "Transpose") else ()
-    return first([_made_of(whole, scores, info) for whole in (*turned, node.outputs[0])])
+    wholes = [node.outputs[0]]
+    if is_op(reader, "Transpose"):
+        wholes.insert(0, reader.outputs[0])
+    return first([_made_of(whole, scores, info) for whole in wholes])
 
 
 def _made_of(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSum | None:
@@ -258,8 +260,7 @@ class _Elements:
         """Case 1."""
         whole, _, updates = operands(node)
         starts = _starts(node, self.reader.info)
-        inner = None if starts is None else self._box_of(node, starts, index, box)
-        if starts is None or inner is None:
+        if starts is None or (inner := self._box_of(node, starts, index, box)) is None:
             return None
         if any(high is not None and high <= low for low, high in inner):
             return self.read(whole, index, box)
@@ -268,8 +269,9 @@ class _Elements:
             self.read(updates, (*shifted, *index[len(starts) :]), inner),
             *(self.read(whole, index, rest) for rest in _outside(box, inner)),
         ]
-        known = [part for part in parts if part is not None]
-        return [piece for part in known for piece in part] if len(known) == len(parts) else None
+        if None in parts:
+            return None
+        return [piece for part in parts for piece in part or ()]
 
     def _box_of(self, node: ir.Node, starts: Sequence[int], index: Index, box: Box) -> Box | None:
         """The part of a box that an assignment writes, whose places begin at these starts; None where it is unknown."""
@@ -301,5 +303,7 @@ def _outside(box: Box, inner: Box) -> Iterator[Box]:
 
 def _distance(number: object, place: Affine) -> int | None:
     """How far a number is behind a place, the same distance everywhere and not negative; else None."""
-    distance = (number - place).const if isinstance(number, Affine) else None
+    if not isinstance(number, Affine):
+        return None
+    distance = (number - place).const
     return distance if distance is not None and distance >= 0 else None

@@ -53,8 +53,7 @@ class Sharing:
     def group(self, anchor: SoftmaxAnchor) -> list[Sharer]:
         """All attentions that share scores or probabilities with this one; empty unless all of them match."""
         own = self._paths.get(anchor.node)
-        group = [] if own is None else self._by_product[own.product.node]
-        if not 0 < len(group) <= MAX_SHARING:
+        if own is None or len(group := self._by_product[own.product.node]) > MAX_SHARING:
             return []
         routes = [(sharing, path) for sharing, _ in group for path in paths(sharing, self.matcher.facts) or [()]]
         nodes = [node for sharing, path in group for node in (*path.nodes, *sharing.nodes)]
@@ -62,8 +61,9 @@ class Sharing:
         if not 2 <= len(routes) <= MAX_SHARING:
             return []
         shared = [Sharer(sharing, Route(path, accounted_for)) for sharing, path in routes]
-        matched = all(is_match(sharer.anchor, self.matcher, sharer.route) for sharer in shared)
-        return shared if matched else []
+        if not all(is_match(sharer.anchor, self.matcher, sharer.route) for sharer in shared):
+            return []
+        return shared
 
     @cached_property
     def _paths(self) -> dict[ir.Node, ScorePath]:
