@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -138,7 +139,7 @@ def _sum_first(value: ir.Value, dtype: ir.DataType, builder: Builder) -> ir.Valu
 
 
 def _axes(dims: Arrangement) -> set[object]:
-    return {axis for dim in dims for axis in dim}
+    return set(chain.from_iterable(dims))
 
 
 def _is_one(factor: float) -> bool:

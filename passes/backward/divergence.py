@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -256,7 +257,7 @@ class _Results:
         inner, product, side = self.inner, error.product, error.side
         known = inner.tracer.trace(product.operands[1 - side], seeds(other.equivalent_values))
         by_label = dict(zip(product.labels[side], error.dims, strict=True))
-        summed = [axis for label in product.summed for axis in inner.viewer.space.resolve(by_label[label])]
+        summed = inner.viewer.space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
         if known is None or len(summed) != len(over) or set(summed) != set(over):
             return None
         if not inner.region.walk(product, 1 - side, known.dims, error.dims):
@@ -270,5 +271,5 @@ class _Results:
     def _covers(self, dims: Arrangement, wanted: Arrangement) -> bool:
         """Are these all of the wanted axes and no others, each once?"""
         space = self.inner.viewer.space
-        own = [axis for dim in space.resolve_all(dims) for axis in dim]
-        return len(own) == len(set(own)) and set(own) == {axis for dim in wanted for axis in dim}
+        own = list(chain.from_iterable(space.resolve_all(dims)))
+        return len(own) == len(set(own)) and set(own) == set(chain.from_iterable(wanted))

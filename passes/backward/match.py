@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import onnx_ir as ir
@@ -27,7 +28,7 @@ from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape
+from fa_compiler.passes.ir.nodes import distinct_consumers, holds_output, is_op, nodes_after, reached, reads_shape
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
@@ -291,9 +292,9 @@ class _Finder:
         space = self.viewer.space
         roles = space.settle(self.match.roles)
         by_label = dict(zip(product.labels[side], dims, strict=True))
-        summed = [axis for label in product.summed for axis in space.resolve(by_label[label])]
+        summed = space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
         if role in ("query", "query_rope"):
-            return tuple(summed) == roles.kv_seq
+            return summed == roles.kv_seq
         shared = {*roles.batch, *roles.heads}
         return set(roles.q_seq) <= set(summed) and set(summed) - set(roles.q_seq) <= shared
 
@@ -352,7 +353,7 @@ class _Finder:
         space = self.viewer.space
         roles = space.settle(self.match.roles)
         wanted = {*roles.batch, *roles.heads, *roles.q_seq, *roles.value_head_dim}
-        if {axis for dim in space.resolve_all(dy.dims) for axis in dim} != wanted:
+        if set(chain.from_iterable(space.resolve_all(dy.dims))) != wanted:
             reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
             raise PairDecline(Code.SHAPE, reason, self.gradients[0].node)
 
@@ -361,7 +362,7 @@ def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
     """The node and all after it when nobody needs what they compute, else nothing."""
     branch: list[ir.Node] = []
     for reader in reached([node], nodes_after):
-        if len(branch) == limit or any(output.is_graph_output() for output in reader.outputs):
+        if len(branch) == limit or holds_output(reader.outputs):
             return []
         branch.append(reader)
     return branch

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -387,8 +388,8 @@ class Region:
         """Does the product sum over exactly these axes?"""
         space = self.viewer.space
         by_label = dict(zip(product.labels[side], dims, strict=True))
-        summed = [axis for label in product.summed for axis in space.resolve(by_label[label])]
-        return len(product.summed) == 1 and tuple(summed) == space.resolve(axes)
+        summed = space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
+        return len(product.summed) == 1 and summed == space.resolve(axes)
 
     def output_gradient(self, product: Contraction, side: int, other: Arrangement) -> tuple[Arrangement, float] | None:
         """The operand of a product as the gradient of the attention's output: its arrangement and factor.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -112,7 +113,7 @@ class Tracer:
                 return None
             result.append(mine or theirs)
         dims = self.viewer.space.resolve_all(result)
-        every = [axis for dim in dims for axis in dim]
+        every = list(chain.from_iterable(dims))
         return dims if len(every) == len(set(every)) else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeGuard, TypeVar
 
 import numpy as np
@@ -83,7 +83,22 @@ def sole(items: Sequence[T]) -> T | None:
 
 def nodes_after(node: ir.Node) -> Iterator[ir.Node]:
     """The nodes that read what a node gives; dead ones do not count beside others."""
-    return (reader for output in node.outputs for reader in distinct_consumers(output))
+    return readers_of(node.outputs)
+
+
+def outputs_of(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """What nodes give, in order."""
+    return [output for node in nodes for output in node.outputs]
+
+
+def readers_of(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
+    """The nodes that read values, one value after another; dead ones do not count beside others."""
+    return chain.from_iterable(map(distinct_consumers, values))
+
+
+def holds_output(values: Iterable[ir.Value]) -> bool:
+    """Is one of these values a graph output?"""
+    return any(value.is_graph_output() for value in values)
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import all_nodes, producer, reached, values_read
+from fa_compiler.passes.ir.nodes import all_nodes, holds_output, producer, reached, values_read
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
@@ -70,8 +70,11 @@ def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dic
     while pending:
         node = pending.pop()
         readers = (reader for output in node.outputs for reader, _ in output.uses())
-        needed = any(output.is_graph_output() for output in node.outputs)
-        if node in removed or needed or any(reader not in removed and reader not in dead for reader in readers):
+        if (
+            node in removed
+            or holds_output(node.outputs)
+            or any(reader not in removed and reader not in dead for reader in readers)
+        ):
             continue
         removed[node] = None
         pending.extend(maker for value in node.inputs if (maker := producer(value)) is not None)

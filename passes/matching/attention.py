@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -215,7 +216,7 @@ def _why_infinity_matters(paths: AttentionPaths, found_sink: FoundSink | None) -
 def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:
     """Decline a product with the values that sums over something else than the keys."""
     after, resolve = paths.after, paths.viewer.space.resolve
-    sums = [axis for label in after.product.summed for axis in resolve(pv.dims[after.side][label])]
+    sums = resolve(chain.from_iterable(pv.dims[after.side][label] for label in after.product.summed))
     wanted = resolve(kv_seq)
     if len(sums) == len(wanted) and set(sums) == set(wanted):
         return

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, operands, reads_shape
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, operands, outputs_of, reads_shape
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Add, Scale, Select, Term
@@ -141,7 +141,7 @@ def _leaves_scores(term: Term, facts: Facts) -> bool:
 
 
 def _values_from_softmax_on(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Value, ...]:
-    return tuple(output for node in (*anchor.nodes, *after.nodes) for output in node.outputs)
+    return tuple(outputs_of((*anchor.nodes, *after.nodes)))
 
 
 def _cap(before: ScorePath) -> ir.Value | None:

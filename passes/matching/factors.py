@@ -39,6 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -145,11 +146,11 @@ def _factor(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, vi
 
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:
     """Decline factors that differ along other dimensions than these."""
-    known = {axis for dim in space.resolve_all(allowed) for axis in dim}
+    known = set(chain.from_iterable(space.resolve_all(allowed)))
     for factor in factors:
         if factor.view is None:
             continue
-        if any(axis not in known for dim in space.resolve_all(factor.view.base_dims) for axis in dim):
+        if not known.issuperset(chain.from_iterable(space.resolve_all(factor.view.base_dims))):
             hint = "multiply the key by it, before its product with the query" if code == Code.SCALE else None
             reason = f"{factor.node.op_type} by a tensor that differs between keys"
             raise Decline(code, reason, factor.node, hint)
@@ -174,7 +175,7 @@ def _emitted(
     if factor.view is None:
         return builder.constant(np.array(factor.number, dtype=dtype.numpy()), "number")
     own = factor.view.base_dims
-    owned = {axis for dim in own for axis in dim}
+    owned = set(chain.from_iterable(own))
     plan = plan_moves(own, tuple(dim if not owned.isdisjoint(dim) else () for dim in dims))
     assert plan is not None
     other = emitter.apply(builder.cast(factor.view.base, dtype), own, plan)

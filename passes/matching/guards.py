@@ -60,11 +60,13 @@ from fa_compiler.passes.ir.nodes import (
     axes_of,
     data_readers,
     first,
+    holds_output,
     int_attr,
     is_op,
     operand_at,
     operands,
     output_of,
+    outputs_of,
     producer,
     sole,
 )
@@ -123,9 +125,9 @@ class GuardQuery:
 
     def is_closed(self, nodes: Sequence[ir.Node]) -> bool:
         """Do only these nodes read the probabilities, and what these nodes make, but for the result of the last?"""
-        inner = [output for node in nodes[:-1] for output in node.outputs]
+        inner = outputs_of(nodes[:-1])
         readers = [node for value in inner for node in data_readers(value) if self.among is None or node in self.among]
-        return {*self.readers, *readers} <= set(nodes) and not any(value.is_graph_output() for value in inner)
+        return {*self.readers, *readers} <= set(nodes) and not holds_output(inner)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from fa_compiler.passes.ir.nodes import (
     int_attr,
     is_op,
     operand_at,
+    outputs_of,
     producer,
     reached,
     sole,
@@ -167,7 +168,7 @@ def _operands_between(value: ir.Value) -> list[ir.Value]:
 
 
 def _results_between(value: ir.Value) -> list[ir.Value]:
-    return [output for node in data_readers(value) if is_op(node, *BETWEEN) for output in node.outputs]
+    return outputs_of(node for node in data_readers(value) if is_op(node, *BETWEEN))
 
 
 def _moving(node: ir.Node, form: Integers) -> Step:

@@ -12,7 +12,16 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, each_consumer, is_op, reads_shape
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    each_consumer,
+    holds_output,
+    is_op,
+    nodes_after,
+    outputs_of,
+    readers_of,
+    reads_shape,
+)
 from fa_compiler.passes.matching.probability_path import PRODUCTS, ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -40,9 +49,9 @@ def check_private(
     nodes = (*before.nodes, *anchor.nodes, *after.nodes, after.product.node, *after.tail)
     matched = {id(node) for node in (*nodes, *after.all_tests)}
     _check_nodes(nodes, after, anchor.node.graph)
-    probabilities = {anchor.output, *(output for node in after.nodes for output in node.outputs)}
+    probabilities = {anchor.output, *outputs_of(after.nodes)}
     harmless: list[ShapeReader] = []
-    for output in (output for node in nodes[:-1] for output in node.outputs):
+    for output in outputs_of(nodes[:-1]):
         readers = (
             reader
             for reader in each_consumer(output)
@@ -110,8 +119,8 @@ def feeds_backward(anchor: SoftmaxAnchor) -> bool:
     readers = distinct_consumers(anchor.output)
     if any(reader.op_type in BACKWARD_OPS for reader in readers):
         return True
-    on_the_way = [output for node in anchor.nodes for output in node.outputs if output is not anchor.output]
-    inner = [reader for value in on_the_way for reader in distinct_consumers(value) if reader not in anchor.nodes]
+    on_the_way = (output for output in outputs_of(anchor.nodes) if output is not anchor.output)
+    inner = [reader for reader in readers_of(on_the_way) if reader not in anchor.nodes]
     multiplied = any(is_op(reader, "Mul", "Neg") for reader in (*readers, *inner))
     return multiplied and any(is_op(reader, *LAYOUT_OPS, *REPEATS) or reader.op_type in PRODUCTS for reader in readers)
 
@@ -122,9 +131,9 @@ def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: i
     pending, known = [reader], {id(reader)}
     while pending:
         node = pending.pop()
-        if len(known) > limit or any(output.is_graph_output() for output in node.outputs):
+        if len(known) > limit or holds_output(node.outputs):
             return False
-        readers = {id(reader): reader for output in node.outputs for reader in distinct_consumers(output)}
+        readers = {id(reader): reader for reader in nodes_after(node)}
         following = {key: reader for key, reader in readers.items() if key not in softmax and key not in known}
         if not matched.isdisjoint(following):
             return False

@@ -29,7 +29,9 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     is_weight,
     operands,
+    outputs_of,
     reached,
+    readers_of,
     source_through,
 )
 from fa_compiler.passes.layout.contraction import Contraction
@@ -120,10 +122,10 @@ def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewe
     """Is the product multiplied by queries, or the value a product of keys and values?"""
 
     def following(scaled: ir.Value) -> list[ir.Value]:
-        return [output for node in distinct_consumers(scaled) if is_op(node, *SCALING) for output in node.outputs]
+        return outputs_of(node for node in distinct_consumers(scaled) if is_op(node, *SCALING))
 
     values = reached([product.output], following, LIMIT)
-    readers = (product_at(node, viewer.info) for scaled in values for node in distinct_consumers(scaled))
+    readers = (product_at(node, viewer.info) for node in readers_of(values))
     inner = product_at(source_through(value, *SCALING).producer(), viewer.info)
     products = (multiplied for multiplied in (inner, *readers) if multiplied is not None)
     return any(not any(holds_weights(operand, viewer) for operand in multiplied.operands) for multiplied in products)

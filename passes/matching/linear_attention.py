@@ -43,7 +43,9 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     operand_at,
     operands,
+    outputs_of,
     reached,
+    readers_of,
     text_attr,
 )
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
@@ -185,11 +187,9 @@ class _Search:
         """Does a product of two tensors read it, or a sum of its products with another one?"""
 
         def moved(value: ir.Value) -> list[ir.Value]:
-            nodes = [node for node in distinct_consumers(value) if is_op(node, *LAYOUT_OPS, "Cast")]
-            return [output for node in nodes for output in node.outputs]
+            return outputs_of(node for node in distinct_consumers(value) if is_op(node, *LAYOUT_OPS, "Cast"))
 
-        readers = (node for value in reached([state], moved, LIMIT) for node in distinct_consumers(value))
-        return any(map(self._multiplies, readers))
+        return any(map(self._multiplies, readers_of(reached([state], moved, LIMIT))))
 
     def _multiplies(self, node: ir.Node) -> bool:
         """Is a node a product of two tensors, or the first half of one, whose sum follows?"""

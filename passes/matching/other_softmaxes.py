@@ -49,7 +49,9 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     operand_at,
     operands,
+    outputs_of,
     reached,
+    readers_of,
     source_through,
 )
 from fa_compiler.passes.layout.views import Viewer
@@ -164,7 +166,7 @@ class _Search:
 
     def _is_part(self, node: ir.Node) -> bool:
         kept = reached(node.outputs, lambda value: _kept(distinct_consumers(value)), LIMIT)
-        readers = [reader for value in kept for reader in distinct_consumers(value)]
+        readers = list(readers_of(kept))
         return any(is_op(node, *SUMS) for node in readers) and any(is_op(node, *PRODUCTS) for node in readers)
 
     def _take(self, exponents: Collection[ir.Value | None]) -> bool:
@@ -221,7 +223,7 @@ def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
 
 
 def _kept(nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    return [output for node in nodes if is_op(node, *KEEPING) for output in node.outputs]
+    return outputs_of(node for node in nodes if is_op(node, *KEEPING))
 
 
 def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:

@@ -57,6 +57,8 @@ from fa_compiler.passes.ir.nodes import (
     only_reader,
     operands,
     others_of,
+    outputs_of,
+    readers_of,
     sole,
     source_through,
 )
@@ -170,7 +172,7 @@ class _Walk:
         """Case 13: the path to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
             raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
-        made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
+        made = [self.softmax_output, *outputs_of(self.nodes)]
         _check_types(made, self.current, self.viewer)  # 3
         if (stray := self.infinity.stray(self.nodes)) is not None:
             reason = f"what {label(stray)} finds out about the probabilities is read outside of the attention, too"
@@ -324,7 +326,7 @@ def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -
 def _are_divided_by_sums(consumers: list[ir.Node]) -> bool:
     """Do the readers of probabilities sum them up, and divide?"""
     sums = [node for node in consumers if is_op(node, "ReduceSum")]
-    following = [reader for node in sums for reader in distinct_consumers(node.outputs[0])]
+    following = readers_of(outputs_of(sums))
     return bool(sums) and any(is_op(node, "Div") for node in (*consumers, *following))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -129,7 +130,7 @@ class KeySide:
         """
         resolve = viewer.space.resolve
         masks = [term for term in terms if isinstance(term, Add | Select)]
-        known = {axis for term in masks for dim in term.operand.dims for axis in resolve(dim)}
+        known = set(resolve(_joined(dim for term in masks for dim in term.operand.dims)))
         free = qk.free(1 - self.side)
         axes = {label: resolve(qk.dims[1 - self.side][label]) for label in free}
         likely = [label for label in free if known.intersection(axes[label])] or free
@@ -143,7 +144,7 @@ class KeySide:
 
 def _joined(dims: Iterable[Axes]) -> Axes:
     """The axes of several dimensions, in order."""
-    return tuple(axis for dim in dims for axis in dim)
+    return tuple(chain.from_iterable(dims))
 
 
 def _sink_heads(found_sink: FoundSink | None, paths: AttentionPaths) -> Axes:
@@ -211,5 +212,5 @@ def shared_heads(key: View, value: View, heads: Axes, space: KnownAxes) -> Axes:
 
 def owned_heads(keys: Sequence[View], heads: Axes, space: KnownAxes) -> Axes:
     """The head axes that one of these operands has of its own."""
-    owned = {axis for view in keys for dim in view.base_dims for axis in space.resolve(dim)}
+    owned = set(space.resolve(_joined(dim for view in keys for dim in view.base_dims)))
     return tuple(axis for axis in heads if axis in owned)

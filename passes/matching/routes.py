@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import AxisSpace
-from fa_compiler.passes.ir.nodes import data_readers, distinct_consumers, is_op, reached
+from fa_compiler.passes.ir.nodes import data_readers, is_op, outputs_of, reached, readers_of
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import drop_mask
@@ -95,8 +95,7 @@ def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
     readers.follow(anchor.output)
     if len(readers.products) > MAX_PRODUCTS:
         return []
-    inner = (output for node in anchor.nodes[:-1] for output in node.outputs)
-    shared = any(reader not in anchor.nodes for output in inner for reader in distinct_consumers(output))
+    shared = any(reader not in anchor.nodes for reader in readers_of(outputs_of(anchor.nodes[:-1])))
     if len(readers.products) < 2 and not readers.others and not shared:
         return []
     return [readers.path_to(product) for product in readers.products]

@@ -59,6 +59,7 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     operand_at,
     opset,
+    outputs_of,
     sole,
     source_through,
 )
@@ -169,8 +170,7 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     divisions = ((anchor.output, anchor.late) for anchor in listed if anchor.late is not None)
     late = {output for output, division in divisions if not is_dead(division.dividing[-1])}
     for anchor in listed:
-        made = (output for node in anchor.nodes for output in node.outputs)
-        if anchor.late is not None or late.isdisjoint(made):
+        if anchor.late is not None or late.isdisjoint(outputs_of(anchor.nodes)):
             yield anchor
 
 

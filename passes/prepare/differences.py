@@ -58,11 +58,13 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
     equal_values,
+    holds_output,
     int_attr,
     is_dead,
     is_op,
     operand_at,
     operands,
+    outputs_of,
     source_through,
 )
 from fa_compiler.passes.layout.views import Viewer
@@ -346,9 +348,9 @@ def _is_closed(difference: Difference) -> bool:
     """Is what the nodes make on the way to the product read by nothing else, all in one graph?"""
     if any(node.graph is not difference.product.graph for node in difference.replaced):
         return False
-    outputs = [output for node in difference.replaced[1:] for output in node.outputs]
+    outputs = outputs_of(difference.replaced[1:])
     readers = {reader for output in outputs for reader, _ in output.uses()}
-    return readers <= set(difference.replaced) and not any(output.is_graph_output() for output in outputs)
+    return readers <= set(difference.replaced) and not holds_output(outputs)
 
 
 def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) -> Decline | None:

@@ -39,6 +39,7 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     constant,
     distinct_consumers,
+    holds_output,
     input_of,
     int_attr,
     is_op,
@@ -47,6 +48,7 @@ from fa_compiler.passes.ir.nodes import (
     operand_at,
     permutation,
     reached,
+    readers_of,
     sole,
 )
 from fa_compiler.passes.ir.surgery import restore_order, sweep
@@ -155,7 +157,7 @@ def _all_cuts(packed: ir.Value, info: ShapeInfo) -> tuple[_Cut, ...]:
     output."""
     by_reader = [_cuts(reader, packed, info) for reader, _ in packed.uses()]
     cuts = tuple(cut for own in by_reader for cut in own)
-    if not all(by_reader) or any(cut.value.is_graph_output() for cut in cuts):
+    if not all(by_reader) or holds_output(cut.value for cut in cuts):
         return ()
     return cuts
 
@@ -177,8 +179,7 @@ def _is_multiplied(value: ir.Value, info: ShapeInfo) -> bool:
         return [reader.outputs[0] for reader in distinct_consumers(moved) if is_op(reader, *BETWEEN)]
 
     values = reached([value], following, LIMIT)
-    readers = (reader for moved in values for reader in distinct_consumers(moved))
-    products = (product for reader in readers if (product := any_contraction(reader, info)) is not None)
+    products = (product for reader in readers_of(values) if (product := any_contraction(reader, info)) is not None)
     return any(
         not any(is_weight(element_source(operand, "Cast")) for operand in product.operands) for product in products
     )

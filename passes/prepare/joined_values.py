@@ -42,7 +42,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import distinct_consumers, inputs_of, is_op, operand_at
+from fa_compiler.passes.ir.nodes import holds_output, inputs_of, is_op, operand_at, readers_of
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -90,7 +90,7 @@ def _products(group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[ir.Node]:
     """Cases 2 and 4: the products that are joined; empty where they cannot be."""
     paths = [_reads(anchor, info) for anchor in group]
     reads = [value for values, _ in paths for value in values]
-    products = [node for value in reads for node in distinct_consumers(value)]
+    products = list(readers_of(reads))
     if len({types for _, types in paths}) > 1 or not _read_alone(products, reads):
         return []
     return products if _are_joinable([operand_at(node, 1) for node in products], info) else []
@@ -100,16 +100,12 @@ def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tupl
     """Case 4: the values that products read of the probabilities, and the types that these are cast to on the way."""
     values, types = [anchor.output], list[ir.DataType | None]()
     while True:
-        readers = [reader for value in values for reader in distinct_consumers(value)]
+        readers = list(readers_of(values))
         targets = {info.dtype(reader.outputs[0]) for reader in readers}
-        if len(targets) != 1 or not all(is_op(reader, "Cast") for reader in readers) or _is_output(values):
+        if len(targets) != 1 or not all(is_op(reader, "Cast") for reader in readers) or holds_output(values):
             return values, tuple(types)
         values = [reader.outputs[0] for reader in readers]
         types.extend(targets)
-
-
-def _is_output(values: Sequence[ir.Value]) -> bool:
-    return any(value.is_graph_output() for value in values)
 
 
 def _key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
@@ -127,7 +123,7 @@ def _key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
 
 def _read_alone(products: Sequence[ir.Node], reads: Sequence[ir.Value]) -> bool:
     """Case 2: do several products with values, and nothing else, read these probabilities?"""
-    if len(products) < 2 or len(set(products)) < len(products) or _is_output(reads):
+    if len(products) < 2 or len(set(products)) < len(products) or holds_output(reads):
         return False
     return all(is_op(node, "MatMul") and node.inputs[0] in reads for node in products)
 

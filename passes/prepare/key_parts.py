@@ -72,6 +72,7 @@ from fa_compiler.passes.ir.nodes import (
     only_reader,
     operand_orders,
     operands,
+    outputs_of,
     sole,
 )
 from fa_compiler.passes.layout.contraction import Contraction, contraction
@@ -361,7 +362,7 @@ def _joined_values(anchor: SoftmaxAnchor, info: ShapeInfo) -> JoinedValues | Non
     """Cases 6 and 7."""
     probabilities, shape = anchor.output, info.shape(anchor.output)
     readers = data_readers(probabilities)
-    cuts = [output for node in readers for output in node.outputs]
+    cuts = outputs_of(readers)
     if not shape or len(cuts) < 2 or not all(is_op(node, "Slice", "Split") for node in readers):
         return None
     products = _products(_in_order(cuts, probabilities, shape, info), info)
