@@ -180,7 +180,7 @@ class _Results:
         pending, seen = list(starts), set(starts)
         while pending:
             node = pending.pop(0)
-            result = self._result(node)
+            result = self._loss_or_gradient(node)
             if result is not None:
                 name, one = result
                 if name in results:
@@ -206,7 +206,7 @@ class _Results:
             Code.TRAINING, f"attention's probabilities reach {label(node)}, which is no loss of an indexer: {why}", node
         )
 
-    def _result(self, node: ir.Node) -> tuple[str, GradientTarget] | None:
+    def _loss_or_gradient(self, node: ir.Node) -> tuple[str, GradientTarget] | None:
         inner, value = self.inner, node.outputs[0]
         product = any_contraction(node, inner.viewer.info)
         if product is not None:

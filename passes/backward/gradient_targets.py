@@ -41,7 +41,7 @@ def targets_after(start: GradientTarget, summable: Collection[Axis], tracer: Tra
     targets = [start]
     while len(targets) < MAX_TAIL and (node := only_reader(targets[-1].value)) is not None:
         last = targets[-1]
-        moved = _moved(node, last, summable, tracer)
+        moved = _after_operator(node, last, summable, tracer)
         if moved is None:
             break
         work = COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
@@ -49,7 +49,7 @@ def targets_after(start: GradientTarget, summable: Collection[Axis], tracer: Tra
     return tuple(targets)
 
 
-def _moved(
+def _after_operator(
     node: ir.Node, target: GradientTarget, summable: Collection[Axis], tracer: Tracer
 ) -> tuple[Arrangement, float] | None:
     """The arrangement and factor after one operator."""

@@ -267,7 +267,7 @@ class _Finder:
                 continue
             dims = self.region.arranged(product, side, tensor.dims, known.dims)
             total = product.factor * factor * known.factor / share
-            return self._placed(role, product, tensor, dims, total)
+            return self._gradient_with_targets(role, product, tensor, dims, total)
         return None
 
     def _of_value(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
@@ -285,7 +285,7 @@ class _Finder:
         if len(free) != 1 or not self.region.tracer.same(width[free[0]], self.match.roles.value_head_dim):
             return None
         dims = self.viewer.space.resolve_all(dims)
-        return self._placed("value", product, tensor, dims, product.factor * factor * output[1])
+        return self._gradient_with_targets("value", product, tensor, dims, product.factor * factor * output[1])
 
     def _sums(self, product: Contraction, side: int, dims: Arrangement, role: Role) -> bool:
         """Does the product sum over what this gradient sums over: the keys, or the rows and perhaps heads or batch?"""
@@ -298,7 +298,7 @@ class _Finder:
         shared = {*roles.batch, *roles.heads}
         return set(roles.q_seq) <= set(summed) and set(summed) - set(roles.q_seq) <= shared
 
-    def _placed(
+    def _gradient_with_targets(
         self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
     ) -> Gradient:
         """The targets after the product; sums may run over heads or batch."""

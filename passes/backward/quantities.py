@@ -114,7 +114,7 @@ class Quantity:
         multiplied = frozenset[int]().union(*(factor.multiplied for factor in kept))
         if rows is MaskedRows.SCALED:
             multiplied = zeroed
-        return _made(product, rows, self, other, zeroed=zeroed, multiplied=multiplied)
+        return _quantity_of(product, rows, self, other, zeroed=zeroed, multiplied=multiplied)
 
     @property
     def is_finite(self) -> bool:
@@ -132,7 +132,7 @@ class Quantity:
         if zeroed != other.zeroed:
             zeroed = multiplied = frozenset()
         total, rows = self.polynomial.plus(other.polynomial, sign), self.rows.plus(other.rows)
-        return _made(total, rows, self, other, zeroed=zeroed, multiplied=multiplied)
+        return _quantity_of(total, rows, self, other, zeroed=zeroed, multiplied=multiplied)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
@@ -141,7 +141,7 @@ class Quantity:
 
     def to_power(self, power: int) -> Quantity | None:
         """An integer power of row sums of exponentials, the only quantity that is divided by."""
-        return _made(self.polynomial.to_power(power, divisors=(L.index(1),)), self.rows, self)
+        return _quantity_of(self.polynomial.to_power(power, divisors=(L.index(1),)), self.rows, self)
 
     def row_sum(self, dropout: bool) -> Quantity | None:
         """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken out of it."""
@@ -151,7 +151,7 @@ class Quantity:
                 return None
             result[(0, 0, d + 1, length, 0, 0)] = factor
         rows = MaskedRows.OTHER if self.rows is MaskedRows.MIXED else self.rows
-        return _made(Polynomial.of(result), rows, self)
+        return _quantity_of(Polynomial.of(result), rows, self)
 
     def selected(self, selection: int, selections: int, multiplied: bool = False) -> Quantity:
         """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros.
@@ -192,7 +192,7 @@ class Quantity:
         return None if inner is None else self.polynomial.multiple_of(inner)
 
 
-def _made(
+def _quantity_of(
     polynomial: Polynomial | None,
     rows: MaskedRows,
     *sources: Quantity,

@@ -143,7 +143,7 @@ class Region:
         return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
 
     def _made_by(self, node: ir.Node) -> Tensor[Quantity] | None:
-        kept = self._kept(node.inputs[0]) if is_op(node, "Cast") else None  # 11
+        kept = self._drop_mask(node.inputs[0]) if is_op(node, "Cast") else None  # 11
         arithmetic = kept or self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)  # 3
         if arithmetic is not None:
             return arithmetic
@@ -163,7 +163,7 @@ class Region:
         # onnxruntime-training's kernel does not look at the mask where nothing was dropped.
         if flag is None or not flag.any() or ratio == 0.0:
             return tensor
-        kept = self._kept(node.inputs[1])
+        kept = self._drop_mask(node.inputs[1])
         if kept is None or ratio is None or not 0.0 < ratio < 1.0:
             return None
         scaled = kept.quantity.scaled(1.0 / (1.0 - ratio))
@@ -192,7 +192,7 @@ class Region:
         dims = self.tracer.aligned(gradient.dims, tanh.dims)
         return Tensor.of(gradient.quantity.times(Quantity(SLOPE)), dims)
 
-    def _kept(self, value: ir.Value | None) -> Tensor[Quantity] | None:
+    def _drop_mask(self, value: ir.Value | None) -> Tensor[Quantity] | None:
         """Case 11: the drop mask, of zeros and ones, which is `keep` times F."""
         dropout = self.match.dropout
         if dropout is None or (known := self.tracer.trace(value, {dropout.mask: dropout.dims})) is None:
@@ -214,12 +214,12 @@ class Region:
 
     def _row_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Cases 5 to 7."""
-        return self._output_sum(node) or self._summed(node)
+        return self._output_sum(node) or self._sum_over_keys(node)
 
     def _number(self, value: ir.Value | None, absent: float) -> float | None:
         return absent if value is None else self.viewer.info.scalar(value)
 
-    def _summed(self, node: ir.Node) -> Tensor[Quantity] | None:
+    def _sum_over_keys(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Cases 5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
         tensor = self.reader.tensor(node.inputs[0])
         if tensor is None:
@@ -307,7 +307,7 @@ class Region:
     def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
         own, negated = bare(condition, self.viewer.info)
-        kept = self._kept(own)
+        kept = self._drop_mask(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
         if (selection := self._selection(condition, keep, tensor)) is not None:
@@ -321,7 +321,7 @@ class Region:
         chosen_is_kept = self.reader.tensors.get(chosen) is not None
         theirs, other = bare(test, self.viewer.info)
         dims = self.viewer.alignment(test, self.derivation.probabilities.seen[where.outputs[0]], where)
-        if keep ^ negated != chosen_is_kept ^ other or not self._same(own, theirs, dims, tensor):
+        if keep ^ negated != chosen_is_kept ^ other or not self._selects_alike(own, theirs, dims, tensor):
             return None
         return tensor.quantity.guarded()
 
@@ -334,11 +334,13 @@ class Region:
         own, negated = bare(condition, self.viewer.info)
         for place, term in enumerate(self._selections):
             theirs, other = bare(term.operand.value, self.viewer.info)
-            if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
+            if keep ^ negated == term.keep ^ other and self._selects_alike(own, theirs, term.operand.dims, tensor):
                 return place
         return None
 
-    def _same(self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor[Quantity]) -> bool:
+    def _selects_alike(
+        self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor[Quantity]
+    ) -> bool:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
         if own is None or theirs is None:
             return False

@@ -59,7 +59,7 @@ SCORE_STEPS = (*LAYOUT_OPS, "Cast", "Dropout", "Add", "Sub", "Where", "Mul", "Di
 
 def rounding_ends(node: ir.Node | None) -> ir.Node | None:
     """The QuantizeLinear of the rounding that this DequantizeLinear ends; None for other nodes."""
-    if not _is(node, "DequantizeLinear"):
+    if not _is_quantising(node, "DequantizeLinear"):
         return None
     start = operand_at(node, 0).producer()
     return start if rounding_starts(start) is node else None
@@ -67,10 +67,10 @@ def rounding_ends(node: ir.Node | None) -> ir.Node | None:
 
 def rounding_starts(node: ir.Node | None) -> ir.Node | None:
     """The DequantizeLinear of the rounding that this QuantizeLinear begins; None for other nodes."""
-    if not _is(node, "QuantizeLinear") or node.outputs[0].is_graph_output():
+    if not _is_quantising(node, "QuantizeLinear") or node.outputs[0].is_graph_output():
         return None
     end, scale = sole(data_readers(node.outputs[0])), _number(node, 1)
-    if not _is(end, "DequantizeLinear") or end.inputs[0] is not node.outputs[0]:
+    if not _is_quantising(end, "DequantizeLinear") or end.inputs[0] is not node.outputs[0]:
         return None
     if scale is None or not 0.0 < scale < math.inf:
         return None
@@ -183,7 +183,7 @@ def _number(node: ir.Node, index: int) -> float | None:
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
-def _is(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:
+def _is_quantising(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:
     """Is this such an operator, of ONNX or of com.microsoft, which has it for 16 bits?"""
     if node is None:
         return False

@@ -67,7 +67,7 @@ def added_product(
     multiplied by."""
     if not is_score_like(value, viewer):
         return None
-    read = if_possible(lambda: _read(value, dims, node, viewer))
+    read = if_possible(lambda: _aligned_product(value, dims, node, viewer))
     if read is None:
         return None
     product, own, scale, aligned = read
@@ -80,7 +80,7 @@ def added_product(
     return AddedProduct(product, scale * share)
 
 
-def _read(
+def _aligned_product(
     value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer
 ) -> tuple[Operands, Arrangement, float, Arrangement] | None:
     """The operands of a product, its own arrangement behind the steps that follow it, its scale, and its arrangement as

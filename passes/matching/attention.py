@@ -48,7 +48,7 @@ from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.guards import ScoreGuard
-from fa_compiler.passes.matching.layers import layers_apart
+from fa_compiler.passes.matching.layers import decline_of_layers
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probabilities import Probabilities
@@ -86,12 +86,12 @@ class Matcher:
     def finish(paths: AttentionPaths) -> AttentionMatch:
         """The stages that follow; raises Decline."""
         return reworded(
-            lambda: _finished(paths),
-            lambda decline: layers_apart(decline, paths.before, paths.after, paths.viewer),
+            lambda: _match_of(paths),
+            lambda decline: decline_of_layers(decline, paths.before, paths.after, paths.viewer),
         )
 
 
-def _finished(paths: AttentionPaths) -> AttentionMatch:
+def _match_of(paths: AttentionPaths) -> AttentionMatch:
     anchor, after, scores, space = paths.anchor, paths.after, paths.scores, paths.viewer.space
     BoundedScores(paths.viewer.facts).check_rows(anchor, paths.finite)
     key = KeySide.of(paths)
@@ -276,7 +276,7 @@ def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[
     viewer = Viewer(paths.viewer.facts, paths.viewer.space.branch())
     shapes = []
     for node, value in paths.shape_readers:
-        dims = _seen(value, probabilities.seen, viewer)
+        dims = _arrangement_of(value, probabilities.seen, viewer)
         if dims is None or not viewer.space.knows_no_more(paths.viewer.space):
             reason = f"the shape of {value.name!r} is needed elsewhere"
             raise Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
@@ -284,7 +284,7 @@ def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[
     return tuple(shapes)
 
 
-def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
+def _arrangement_of(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
     """The arrangement of a value that was seen, or that is moved from one that was seen; None where it is unknown."""
     moving: list[ir.Node] = []
     while value not in seen:

@@ -24,7 +24,7 @@ from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.interior import check_private, feeds_backward
-from fa_compiler.passes.matching.layers import layers_apart, scores_of_attention
+from fa_compiler.passes.matching.layers import decline_of_layers, scores_of_attention
 from fa_compiler.passes.matching.probability_path import (
     RENORMALISED_ADVICE,
     ProbabilityPath,
@@ -68,7 +68,7 @@ class AttentionPaths:
     @property
     def cap(self) -> ir.Value | None:
         """The tanh of a soft cap, which its gradient reads; None where the scores are not capped."""
-        return _cap(self.before)
+        return _capped_scores(self.before)
 
     @property
     def values_from_softmax_on(self) -> tuple[ir.Value, ...]:
@@ -88,7 +88,7 @@ class AttentionPaths:
         """The paths around an anchor on a route; with `joins_added_product` an added product is a part of the scores.
         Raises Decline."""
         viewer = Viewer(facts, AxisSpace())
-        after, gate = _with_tail(anchor, _after(anchor, route, viewer), facts)
+        after, gate = _with_tail(anchor, _probability_path(anchor, route, viewer), facts)
         before = scores_of_attention(anchor.scores, after, viewer)
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
@@ -102,7 +102,7 @@ class AttentionPaths:
             dims[anchor.output] = scores.dims
             return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
 
-        return reworded(joined, lambda decline: layers_apart(decline, before, after, viewer))
+        return reworded(joined, lambda decline: decline_of_layers(decline, before, after, viewer))
 
 
 def _with_tail(anchor: SoftmaxAnchor, after: ProbabilityPath, facts: Facts) -> tuple[ProbabilityPath, SinkGate | None]:
@@ -144,7 +144,7 @@ def _values_from_softmax_on(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tu
     return tuple(outputs_of((*anchor.nodes, *after.nodes)))
 
 
-def _cap(before: ScorePath) -> ir.Value | None:
+def _capped_scores(before: ScorePath) -> ir.Value | None:
     return next((step.node.outputs[0] for step in before.steps if isinstance(step, Cap)), None)
 
 
@@ -155,7 +155,7 @@ def _accounting(
     gradient, or by another attention that is fused as well?"""
     read_by_gradient: set[ir.Value | None] = set()
     if route.gradient:
-        read_by_gradient.update((*_values_from_softmax_on(anchor, after), _cap(before)))
+        read_by_gradient.update((*_values_from_softmax_on(anchor, after), _capped_scores(before)))
 
     def accounted_for(output: ir.Value, reader: ir.Node) -> bool:
         by_gradient = output in read_by_gradient and not reads_shape(reader)
@@ -164,7 +164,7 @@ def _accounting(
     return accounted_for
 
 
-def _after(anchor: SoftmaxAnchor, route: Route, viewer: Viewer) -> ProbabilityPath:
+def _probability_path(anchor: SoftmaxAnchor, route: Route, viewer: Viewer) -> ProbabilityPath:
     """The path from a softmax to values on a route, or the reason why there is none."""
 
     def words(decline: Decline) -> Decline:

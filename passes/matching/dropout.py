@@ -50,7 +50,7 @@ class Dropout:
     keep: float
 
 
-def _followed(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
+def _boolean_source(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
     """Case 1: the boolean that a tensor of zeros and one other number was cast from, what moves elements after it, and
     the number; None for any other tensor."""
     chain: list[ir.Node] = []
@@ -76,24 +76,24 @@ def drop_mask(node: ir.Node, viewer: Viewer) -> ir.Value | None:
     """The operand of a Mul that is a drop mask."""
     if not is_op(node, "Mul"):
         return None
-    return next((operand for operand in node.inputs if _followed(operand, viewer) is not None), None)
+    return next((operand for operand in node.inputs if _boolean_source(operand, viewer) is not None), None)
 
 
 def dropped(drop: ir.Node, dims: Arrangement, viewer: Viewer) -> tuple[Dropout, float]:
     """What a Mul by a drop mask drops of probabilities of this arrangement, and the factor that comes with it. Raises
     Decline."""
     other = drop_mask(drop, viewer)
-    followed = _followed(other, viewer)
+    followed = _boolean_source(other, viewer)
     if other is None or followed is None or (view := viewer.base_view(followed[0])) is None:
         raise Decline(Code.RANK, "the rank of a drop mask is unknown", drop)
     mask, chain, scale = followed
-    own, wanted = _moved_by(chain, view.dims, viewer), viewer.alignment(other, dims, drop)
+    own, wanted = _arrangement_behind(chain, view.dims, viewer), viewer.alignment(other, dims, drop)
     if own is None or any(a and not viewer.space.unify(a, b) for a, b in zip(own, wanted, strict=True)):
         raise Decline(Code.SHAPE, "the shape of a drop mask was not proven to fit the probabilities", drop)
     return Dropout(drop, mask, view.base_dims, 1.0), scale
 
 
-def _moved_by(chain: Iterable[ir.Node], dims: Arrangement, viewer: Viewer) -> Arrangement | None:
+def _arrangement_behind(chain: Iterable[ir.Node], dims: Arrangement, viewer: Viewer) -> Arrangement | None:
     """The arrangement behind operators that move elements; None where it was not proven."""
     for node in chain:
         if (moved := viewer.rearranged(node, dims)) is None:

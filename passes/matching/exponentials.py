@@ -140,13 +140,13 @@ def of_logarithm(value: ir.Value, info: ShapeInfo) -> OfLogarithm | None:
             x, row = less["x"], less["less"]
             unrepeated_row, repeating = unrepeated(row)
             start, moving = row_source(unrepeated_row, info)
-            softmax = _whole(x, start, outer.log_base, info) or _less_maximum(x, start, outer.log_base, info)
+            softmax = _less_logarithm(x, start, outer.log_base, info) or _less_maximum(x, start, outer.log_base, info)
             if softmax is not None and is_per_row(row, softmax.axes, x, info):
                 return replace(softmax, nodes=(*softmax.nodes, *moving, *repeating, *less.nodes, *outer.nodes))
     return None
 
 
-def _whole(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
+def _less_logarithm(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
     """Cases 5 to 7: `start` is the logarithm of the sum of exp(x)."""
     own = shifted_by(x, "ReduceMax", info)  # 11
     for log in (*_logsumexps(start, x, log_base, info), *_log_totals(start, log_base, info)):

@@ -119,10 +119,10 @@ def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, 
     """The factor `value` on scores of the arrangement `dims`. Raises Decline."""
     reason = immoderate(value, divides, viewer, largest_divisor=math.inf)
     if reason is None:  # 1
-        return _factor(node, value, divides, dims, viewer)
+        return _factor_of(node, value, divides, dims, viewer)
     if viewer.facts.options.target != "ort" or viewer.info.scalar(value) is not None:
         raise Decline(Code.SCALE, reason, node)
-    return replace(_factor(node, value, divides, dims, viewer), unbounded=True)  # 2
+    return replace(_factor_of(node, value, divides, dims, viewer), unbounded=True)  # 2
 
 
 def on_probabilities(
@@ -135,10 +135,10 @@ def on_probabilities(
     if guarded and viewer.info.scalar(value) is None and viewer.facts.bounds.always(value) is None:
         reason = f"the factor {value.name!r} may be NaN, and the guard behind it makes 0 of that"
         raise Decline(Code.PROBABILITY_TERM, reason, node, GUARD_FIRST)
-    return _factor(node, value, divides, dims, viewer)
+    return _factor_of(node, value, divides, dims, viewer)
 
 
-def _factor(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
+def _factor_of(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
     if (number := viewer.info.scalar(value)) is not None:
         return Factor(node, None, number, divides)
     return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value)
@@ -163,12 +163,12 @@ def multiplied(
     dtype = builder.info.dtype(value)
     assert dtype is not None
     for factor in factors:
-        other = _emitted(factor, dims, dtype, builder, emitter)
+        other = _factor_tensor(factor, dims, dtype, builder, emitter)
         value = builder.op("Div" if factor.divides else "Mul", [value, other], dtype)
     return value
 
 
-def _emitted(
+def _factor_tensor(
     factor: Factor, dims: Arrangement, dtype: ir.DataType, builder: Builder, emitter: LayoutEmitter
 ) -> ir.Value:
     """A factor as a tensor beside a value of this arrangement."""

@@ -48,12 +48,12 @@ class InfinityTests:
         """Find the tests of one value."""
         for node in _readers(value):
             if is_op(node, "IsInf") or self._is_infinity_beside(node, value):  # 1 and 2
-                self._add(node)
+                self._take_never(node)
             elif self._widens(node):  # 1
-                self._add_widened(node)
+                self._take_widened(node)
         for node in _readers(value):
             if is_op(node, "Greater", "Less") and self._only_beside_never(node):
-                self._take(node)
+                self._take_comparison(node)
 
     def selects(self, node: ir.Node, value: ir.Value) -> bool:
         """Case 5: does a Where always give the value?"""
@@ -66,15 +66,15 @@ class InfinityTests:
         known = {*self.nodes, *matched}
         return next((node for node in self.nodes if not _is_read_by(known, node)), None)
 
-    def _add_widened(self, cast: ir.Node) -> None:
+    def _take_widened(self, cast: ir.Node) -> None:
         """Case 1: take the tests of a value that is cast, and the cast, where nothing else reads it."""
         tests = _readers(cast.outputs[0])
         if tests and all(is_op(reader, "IsInf") for reader in tests):
             self.nodes.append(cast)
             for test in tests:
-                self._add(test)
+                self._take_never(test)
 
-    def _add(self, node: ir.Node) -> None:
+    def _take_never(self, node: ir.Node) -> None:
         """Cases 3 and 4: take a node whose result is never true, and what follows from it."""
         pending = [node]
         while pending:
@@ -88,7 +88,7 @@ class InfinityTests:
                 if to_bool or is_op(reader, "And"):
                     pending.append(reader)
 
-    def _take(self, node: ir.Node) -> None:
+    def _take_comparison(self, node: ir.Node) -> None:
         """Case 3: take a comparison whose result is read only beside one that is never true, and the casts after it."""
         self.nodes.extend([node, *(reader for reader in _readers(node.outputs[0]) if is_op(reader, "Cast"))])
 

@@ -120,7 +120,7 @@ def _scores(value: ir.Value, info: ShapeInfo, depth: int, seen: set[ir.Value]) -
     above = first(_scores(source, info, depth - 1, seen) for source in _scores_before(node, step))
     if above is None or is_op(node, "QuantizeLinear"):
         return above
-    return [*above, step or _moving(node, above[-1].result)]
+    return [*above, step or _layout_step(node, above[-1].result)]
 
 
 def _scores_before(node: ir.Node, step: Step | None) -> list[ir.Value]:
@@ -145,7 +145,7 @@ def _to_product(probabilities: Integers, info: ShapeInfo, depth: int) -> list[St
         rounded = _rounded_after(node, info)
         return None if rounded is None else _to_product(rounded, info, depth - 1)
     if is_op(node, *LAYOUT_OPS):  # 6
-        step = _moving(node, probabilities)
+        step = _layout_step(node, probabilities)
         below = _to_product(step.result, info, depth - 1)
         return below and [step, *below]
     product = _step(node, info)  # 8
@@ -171,7 +171,7 @@ def _results_between(value: ir.Value) -> list[ir.Value]:
     return outputs_of(node for node in data_readers(value) if is_op(node, *BETWEEN))
 
 
-def _moving(node: ir.Node, form: Integers) -> Step:
+def _layout_step(node: ir.Node, form: Integers) -> Step:
     """A layout operator on integers of this form."""
     operand = Integers(operand_at(node, 0), form.scale, form.point)
     return Step(node, node.op_type, (operand,), Integers(node.outputs[0], form.scale, form.point))

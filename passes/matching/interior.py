@@ -57,7 +57,7 @@ def check_private(
             for reader in each_consumer(output)
             if id(reader) not in matched and not accounted_for(output, reader)
         )
-        shape_readers, stranger = _told_apart(readers, output, anchor.node.graph)
+        shape_readers, stranger = _sorted_readers(readers, output, anchor.node.graph)
         if stranger is not None or output.is_graph_output():
             raise _read_elsewhere(output, stranger, output in probabilities)
         harmless += [pair for pair in shape_readers if not _serves_only(pair[0], softmax, matched)]
@@ -74,7 +74,9 @@ def _check_nodes(nodes: Collection[ir.Node], after: ProbabilityPath, graph: obje
         raise Decline(Code.SCORES_ARE_OUTPUT, reason, after.product.node, "")
 
 
-def _told_apart(readers: Iterable[ir.Node], value: ir.Value, graph: object) -> tuple[list[ShapeReader], ir.Node | None]:
+def _sorted_readers(
+    readers: Iterable[ir.Node], value: ir.Value, graph: object
+) -> tuple[list[ShapeReader], ir.Node | None]:
     """The readers of a mere shape that readers of a value are or lead to, and the first reader that is or leads to
     something else."""
     shape_readers: list[ShapeReader] = []

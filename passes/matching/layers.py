@@ -54,7 +54,7 @@ LIMIT = 64
 """So many values are looked at."""
 
 
-def layers_apart(decline: Decline, before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Decline:
+def decline_of_layers(decline: Decline, before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Decline:
     """A decline about a layer instead of one about an axis, if an operand of the first product is a weight."""
     if decline.code != Code.AXIS or not any(holds_weights(value, viewer) for value in before.product.operands):
         return decline

@@ -171,7 +171,7 @@ class _Search:
         """Case 4."""
         for output in graph.outputs:
             rank = len(self.viewer.info.shape(output) or ())
-            add = _start(output, ("Identity", "Cast")).producer()
+            add = _source(output, ("Identity", "Cast")).producer()
             if rank < 3 or not is_op(add, "Add") or add.graph is not graph:
                 continue
             if any(self._is_state(state, output, graph) for state in inputs_of(add)) and self._is_read(add.outputs[0]):
@@ -246,7 +246,7 @@ class _Search:
         return length is None or length.const is None or length.const > shorter.const
 
 
-def _start(value: ir.Value, through: Sequence[str]) -> ir.Value:
+def _source(value: ir.Value, through: Sequence[str]) -> ir.Value:
     *_, start = _upward([value], through)
     return start
 

@@ -141,40 +141,40 @@ class _Search:
         if is_op(node, "Div", "Mul"):
             return first(self._quotient(node, *quotient) for quotient in _quotients(node))  # 2
         if is_op(node, "LpNormalization"):
-            if int_attr(node, "p", 2) == 1 and self._take(self._exponents(operand_at(node, 0))):  # 3
+            if int_attr(node, "p", 2) == 1 and self._claim(self._exponents(operand_at(node, 0))):  # 3
                 return OtherSoftmax(node, "LpNormalization divides exponentials by their sum")
         elif node in self.free and (less := match(LESS, node.inputs[-1], self.facts.info)) is not None:
             exponents = self._in_logarithm(less["less"])
-            if exponents and self._take({*exponents, less["x"], node.inputs[-1]}):  # 4
+            if exponents and self._claim({*exponents, less["x"], node.inputs[-1]}):  # 4
                 spelling = f"{node.op_type} is taken of scores less the logarithm of a sum of exponentials"
                 return OtherSoftmax(node, spelling)
         return None
 
     def _quotient(self, node: ir.Node, weights: ir.Value, total: ir.Value) -> OtherSoftmax | None:
         """Case 2: the softmax of weights that a node divides by this total."""
-        summed = self._summed(total)
+        summed = self._exponents_in_total(total)
         plain = summed & self._exponents(weights)
-        if not self._take(plain or summed & self._exponents(weights, PRODUCTS)):
+        if not self._claim(plain or summed & self._exponents(weights, PRODUCTS)):
             return None
         return OtherSoftmax(node, f"{node.op_type} divides exponentials by their sum", weighs=not plain)
 
     def in_parts(self) -> Iterator[OtherSoftmax]:
         """Case 5: the free exponentials that are summed up and multiplied by values, both as they are."""
         for node in [node for node in self.free if self._is_part(node)]:
-            if self._take({node.inputs[-1]}):
+            if self._claim({node.inputs[-1]}):
                 yield OtherSoftmax(node, "exponentials are summed up and multiplied by values, part by part", True)
 
     def _is_part(self, node: ir.Node) -> bool:
-        kept = reached(node.outputs, lambda value: _kept(distinct_consumers(value)), LIMIT)
+        kept = reached(node.outputs, lambda value: _kept_values(distinct_consumers(value)), LIMIT)
         readers = list(readers_of(kept))
         return any(is_op(node, *SUMS) for node in readers) and any(is_op(node, *PRODUCTS) for node in readers)
 
-    def _take(self, exponents: Collection[ir.Value | None]) -> bool:
+    def _claim(self, exponents: Collection[ir.Value | None]) -> bool:
         taken = {node for node in self.free if node.inputs[-1] in exponents}
         self.free.difference_update(taken)
         return bool(taken)
 
-    def _summed(self, total: ir.Value) -> set[ir.Value]:
+    def _exponents_in_total(self, total: ir.Value) -> set[ir.Value]:
         """Cases 6 to 8: the exponents of the exponentials whose sum a total or a logarithm is made of."""
         exponents: set[ir.Value] = set()
         for value in _upward(total, (*ROW_WISE, *LOGARITHMS[:1], "Exp", "Neg")):
@@ -182,16 +182,16 @@ class _Search:
             if is_op(node, "ReduceLogSumExp"):
                 exponents.update(inputs_of(node)[:1])
             elif node is not None:
-                exponentials = self._exponentials(self._added(node))
+                exponentials = self._exponentials(self._what_is_added(node))
                 exponents.update(operands(exponential)[-1] for exponential in exponentials)
         return exponents
 
     def _in_logarithm(self, logarithm: ir.Value) -> set[ir.Value]:
         """Case 8: the exponents of the exponentials whose sum's logarithm it is made of."""
         logarithms = [value for value in _upward(logarithm, ROW_WISE) if is_op(value.producer(), *LOGARITHMS)]
-        return {exponent for value in logarithms for exponent in self._summed(value)}
+        return {exponent for value in logarithms for exponent in self._exponents_in_total(value)}
 
-    def _added(self, node: ir.Node) -> ir.Value:
+    def _what_is_added(self, node: ir.Node) -> ir.Value:
         """Case 7: what a node adds up; ABSENT for other nodes."""
         if is_op(node, *ADDING, "ReduceLogSum") or (is_op(node, "Einsum") and len(node.inputs) == 1):
             return operand_at(node, 0)
@@ -222,7 +222,7 @@ def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
     return reached([value], sources, LIMIT)
 
 
-def _kept(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+def _kept_values(nodes: Iterable[ir.Node]) -> list[ir.Value]:
     return outputs_of(node for node in nodes if is_op(node, *KEEPING))
 
 

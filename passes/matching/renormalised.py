@@ -67,10 +67,10 @@ class Renormalised:
 def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalised | None:
     """How the only reader of probabilities masks them, if they are divided by their sum after it."""
     masked, x = _masked(value, node, info), node.outputs[0]
-    divide = _only(x, "Div")
+    divide = _sole_reader(x, "Div")
     if masked is None or divide is None:
         return None
-    last = _only(divide.outputs[0], "Where")
+    last = _sole_reader(divide.outputs[0], "Where")
     for pattern, end, zeros in ((QUOTIENT, divide, False), (GUARDED, last, True)):
         division = match(pattern, output_of(end), info, {"x": x})
         if division is None or not is_closed(nodes := (node, *division.nodes)):
@@ -101,5 +101,5 @@ def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, 
     return None
 
 
-def _only(value: ir.Value, op_type: str) -> ir.Node | None:
+def _sole_reader(value: ir.Value, op_type: str) -> ir.Node | None:
     return sole([node for node in distinct_consumers(value) if is_op(node, op_type)])

@@ -96,7 +96,7 @@ class ScoreWalk:
             case Add():
                 self.add(step)
             case Select(node, condition, keep, fill):
-                self.terms.append(Select(node, self._placed(condition, node), keep, fill))
+                self.terms.append(Select(node, self._aligned(condition, node), keep, fill))
             case Floor():
                 if self.terms or self.is_unbounded:
                     self.terms.append(step)
@@ -134,9 +134,9 @@ class ScoreWalk:
     def add(self, step: Add[ir.Value]) -> None:
         """Add a tensor. Raises Decline."""
         if not self.take_product(step, self):
-            self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
+            self.terms.append(Add(step.node, self._aligned(step.operand, step.node), step.sign))
 
-    def _placed(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
+    def _aligned(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
         """What a step combines with the scores. It fits if the result has the shape of what the step is done to, apart
         from added dimensions."""
         own, result = self.viewer.info.shape(self.scores), self.viewer.info.shape(node.outputs[0])

@@ -302,7 +302,7 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
             raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
         spend(node)
         product = product_at(node, viewer.info)
-        if product is None and (added := _added(node)) is not None:  # 3
+        if product is None and (added := _gemm_addend(node)) is not None:  # 3
             product = without_addend(node, viewer.info)
             steps.append(Add(node, *added))
         if product is not None:
@@ -332,7 +332,7 @@ def _peel_by_later_steps(value: ir.Value, node: ir.Node, later: list[Step], inne
     return _peel_sink(node, viewer) if only <= {Rearrange} else None
 
 
-def _added(node: ir.Node) -> tuple[ir.Value, float] | None:
+def _gemm_addend(node: ir.Node) -> tuple[ir.Value, float] | None:
     """What a Gemm of two tensors adds to its product; of a tensor and weights it is a linear layer."""
     if not is_op(node, "Gemm") or any(value is None or is_weight(value) for value in node.inputs[:2]):
         return None

@@ -237,7 +237,7 @@ def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], fac
         return None
     difference = Difference(combining, product, parts, dividing)
     values = difference.values
-    if len(facts.info.shape(values) or ()) < 2 or not all(_fits(values, part, facts.info) for part in parts):
+    if len(facts.info.shape(values) or ()) < 2 or not all(_values_fit(values, part, facts.info) for part in parts):
         return None
     return difference
 
@@ -271,7 +271,7 @@ def _side(
     value: ir.Value, shape: Shape | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo
 ) -> Part | None:
     """One side of a difference of this shape: a part of the same shape, or a rest."""
-    part, own = _part(value, anchors, info), info.shape(value)
+    part, own = _scaled_part(value, anchors, info), info.shape(value)
     if own is None or shape is None:
         return None
     if part is not None:
@@ -279,14 +279,14 @@ def _side(
     return Part(value) if len(own) > 1 and own[-1] == shape[-1] else None  # 9
 
 
-def _part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+def _scaled_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
     """Cases 4 to 8."""
     scaling = value.producer()
     for chosen, factor, _ in factorings(scaling):
-        part = _chosen(chosen, anchors, info)
+        part = _chosen_part(chosen, anchors, info)
         if part is not None and info.shape(value) == info.shape(chosen) and _is_per_row(factor, chosen, info):
             return replace(part, factor=factor, scaling=scaling)
-    return _chosen(value, anchors, info)
+    return _chosen_part(value, anchors, info)
 
 
 def _is_per_row(factor: ir.Value, chosen: ir.Value, info: ShapeInfo) -> bool:
@@ -295,7 +295,7 @@ def _is_per_row(factor: ir.Value, chosen: ir.Value, info: ShapeInfo) -> bool:
     return shape is not None and len(shape) <= rank and (not shape or shape[-1].const == 1)
 
 
-def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+def _chosen_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
     """Cases 5 to 8."""
     chooser = value.producer()
     part: Part | None = Part(value)
@@ -428,7 +428,7 @@ def _own_axis(part: Part, chooser: ir.Node, values: ir.Value, info: ShapeInfo) -
     return part.axis - (len(info.shape(chooser.outputs[0]) or ()) - len(info.shape(values) or ()))
 
 
-def _fits(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
+def _values_fit(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
     """Are the values, along the axis of which a chooser takes a part, as large as a part, or of size 1?"""
     chooser = part.chooser
     if chooser is None:

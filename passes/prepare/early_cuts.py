@@ -116,7 +116,7 @@ class _Packed:
     def _parts(self, sizes: list[int], builder: Builder) -> Sequence[ir.Value]:
         """The parts of what is transposed."""
         whole, place, info = operand_at(self.node, 0), self.perm[self.axis], builder.info
-        if (joined := _joined(whole, place, info)) is None:
+        if (joined := _merged_source(whole, place, info)) is None:
             return builder.split(whole, place, sizes)  # 4
         inner = [size.const or 0 for size in (info.shape(whole) or ())[place + 1 :]]
         width = math.prod(inner)
@@ -126,7 +126,7 @@ class _Packed:
         return [builder.op("Reshape", [part, to], dtype) for part, to in zip(parts, targets, strict=True)]
 
 
-def _joined(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:
+def _merged_source(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:
     """Case 5: the tensor whose last dimension a Reshape takes apart from `place` on; None for other values."""
     node, shape = whole.producer(), info.shape(whole)
     source = operand_at(node, 0)

@@ -157,9 +157,9 @@ class _Bypass:
 
     def joined(self, node: ir.Node) -> ir.Value | None:
         """Cases 1 and 3."""
-        return self._whole(operands(node), int_attr(node, "axis", 1))
+        return self._common_whole(operands(node), int_attr(node, "axis", 1))
 
-    def _whole(self, parts: Sequence[ir.Value], axis: int) -> ir.Value | None:
+    def _common_whole(self, parts: Sequence[ir.Value], axis: int) -> ir.Value | None:
         """What these values are all parts of, in order; None for other values."""
         if len(parts) == 1:
             return parts[0]
@@ -233,7 +233,7 @@ class _Bypass:
             return None
         if stacked:
             elements = tuple(self.builder.units("Unsqueeze", element, [axis]) for element in elements)
-        whole = self._whole(elements, axis)
+        whole = self._common_whole(elements, axis)
         return whole or self.builder.op("Concat", elements, self.info.dtype(elements[0]), {"axis": axis})
 
     # -- sequences ------------------------------------------------------------------------------

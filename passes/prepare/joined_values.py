@@ -82,7 +82,7 @@ def _groups(softmaxes: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[So
     groups: dict[object, list[SoftmaxAnchor]] = {}
     for anchor in softmaxes:
         if anchor.nodes == (anchor.output.producer(),) and is_op(anchor.node, "Softmax"):
-            groups.setdefault((anchor.axes, _key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
+            groups.setdefault((anchor.axes, _score_key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
     return list(groups.values())
 
 
@@ -108,14 +108,14 @@ def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tupl
         types.extend(targets)
 
 
-def _key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
+def _score_key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
     """Something that is the same for equal scores alone."""
     node, number = value.producer(), info.scalar(value)
     if number is not None and info.shape(value) is not None:
         return "number", str(number), info.dtype(value), info.shape(value)
     if depth == 0 or not is_op(node, *COMMUTATIVE, *IN_ORDER):
         return "value", id(value)
-    keys = [_key(operand, info, depth - 1) for operand in inputs_of(node)]
+    keys = [_score_key(operand, info, depth - 1) for operand in inputs_of(node)]
     if is_op(node, *COMMUTATIVE):
         keys.sort(key=repr)
     return node.op_type, *keys

@@ -258,7 +258,7 @@ def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> 
 
 def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
     """Cases 3 and 4: the parts that are joined, all of one query and one number; none where there are other parts."""
-    parts = [_part(value, info) for value in operands(whole.producer())]
+    parts = [_score_part(value, info) for value in operands(whole.producer())]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or len({(part.query, part.number) for part in known}) != 1:
         return []
@@ -288,20 +288,20 @@ class _Part:
     term: ir.Value | None
 
 
-def _part(value: ir.Value, info: ShapeInfo) -> _Part | None:
+def _score_part(value: ir.Value, info: ShapeInfo) -> _Part | None:
     """A part of the scores, which nothing else reads."""
     if only_reader(value) is None:
         return None
     node = value.producer()
     summands = operand_orders(node, "Add")
     for scaled, term in ((value, None), *summands):
-        product = _scaled(scaled, info)
+        product = _scaled_product(scaled, info)
         if product is not None:
-            return _read(*product, term, info.shape(value), info)
+            return _query_and_keys(*product, term, info.shape(value), info)
     return None
 
 
-def _scaled(value: ir.Value, info: ShapeInfo) -> tuple[Contraction, float] | None:
+def _scaled_product(value: ir.Value, info: ShapeInfo) -> tuple[Contraction, float] | None:
     """Case 4: the product, and what multiplies it."""
     node = value.producer()
     if only_reader(value) is None:
@@ -324,7 +324,7 @@ def _sole_maker(value: ir.Value) -> ir.Node | None:
     return None if only_reader(value) is None else value.producer()
 
 
-def _read(
+def _query_and_keys(
     product: Contraction, number: float, term: ir.Value | None, shape: Shape | None, info: ShapeInfo
 ) -> _Part | None:
     """A product of a query with keys along the last dimension, and its term."""
@@ -402,7 +402,7 @@ def _values_beside(product: Contraction, cuts: Sequence[ir.Value]) -> Operand | 
 
 def _in_order(cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, info: ShapeInfo) -> list[ir.Value]:
     """Case 7: the cuts in the order of the keys, if each follows the one before, and none is left out; else none."""
-    pending = [(cut, _start(cut, probabilities, shape, info)) for cut in cuts]
+    pending = [(cut, _cut_start(cut, probabilities, shape, info)) for cut in cuts]
     ordered: list[ir.Value] = []
     end = Dim(0)
     while pending:
@@ -415,7 +415,7 @@ def _in_order(cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, i
     return ordered if end == shape[-1] else []
 
 
-def _start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim | None:
+def _cut_start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim | None:
     """Where a cut of the last dimension begins. None where it cuts something else, or where that is unknown."""
     node, own = cut.producer(), info.shape(cut)
     if node is None or own is None or own[:-1] != shape[:-1] or node.inputs[0] is not whole:

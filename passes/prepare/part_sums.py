@@ -139,16 +139,16 @@ def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
 
 def _part_sum(node: ir.Node, info: ShapeInfo) -> PartSum | None:
     """The sum that this assignment, or a Transpose of it, makes of the scores."""
-    scores, reader = _assigned(node.outputs[0]), only_reader(node.outputs[0])
+    scores, reader = _before_assignments(node.outputs[0]), only_reader(node.outputs[0])
     if scores is None:
         return None
     wholes = [node.outputs[0]]
     if is_op(reader, "Transpose"):
         wholes.insert(0, reader.outputs[0])
-    return first([_made_of(whole, scores, info) for whole in wholes])
+    return first([_sum_of_scores(whole, scores, info) for whole in wholes])
 
 
-def _made_of(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSum | None:
+def _sum_of_scores(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSum | None:
     """The sum, if it is proven that a value is a sum of scores of its shape."""
     shape = info.shape(whole)
     if shape is None or info.shape(scores) != shape or info.dtype(whole) != ir.DataType.FLOAT:
@@ -195,7 +195,7 @@ def _is_in_place(piece: _Piece, margins: Margins, own: Index, shape: Shape, info
     return True
 
 
-def _assigned(value: ir.Value) -> ir.Value | None:
+def _before_assignments(value: ir.Value) -> ir.Value | None:
     """What assignments and the operators between them start from."""
     for _ in range(MAX_DEPTH):
         node = value.producer()
