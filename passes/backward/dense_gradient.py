@@ -1,8 +1,8 @@
 """From a matched gradient to a FlashAttentionScoreGrad node beside its FlashAttentionScore.
 
-The gradient takes the forward node's very inputs and attributes, so that it recomputes the same probabilities, and its
-statistics and result. Its own results are in the layout of query, key and value; each goes to the place after the
-original product that costs least, multiplied by the factor that is between the two.
+The gradient takes the inputs and attributes of the forward node, so that it computes the same probabilities again, and
+the statistics and the result of this node. The gradients are in the layout of query, key and value. A gradient goes to
+the cheapest place after the original product, multiplied by the factor between this place and the product.
 """
 
 from __future__ import annotations

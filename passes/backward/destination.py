@@ -72,7 +72,7 @@ class GradientCompanion:
 
 
 def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement:
-    """The axes of a gradient: those of what it is the gradient of."""
+    """The axes of a gradient: the axes of its query, key or value."""
     roles = match.roles
     rope = () if match.rope is None else match.rope.head_dim
     depth = {"value": roles.value_head_dim, "query_rope": rope, "key_rope": rope}.get(role, roles.head_dim)

@@ -114,7 +114,8 @@ def _leaves_nan(plan: MaskPlan) -> bool:
 
 
 def _check_rows(rows: _GradientRows, plan: MaskPlan, pair: Pair, options: Options) -> None:
-    """Decline gradients that use what a guard replaces, and those that are zero where a selection is a bias."""
+    """Decline gradients made of numbers that a guard replaces, and gradients that are zero where a selection is a
+    bias."""
     if (rows.uses_raw and plan.nan_rows) or (MaskedRows.RAW in rows.states and plan.empty_rows):
         raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
     if _selections(plan) and rows.states != {MaskedRows.SAME} and NO_EMPTY_ROWS not in options.assume:

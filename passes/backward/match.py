@@ -46,7 +46,8 @@ Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """One product of the backward part, and the targets after it that its result can replace."""
+    """A product of the backward part, and the targets that the operator's result can replace, the product or a value
+    after the product."""
 
     role: Role
     node: ir.Node
@@ -331,9 +332,10 @@ class _Finder:
     def _has_range(self, dy: View) -> bool:
         """Are the gradients numbers that the type of the attention holds?
 
-        float16 has few exponents, so that training scales the loss. Then what the operator is given has to be of that
-        type, and so has what the graph computes, at a place where it is about as large as the operator's result:
-        neither may be infinite or 0 where the graph has a number. The other types have the exponents of float32.
+        float16 has few exponents, so that training scales the loss. Then the gradient that the operator is given has to
+        be float16. The graph has to compute in float16, too, at a place where its numbers are about as large as the
+        operator's result. Then neither is infinite or 0 where the graph has a number. The other types have the
+        exponents of float32.
         """
         info = self.matcher.facts.info
         if self.match.dtype != ir.DataType.FLOAT16:

@@ -123,7 +123,7 @@ def each_consumer(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """The node that reads a value, if it is the only one, reads it once and is in the graph that makes it; else
+    """The only reader of a value, if this node reads the value once and is in the same graph as the maker; else
     None."""
     maker, uses = value.producer(), value.uses()
     if value.is_graph_output() or maker is None or len(uses) != 1:
@@ -412,7 +412,7 @@ def places_of(node: ir.Node, rank: int, limit: int = 8) -> list[int] | None:
 
 
 def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """The nodes of a body and of the subgraphs in it, each node before those of its own subgraphs."""
+    """The nodes of a body and of the subgraphs in it. A node comes before the nodes of its subgraphs."""
     for node in body:
         yield node
         if node.attributes:
@@ -438,8 +438,8 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """The values that a node reads: its inputs, those that the nodes of its subgraphs read, and those that its
-    subgraphs return."""
+    """The values that a node reads: its inputs, the inputs of nodes in its subgraphs, and the results of these
+    subgraphs."""
     bodies = subgraphs(node)
     inner = [value for body in bodies for reader in all_nodes(body) for value in reader.inputs]
     returned = [value for body in bodies for value in body.outputs]

@@ -15,8 +15,8 @@ were put into it. A row that is masked everywhere by -inf is then NaN, as it was
 
 The roundings of query, key, value and of the result stay where they are: no attention is declined for them.
 
-Masks may widen the step of a rounding so far that all scores become one number, which breaks the quantised model. That
-is said if an earlier rounding of the scores tells how large they can be (`lost_scores`).
+Masks may widen the step of a rounding so far that all scores become one number, which breaks the quantised model. The
+decline says so if an earlier rounding of the scores tells how large the scores can be (`lost_scores`).
 
 Refused: a rounding of which something else reads the integers, and another scale or zero point on the way back, which
 multiplies or shifts the numbers.

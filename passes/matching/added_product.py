@@ -83,8 +83,9 @@ def added_product(
 def _aligned_product(
     value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer
 ) -> tuple[Operands, Arrangement, float, Arrangement] | None:
-    """The operands of a product, its own arrangement behind the steps that follow it, its scale, and its arrangement as
-    a part of the scores; None where a step does more than scale and rearrange. Raises Decline."""
+    """A product that is added to the scores: the operands, the arrangement behind the steps after the product, the
+    scale, and the arrangement as a part of the scores. None where a step does more than scale and rearrange. Raises
+    Decline."""
     path = find_scores(value, viewer, True)
     product = Operands.of(path.product, viewer, widening=viewer.info.dtype(value) != ir.DataType.FLOAT)
     own, scale = product.out, path.product.factor * product.scale

@@ -4,7 +4,7 @@
     probabilities := softmax over the keys' axis           softmax.py
     softmax's input := terms(product(query, key))          scores.py, masks/mask.py
 
-A match goes through these stages; each is a record of its own, and what a later one needs it takes from those before:
+A match goes through these stages. A stage is a record, which is made of the records before it:
 
     1. AttentionPaths   attention_paths.py   the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py             which operand is the key
@@ -285,7 +285,8 @@ def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[
 
 
 def _arrangement_of(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
-    """The arrangement of a value that was seen, or that is moved from one that was seen; None where it is unknown."""
+    """The arrangement of a value: `seen` has it, or that of a value from which this value is moved. None where it is
+    unknown."""
     moving: list[ir.Node] = []
     while value not in seen:
         node = value.producer()

@@ -51,8 +51,8 @@ class Dropout:
 
 
 def _boolean_source(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
-    """Case 1: the boolean that a tensor of zeros and one other number was cast from, what moves elements after it, and
-    the number; None for any other tensor."""
+    """Case 1: for a tensor of 0 and a number, cast from a boolean: the boolean, the nodes that cast and move elements,
+    and the number. None for other tensors."""
     chain: list[ir.Node] = []
     scale = 1.0
     for _ in range(MAX_STEPS):

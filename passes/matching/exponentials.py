@@ -181,8 +181,8 @@ def _less_maximum(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo
 def _subtraction(
     total: _Logarithm, added: Match, x: ir.Value, start: ir.Value, info: ShapeInfo
 ) -> tuple[tuple[ir.Node, ...], bool] | None:
-    """Case 8: the nodes that subtract from x, in the exponents of a total, the row_max that is added to its logarithm,
-    and whether that is one number for each row; None where they subtract something else."""
+    """Case 8: the exponents of a total are x less a row_max, and the same row_max is added to the logarithm: the nodes
+    that subtract, and whether row_max is one number for each row. None where something else is subtracted."""
     shift = match(SHIFTED, total.summed, info, {"x": x})
     if shift is None or info.shape(total.summed) != info.shape(x):
         return None

@@ -94,8 +94,8 @@ SOFTMAX_OF_SCORES = OneOf((EXPONENTIALS, Op("Div", EXPONENTIALS, Bind("total")))
 
 @dataclass(frozen=True)
 class GuardQuery:
-    """The question whether probabilities are guarded: the softmax's output, the value reached from it, and the nodes
-    that read that value. With `among` only these count as readers."""
+    """The question whether probabilities are guarded: the output of the softmax, the probabilities at the place that
+    was reached, and their readers. With `among` only these nodes count as readers."""
 
     softmax: ir.Value
     value: ir.Value
@@ -189,7 +189,7 @@ class NanGuard(Guard):
 
 @dataclass(frozen=True)
 class ScoreGuard(Guard):
-    """Case 2: exact, for the rows that it makes 0 are those whose scores are -inf throughout."""
+    """Case 2: exact, for the guard makes a row 0 exactly where all scores of the row are -inf."""
 
     @staticmethod
     def read(asked: GuardQuery) -> Guard | None:

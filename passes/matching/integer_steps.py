@@ -3,8 +3,8 @@
     p = qlinear_softmax(qlinear_add(qlinear_matmul(q, k), mask))
     output = qlinear_matmul(p, v)
 
-Grammar; the code cites the numbers of the cases. Each of these operators computes in real numbers what its name says,
-of integers that stand for (integer - zero point) * scale, and rounds the result to integers again:
+Grammar; the code cites the numbers of the cases. An integer stands for (integer - zero point) * scale. The operators
+compute with these real numbers, and round the result to integers again:
 
     softmax :=
       1     QLinearSoftmax(scores)                         of com.microsoft, along the last axis
@@ -65,8 +65,8 @@ class Integers:
 
 @dataclass(frozen=True)
 class Step:
-    """An operator on integers: what it computes, its operands that are integers of numbers, and its result. A layout
-    operator has the other inputs of its node."""
+    """An operator on integers: the operator that it stands for, the operands that are integers of numbers, and the
+    result. A layout operator has the other inputs of its node."""
 
     node: ir.Node
     op_type: str
@@ -81,8 +81,8 @@ def is_contrib(node: ir.Node | None, *op_types: str) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """The inputs of an operator on integers: what it computes, the places of its operands, and that of the scale of its
-    result. A scale stands behind each operand, and a zero point behind each scale."""
+    """The inputs of an operator on integers: the operator that it stands for, the places of the operands, and the place
+    of the result's scale. A scale stands behind each operand, and a zero point behind each scale."""
 
     op_type: str
     operands: tuple[int, ...]

@@ -41,9 +41,9 @@ def check_private(
 ) -> list[ShapeReader]:
     """Decline if anything but the match reads what its nodes make.
 
-    Returns the readers of a mere shape or type, each with what it reads, except those that only serve the softmax and
-    are removed with it. They may read it behind operators that only move elements. `accounted_for` says whether another
-    fusion replaces a reader.
+    Returns the readers of a mere shape or type, with the values that they read, also behind operators that only move
+    elements. A reader that only serves the softmax is removed with the softmax, and left out. `accounted_for` says
+    whether another fusion replaces a reader.
     """
     softmax = {id(node) for node in anchor.nodes}
     nodes = (*before.nodes, *anchor.nodes, *after.nodes, after.product.node, *after.tail)
@@ -98,8 +98,8 @@ def _read_elsewhere(value: ir.Value, stranger: ir.Node | None, after_softmax: bo
 
 
 def _shape_readers(reader: ir.Node, value: ir.Value, graph: object, depth: int = 8) -> list[ShapeReader] | None:
-    """The readers of a mere shape that a reader of a value is or leads to through at most `depth` operators that only
-    move elements, each with what it reads; None where the reader is or leads to something else."""
+    """The readers of a mere shape behind a reader of a value, or the reader itself, with the values that they read. At
+    most `depth` operators that only move elements may lead there. None where one leads to something else."""
     if reader.graph is not graph:
         return None
     if reads_shape(reader):

@@ -124,9 +124,9 @@ class KeySide:
     def row(self, qk: Operands, terms: tuple[Term, ...], viewer: Viewer) -> str | None:
         """The label of the query's dimension that counts its rows; None where the query has none, as a vector.
 
-        Of the dimensions that only the query has, those that a mask runs along are preferred, then those of open size,
-        then the last one. Any choice is right: the others become heads or batches, which masks know less often, and
-        along a batch the keys are repeated.
+        Several dimensions may belong to the query alone. A dimension that a mask runs along is preferred, then a
+        dimension of open size, then the last dimension. Any choice is right: the rest become heads or batches. But a
+        mask knows heads and batches less often, and along a batch the keys are repeated.
         """
         resolve = viewer.space.resolve
         masks = [term for term in terms if isinstance(term, Add | Select)]

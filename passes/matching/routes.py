@@ -1,9 +1,9 @@
 """The routes from a softmax to products with values.
 
-An attention that shares nothing has one, and nothing else reads its scores or probabilities. The probabilities of an
-attention whose gradient is in the model, and those that several attentions share, have other readers. A route then
-names the nodes of the path to one product, and says who answers for the other readers: nothing is fused unless each of
-them is a part of what is fused as well.
+An attention that shares nothing has one route, and nothing else reads its scores or probabilities. There are further
+readers of the probabilities where several attentions share them, and where the gradient of the attention is in the
+model. A route then names the nodes of the path to one product, and says who answers for the other readers: nothing is
+fused unless every reader is fused, too.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ ONLY = Route()
 class _Readers:
     """What reads the probabilities, on the way to their products.
 
-    `parents` has the nodes that were reached, each with those in front of it. `others` says whether one of them is
-    neither a product nor passes the probabilities on.
+    `parents` has the nodes in front of each node that was reached. `others` says whether a node was reached that is no
+    product and does not pass the probabilities on.
     """
 
     viewer: Viewer

@@ -43,14 +43,14 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            (7) between them, keeps the scores: b is cast from its
                                                            condition, or the condition compares b with 0 or 1
 
-A soft cap is c * tanh(scores / c), in any spelling: the operator's scale is the product of all factors (7) on both
-sides of Tanh, and c that of the factors behind it, so that scale / c is the product of those before it. The operator
-caps the scores before anything is added and before keys are masked. A mask before Tanh would give masked keys the score
--c, which takes part in the softmax, so no term may be there.
+A soft cap is c * tanh(scores / c), in any spelling. The operator's scale is the product of all factors (7) on both
+sides of Tanh. c is the product of the factors behind Tanh, so that scale / c is the product of the factors before Tanh.
+The operator caps the scores before anything is added and before keys are masked. A mask before Tanh would give masked
+keys the score -c, which takes part in the softmax, so no term may be there.
 
-bfloat16 has the exponents of float32, so that rounding to it (6) overflows for no score, but it does for the number of
-a mask (-3.4e38), and it rounds -1e4 + score to multiples of 64. Leaving it out is therefore like computing 16-bit
-operands in float32, but only for scores alone. In float16 any score may overflow.
+bfloat16 has the exponents of float32, so that no score overflows when it is rounded to bfloat16 (6). The number of a
+mask (-3.4e38) does overflow, and -1e4 + score is rounded to multiples of 64. So the rounding may be left out for scores
+alone, as 16-bit operands may be computed in float32. In float16 any score may overflow.
 
 The floor of float16 (13) lifts -inf, and sums that fall below it, to -65504. A finite score is not below it, so without
 a mask the floor changes nothing. Behind a mask it shows in rows that are masked everywhere, and beside scores near
@@ -263,7 +263,7 @@ class ZeroSelected(OwnStep):
 
 @dataclass(frozen=True)
 class Spare(OwnStep):
-    """Case 17: everything so far times what is 1 wherever it is kept."""
+    """Case 17: everything so far times a tensor that is 1 wherever the scores are kept."""
 
     sets_shape: ClassVar[bool] = False
 

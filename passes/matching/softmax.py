@@ -107,7 +107,7 @@ FLOORED = OneOf(  # 12
 class LateDivision:
     """A division by `total` that follows the product with the values.
 
-    `summing` are the nodes that compute the total, `dividing` those that divide. `path` leads from the exponentials to
+    The nodes `summing` compute the total, and the nodes `dividing` divide. `path` leads from the exponentials to
     the product, whose node is the last.
     """
 

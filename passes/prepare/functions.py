@@ -8,8 +8,8 @@ for each softmax and call.
 A function that is named like an operator which ONNX Runtime knows by itself, such as com.microsoft's Gelu, is never
 called: the runtime takes its operator. So such a function is dropped, and the nodes are read as that operator.
 
-CastLike is a function that ONNX itself defines. It becomes a Cast, so that no other part of the matcher has to know it,
-and so that a node that only takes the type of the scores does not count as a reader of them.
+CastLike is a function that ONNX itself defines. It becomes a Cast. So the matcher does not have to know CastLike, and a
+node that only takes the type of the scores is not taken for a reader of the scores.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def inline_functions(model: ir.Model) -> list[str]:
 class _Inliner(InlinePass):
     """onnx_ir's inliner, in a time that is linear in the number of functions and calls.
 
-    It looks for a free name by counting from 2, once for each name of each call. So before each call the body gets the
-    names that it would find, for which it then looks only once.
+    onnx_ir's inliner looks for a free name by counting from 2, once for each name of each call. So before each call the
+    body gets free names, and the inliner finds them at once.
     """
 
     def _reset(self, model: ir.Model) -> None:

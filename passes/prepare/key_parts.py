@@ -1,5 +1,5 @@
-"""Keys in parts (PEGASUS-X, BigBird): the scores of several products that are joined, and the products of parts of the
-probabilities that are added, each become one product.
+"""Keys in parts (PEGASUS-X, BigBird): one product takes the place of several. The scores of the parts are joined by
+Concat, and the products of parts of the probabilities with parts of the values are added.
 
     scores = torch.cat([q @ global_k.T, q @ block_k.T], -1) * c
     p = scores.softmax(-1)

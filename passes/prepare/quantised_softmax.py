@@ -1,9 +1,9 @@
 """Attention in operators on integers (matching/integer_steps.py): operators in float32 take their places.
 
-Each operator becomes the one in float32 between a DequantizeLinear of each operand and a QuantizeLinear of its result,
-which is what it stands for, and the form of QuantFormat.QDQ. The roundings of scores and probabilities that this leaves
-are left out by the ordinary matcher (matching/activation_rounding.py), and only if the user vouches for it. So the
-change is made only then. Query, key, value and the result keep their integers.
+Each operator becomes the operator in float32 that it stands for, between a DequantizeLinear of each operand and a
+QuantizeLinear of the result. This is the form of QuantFormat.QDQ. The ordinary matcher leaves out the roundings of
+scores and probabilities (matching/activation_rounding.py) only if the user vouches for that. So the change is made only
+then. Query, key, value and the result keep their integers.
 
 The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
 """
