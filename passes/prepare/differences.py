@@ -80,6 +80,8 @@ from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+KINDS = {"Add": "sum", "Sub": "difference"}
+"""3: what the operators that combine two parts are called."""
 UNSOUND = (
     "a {0} of probabilities is multiplied by the values; the {0} of the products is the same only if no value is "
     "infinite: inf - inf and 0 * inf are NaN"
@@ -221,9 +223,6 @@ def _differences(graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], facts: Fac
         difference = _difference(product, anchors, facts)
         if difference is not None and _is_closed(difference):
             yield difference
-
-
-KINDS = {"Add": "sum", "Sub": "difference"}
 
 
 def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], facts: Facts) -> Difference | None:

@@ -54,6 +54,8 @@ MAX_PIECES = 200
 """The proof is given up after so many steps."""
 Box = tuple[tuple[int, int | None], ...]
 """A range of indices for each dimension; None where it has no end before that of the dimension."""
+Margins = tuple[tuple[int, int], ...]
+"""For each dimension, how many elements there are before a box and after it."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,6 @@ class Overwritten:
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 5."""
         return self.updates
-
-
-Margins = tuple[tuple[int, int], ...]
-"""For each dimension, how many elements there are before a box and after it."""
 
 
 def add_to_whole(
