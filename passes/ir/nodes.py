@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import TypeGuard, TypeVar
 
@@ -44,6 +44,11 @@ def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     return node is not None and node.domain in STANDARD and node.op_type in op_types
 
 
+def nodes_of_type(nodes: Iterable[ir.Node | None], *op_types: str) -> Iterator[ir.Node]:
+    """Those of some nodes that are of the standard domain and of one of these types."""
+    return (node for node in nodes if is_op(node, *op_types))
+
+
 def producer(value: ir.Value | None) -> ir.Node | None:
     """The node that makes the value; None for graph inputs, initializers and absent inputs."""
     return None if value is None else value.producer()
@@ -76,9 +81,10 @@ def first(items: Iterable[T | None]) -> T | None:
     return next((item for item in items if item is not None), None)
 
 
-def sole(items: Sequence[T]) -> T | None:
-    """The item of a sequence that has one; None where it has none or several."""
-    return items[0] if len(items) == 1 else None
+def sole(items: Iterable[T]) -> T | None:
+    """The only item; None where there is none, and where there are several."""
+    ahead = list(islice(items, 2))
+    return ahead[0] if len(ahead) == 1 else None
 
 
 def nodes_after(node: ir.Node) -> Iterator[ir.Node]:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, operands, outputs_of, reads_shape
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, nodes_of_type, operands, outputs_of, reads_shape
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Add, Scale, Select, Term
@@ -118,7 +118,7 @@ def _exponent(anchor: SoftmaxAnchor) -> Scale | None:
     """What powers multiply the scores by. That of 2^(x log2(e)) is 1 but for the rounding of its constant."""
     if abs(anchor.log_base - 1.0) <= ROUNDING:
         return None
-    node = next((node for node in anchor.nodes if is_op(node, "Exp", "Pow")), anchor.node)
+    node = next(nodes_of_type(anchor.nodes, "Exp", "Pow"), anchor.node)
     return Scale(node, anchor.log_base)
 
 

@@ -63,6 +63,7 @@ from fa_compiler.passes.ir.nodes import (
     holds_output,
     int_attr,
     is_op,
+    nodes_of_type,
     operand_at,
     operands,
     output_of,
@@ -118,9 +119,9 @@ class GuardQuery:
 
     def nan_test(self) -> Match | None:
         """The NaN guard that a reader of the probabilities, or of what a reader casts them to, applies."""
-        casts = [node for node in self.readers if is_op(node, "Cast")]
+        casts = list(nodes_of_type(self.readers, "Cast"))
         readers = [*self.readers, *(reader for node in casts for reader in data_readers(node.outputs[0]))]
-        where = next((node for node in readers if is_op(node, "Where")), None)
+        where = next(nodes_of_type(readers, "Where"), None)
         return match(NAN_TEST, output_of(where), self.viewer.info, {P.name: self.value})
 
     def is_closed(self, nodes: Sequence[ir.Node]) -> bool:
@@ -174,7 +175,7 @@ class NanGuard(Guard):
         guard = asked.nan_test()
         if guard is None or not asked.is_closed(guard.nodes) or not asked.is_zero(guard["other"]):
             return None
-        casts = [node for node in guard.nodes if is_op(node, "Cast")]
+        casts = list(nodes_of_type(guard.nodes, "Cast"))
         types = [asked.viewer.info.dtype(cast.outputs[0]) for cast in casts]
         if not all(kind is not None and kind.is_floating_point() for kind in types):
             return None

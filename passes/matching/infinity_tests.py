@@ -31,7 +31,7 @@ from itertools import chain
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import holds_output, is_op, operand_at, others_of, sole
+from fa_compiler.passes.ir.nodes import holds_output, is_op, nodes_of_type, operand_at, others_of, sole
 from fa_compiler.passes.layout.views import WIDENING, Viewer
 
 
@@ -95,7 +95,7 @@ class InfinityTests:
     def _only_beside_never(self, node: ir.Node) -> bool:
         """Case 3: is every reader of a comparison, through casts, an And that is never true?"""
         readers = _readers(node.outputs[0])
-        casts = [reader for reader in readers if is_op(reader, "Cast")]
+        casts = list(nodes_of_type(readers, "Cast"))
         behind = [reader for cast in casts for reader in _readers(cast.outputs[0])]
         combining = {*readers, *behind} - set(casts)
         return bool(combining) and all(is_op(node, "And") and node.outputs[0] in self.never for node in combining)

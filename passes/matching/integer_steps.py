@@ -36,6 +36,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     int_attr,
     is_op,
+    nodes_of_type,
     operand_at,
     outputs_of,
     producer,
@@ -127,7 +128,7 @@ def _scores_before(node: ir.Node, step: Step | None) -> list[ir.Value]:
     """Cases 3 to 5: the integers that may be the scores from which a node makes scores; `step` is what it computes."""
     if is_op(node, "QuantizeLinear"):  # 5
         makers = map(producer, reached(inputs_of(node)[:1], _operands_between, LONGEST))
-        return [operand_at(maker, 0) for maker in makers if is_op(maker, "DequantizeLinear")]
+        return [operand_at(maker, 0) for maker in nodes_of_type(makers, "DequantizeLinear")]
     if is_op(node, *LAYOUT_OPS):  # 4
         return inputs_of(node)[:1]
     if step is None or step.op_type == "Softmax":
@@ -158,7 +159,7 @@ def _rounded_after(start: ir.Node, info: ShapeInfo) -> Integers | None:
     """Case 7: the integers that the results of a DequantizeLinear are rounded to, where only one node does so."""
     behind = reached(start.outputs, _results_between, LONGEST)
     readers = dict.fromkeys(reader for value in behind for reader in data_readers(value))
-    end = sole([reader for reader in readers if is_op(reader, "QuantizeLinear")])
+    end = sole(nodes_of_type(readers, "QuantizeLinear"))
     return None if end is None else _integers(end.outputs[0], end, 1, info)
 
 
@@ -168,7 +169,7 @@ def _operands_between(value: ir.Value) -> list[ir.Value]:
 
 
 def _results_between(value: ir.Value) -> list[ir.Value]:
-    return outputs_of(node for node in data_readers(value) if is_op(node, *BETWEEN))
+    return outputs_of(nodes_of_type(data_readers(value), *BETWEEN))
 
 
 def _layout_step(node: ir.Node, form: Integers) -> Step:

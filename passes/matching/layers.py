@@ -28,6 +28,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     is_op,
     is_weight,
+    nodes_of_type,
     operands,
     outputs_of,
     reached,
@@ -122,7 +123,7 @@ def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewe
     """Is the product multiplied by queries, or the value a product of keys and values?"""
 
     def following(scaled: ir.Value) -> list[ir.Value]:
-        return outputs_of(node for node in distinct_consumers(scaled) if is_op(node, *SCALING))
+        return outputs_of(nodes_of_type(distinct_consumers(scaled), *SCALING))
 
     values = reached([product.output], following, LIMIT)
     readers = (product_at(node, viewer.info) for node in readers_of(values))

@@ -41,6 +41,7 @@ from fa_compiler.passes.ir.nodes import (
     distinct_consumers,
     inputs_of,
     is_op,
+    nodes_of_type,
     operand_at,
     operands,
     outputs_of,
@@ -187,7 +188,7 @@ class _Search:
         """Does a product of two tensors read it, or a sum of its products with another one?"""
 
         def moved(value: ir.Value) -> list[ir.Value]:
-            return outputs_of(node for node in distinct_consumers(value) if is_op(node, *LAYOUT_OPS, "Cast"))
+            return outputs_of(nodes_of_type(distinct_consumers(value), *LAYOUT_OPS, "Cast"))
 
         return any(map(self._multiplies, readers_of(reached([state], moved, LIMIT))))
 

@@ -47,6 +47,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     int_attr,
     is_op,
+    nodes_of_type,
     operand_at,
     operands,
     outputs_of,
@@ -223,7 +224,7 @@ def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
 
 
 def _kept_values(nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    return outputs_of(node for node in nodes if is_op(node, *KEEPING))
+    return outputs_of(nodes_of_type(nodes, *KEEPING))
 
 
 def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:

@@ -54,6 +54,7 @@ from fa_compiler.passes.ir.nodes import (
     input_of,
     int_attr,
     is_op,
+    nodes_of_type,
     only_reader,
     operands,
     others_of,
@@ -325,14 +326,14 @@ def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -
 
 def _are_divided_by_sums(consumers: list[ir.Node]) -> bool:
     """Do the readers of probabilities sum them up, and divide?"""
-    sums = [node for node in consumers if is_op(node, "ReduceSum")]
+    sums = list(nodes_of_type(consumers, "ReduceSum"))
     following = readers_of(outputs_of(sums))
     return bool(sums) and any(is_op(node, "Div") for node in (*consumers, *following))
 
 
 def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
     """A Where that reads the probabilities and chooses by IsNaN of them, which is not the guard of the grammar."""
-    test = next((node for node in consumers if is_op(node, "IsNaN")), None)
+    test = next(nodes_of_type(consumers, "IsNaN"), None)
     if test is None:
         return None
     chooser = only_reader(test.outputs[0])

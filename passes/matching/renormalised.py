@@ -28,6 +28,7 @@ from fa_compiler.passes.ir.nodes import (
     distinct_consumers,
     int_attr,
     is_op,
+    nodes_of_type,
     operand_at,
     operands,
     others_of,
@@ -102,4 +103,4 @@ def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, 
 
 
 def _sole_reader(value: ir.Value, op_type: str) -> ir.Node | None:
-    return sole([node for node in distinct_consumers(value) if is_op(node, op_type)])
+    return sole(nodes_of_type(distinct_consumers(value), op_type))

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import is_op, operand_at, places_of
+from fa_compiler.passes.ir.nodes import is_op, nodes_of_type, operand_at, places_of
 from fa_compiler.passes.layout.views import WIDENING
 from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
@@ -107,7 +107,7 @@ def reduction_of(value: ir.Value, reductions: Sequence[str], source: ir.Value, i
     else:
         nodes = (last,) if last is not None and operand_at(last, 0) is source else ()
     shape = info.shape(source)
-    reduction = next((node for node in nodes if is_op(node, *reductions)), None)
+    reduction = next(nodes_of_type(nodes, *reductions), None)
     if reduction is None or shape is None:
         return None
     axes = tuple(sorted(set(places_of(reduction, len(shape)) or ())))

@@ -118,7 +118,7 @@ def _padded(node: ir.Node, rank: int) -> int | None:
         return None
     if text_attr(node, "mode", "constant") != "constant":
         return None
-    place = sole([place for place, pad in enumerate(pads) if pad != 0])
+    place = sole(place for place, pad in enumerate(pads) if pad != 0)
     return place if place is not None and pads[place] == 1 else None
 
 

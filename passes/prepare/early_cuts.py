@@ -44,6 +44,7 @@ from fa_compiler.passes.ir.nodes import (
     int_attr,
     is_op,
     is_weight,
+    nodes_of_type,
     only_reader,
     operand_at,
     permutation,
@@ -143,7 +144,7 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
     if not is_op(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
     shape, cuts = info.shape(node.outputs[0]), _all_cuts(node.outputs[0], info)
-    axis = sole(list({cut.axis for cut in cuts}))
+    axis = sole({cut.axis for cut in cuts})
     if shape is None or axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
         return None
     perm = permutation(node, len(shape))
@@ -176,7 +177,7 @@ def _is_multiplied(value: ir.Value, info: ShapeInfo) -> bool:
     """Does a value lead to a product of two tensors that are no weights?"""
 
     def following(moved: ir.Value) -> list[ir.Value]:
-        return [reader.outputs[0] for reader in distinct_consumers(moved) if is_op(reader, *BETWEEN)]
+        return [reader.outputs[0] for reader in nodes_of_type(distinct_consumers(moved), *BETWEEN)]
 
     values = reached([value], following, LIMIT)
     products = (product for reader in readers_of(values) if (product := any_contraction(reader, info)) is not None)

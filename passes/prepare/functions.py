@@ -23,7 +23,7 @@ from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import all_nodes, is_op, operand_at
+from fa_compiler.passes.ir.nodes import all_nodes, is_op, nodes_of_type, operand_at
 from fa_compiler.passes.ir.surgery import sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -111,7 +111,7 @@ class _Inliner(InlinePass):
 def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
     """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may hold attention."""
     nodes = [node for graph in graphs for node in graph]
-    casts = [node for node in nodes if is_op(node, "CastLike")]
+    casts = list(nodes_of_type(nodes, "CastLike"))
     if not casts or not may_hold_attention(nodes):
         return
     for node in casts:

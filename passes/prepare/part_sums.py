@@ -37,7 +37,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import first, is_op, only_reader, operand_at, operands, sole
+from fa_compiler.passes.ir.nodes import first, is_op, nodes_of_type, only_reader, operand_at, operands, sole
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -94,7 +94,7 @@ def add_to_whole(
     """Add to all scores what is added to a part of them, where the attention then matches. The graph stays as it is
     where there are none."""
     result, info = Substitutions(), matcher.facts.info
-    for node in reversed([node for node in graph if is_op(node, "ScatterND")]):  # the last assignment first
+    for node in reversed(list(nodes_of_type(graph, "ScatterND"))):  # the last assignment first
         if node.graph is not graph or (part := _overwritten(node, info) or _part_sum(node, info)) is None:
             continue
         anchor = next((anchor for anchor in softmaxes if depends(anchor.scores, node)), None)
@@ -153,7 +153,7 @@ def _sum_of_scores(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSu
         return None
     walk = _Elements(Positions(info, shape), scores)
     pieces = walk.read(whole, walk.own, walk.everything) or []
-    piece = sole([piece for piece in pieces if piece.addend is not None])
+    piece = sole(piece for piece in pieces if piece.addend is not None)
     if piece is None or piece.addend is None or any(piece.place != walk.own for piece in pieces):
         return None
     margins = _margins(piece.box, shape)

@@ -18,7 +18,7 @@ from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.emit.build import AttrValue, Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, nodes_of_type
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.integer_steps import Integers, Step, integer_steps, is_contrib
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -43,7 +43,7 @@ def take_apart(
             continue
         with Trial(builder) as trial:
             name, made = label(node), _emitted(steps, builder)
-            (softmax,) = (candidate for candidate in builder.nodes if is_op(candidate, "Softmax"))
+            (softmax,) = nodes_of_type(builder.nodes, "Softmax")
             replaced = ((step.result.value, made[step.result.value]) for step in steps)
             trial.replace(*replaced, nodes=[step.node for step in steps])
             if is_match_at(softmax, matcher) and (change := trial.keep()) is not None:
