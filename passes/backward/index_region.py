@@ -1,5 +1,9 @@
 """The values between attention's probabilities and the gradients of an indexer's loss, each as the polynomial it is.
 
+    target = p.mean(1).detach()
+    log_predicted = index_scores.log_softmax(-1)
+    loss = torch.nn.functional.kl_div(log_predicted, target, reduction="sum")
+
     target             the mean of attention's probabilities over its heads: a distribution over the keys, which is
                        constant to the indexer
     predicted          the indexer's own distribution, the softmax of its scores

@@ -1,13 +1,16 @@
 """The record of a gradient that belongs to a matched attention: nothing in the graph has been changed.
 
+    dq, dk, dv = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ dy
+
     gradient of query := c * product(dS, key)        summed over the keys
     gradient of key   := c * product(dS, query)      summed over the query rows, and heads of a group
     gradient of value := c * product(P, dO)          summed over the query rows, and heads of a group
 
-with dS = P * (dO V^T - D), D its row sums, in any spelling (region.py), times 1 - tanh^2 where the scores are capped;
-of scores that are the sum of two products, of the second's query and key likewise. What the graph computes need not be
-*the* gradient: any factor c is kept, and any of them may be missing. Every value of the region has to be read inside of
-it only, forward and backward part taken together; nodes whose result nobody needs do not count.
+dS is P * (dO V^T - D) in any spelling (region.py), and D the row sums of P * dO V^T. Where the scores are capped, dS
+has the factor 1 - tanh^2. Where the scores are the sum of two products, the second query and key have gradients, too.
+The graph need not compute *the* gradient: any factor c is kept, and a gradient may be missing. Every value of the
+region has to be read inside of the region only, forward and backward part taken together; nodes whose result nobody
+needs do not count.
 """
 
 from __future__ import annotations

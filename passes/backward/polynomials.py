@@ -1,12 +1,15 @@
 """Values of a graph as polynomials in the few quantities that a gradient is made of.
 
-Every exporter writes a gradient in its own way: P*G - P*D, P*(G - D), G/L - D/L times the exponentials. As polynomials
-they are all equal, whatever the order of sums, products and factors. That is algebra over the real numbers; only
-rounding differs.
+    ds = p * dp - p * d
+    ds = p * (dp - d)
+    ds = e * (dp / total - d / total)
 
-Which quantities there are, and what operators besides arithmetic make of them, is said by two grammars: region.py for
-the gradient of attention, index_region.py for that of an indexer's loss. They share what is here. The code cites the
-numbers of the cases; c is a number:
+Every exporter writes a gradient in its own way. As polynomials these spellings are equal, whatever the order of sums,
+products and factors. That is algebra over the real numbers; only rounding differs.
+
+Two grammars say which quantities there are, and what operators besides arithmetic make of them: region.py for the
+gradient of attention, and index_region.py for the gradient of an indexer's loss. Both use this grammar of arithmetic.
+The code cites the numbers of the cases; c is a number:
 
     tensor :=
       1     what a grammar has put in, or reads by itself

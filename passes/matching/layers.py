@@ -1,8 +1,10 @@
 """A softmax of what layers make, told apart from attention.
 
+    experts = torch.nn.Linear(d, n)(x).softmax(-1)
+
 A router, a pooling layer, a classifier, the bins of a distribution and linear attention have no scores of rows and
-keys: what their softmax takes comes from a product with weights, or it is made of weights alone. All of them are
-declined by one rule, with the code of a softmax that is no attention:
+keys. Their softmax takes the product of a tensor with weights, or weights alone. One rule declines all of them, with
+the code of a softmax that is no attention:
 
     made :=                                                what the softmax takes, where it is no product of query and
                                                            key that is followed to its end, or not over the keys' axis

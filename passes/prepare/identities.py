@@ -1,5 +1,8 @@
 """Operators that hand on what they are given: their readers read what is behind them.
 
+    y = torch.cat(torch.split(x, sizes, 1), 1)
+    y = torch.nn.functional.interpolate(x, scale_factor=1)
+
 Grammar of what a value is read from instead; the code cites the numbers of the cases:
 
     value :=
