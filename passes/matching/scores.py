@@ -82,7 +82,6 @@ from fa_compiler.passes.ir.nodes import (
     constant,
     equal_numbers,
     equal_values,
-    first,
     input_of,
     inputs_of,
     is_op,
@@ -384,10 +383,10 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if (product := _integer_product(node, viewer)) is not None:
         reason = f"the scores are a product of integers, by {product.op_type}"
         raise Decline(Code.DTYPE, reason, product, QUANTISED_ADVICE)
-    peeled = first(case(node, viewer) for case in CASES)
-    if peeled is None:
-        raise _no_step(node, viewer)
-    return peeled
+    for case in CASES:  # a loop, for a generator would deepen the stack of operators with two candidates
+        if (peeled := case(node, viewer)) is not None:
+            return peeled
+    raise _no_step(node, viewer)
 
 
 def _integer_product(node: ir.Node, viewer: Viewer) -> ir.Node | None:

@@ -263,10 +263,9 @@ class _Elements:
         if any(high is not None and high <= low for low, high in inner):
             return self.read(whole, index, box)
         shifted = tuple(place + -start for place, start in zip(index, starts, strict=False))
-        parts = [
-            self.read(updates, (*shifted, *index[len(starts) :]), inner),
-            *(self.read(whole, index, rest) for rest in _outside(box, inner)),
-        ]
+        parts = [self.read(updates, (*shifted, *index[len(starts) :]), inner)]
+        for rest in _outside(box, inner):
+            parts.append(self.read(whole, index, rest))
         if None in parts:
             return None
         return [piece for part in parts for piece in part or ()]
