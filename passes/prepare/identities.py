@@ -280,13 +280,11 @@ class _Bypass:
     def _given_parts(self, whole: ir.Value, axis: int, given: ir.Value) -> _Parts | None:
         """Case 10: the parts of given sizes, one for all parts or one for each."""
         shape, numbers = self.info.shape(given), constant(given, limit=MOST_PARTS)
-        if shape is None or (not shape and numbers is None):
-            return None
-        if numbers is not None and not shape:
+        if numbers is not None and numbers.ndim == 0:
             return _Parts.of_sizes(whole, axis, self._equal_parts(whole, axis, int(numbers.item())))
         if numbers is not None and numbers.size:
             return _Parts.of_sizes(whole, axis, tuple(map(int, numbers)))
-        count = shape[0].const
+        count = shape[0].const if shape else None
         if not count or count > MOST_PARTS or self.builder.opset < _COMPUTED_SIZES:
             return None
         return _Parts(whole, axis, count, given, False)
