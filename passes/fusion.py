@@ -153,7 +153,9 @@ class _Run:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
         listed, substitutions = self._change_before_matching(graph)
-        found = _Found({anchor.node: anchor for anchor in listed}, dict(self._left(graph, listed)), substitutions)
+        found = _Found(
+            {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions
+        )
         reported = [node for node in graph if self._is_reported(node, found)]
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
             return blocks
@@ -215,11 +217,11 @@ class _Run:
             return listed, all_made
         new_builder = partial(Builder, graph, self.names, self.facts.info)
         for step in (take_apart, move_products, add_to_whole, join_keys, join_values):
-            found = step(graph, listed, self.matcher, new_builder)
-            all_made.update(found)
-            if found.made:
+            substitutions = step(graph, listed, self.matcher, new_builder)
+            all_made.update(substitutions)
+            if substitutions.made:
                 restore_order(graph)
-            if found.made and step is take_apart:  # it makes softmaxes, which the others may find
+            if substitutions.made and step is take_apart:  # it makes softmaxes, which the others may find
                 listed = list(anchors(graph, self.facts.info))
         return (list(anchors(graph, self.facts.info)) if all_made.made else listed), all_made
 
@@ -240,23 +242,23 @@ class _Run:
         first of two layers when the second adds them to its own (RealFormer). Returns the blocks of those that are
         fused."""
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
-        found = {anchor.node: anchor for anchor in anchors(graph, self.facts.info)}
+        by_node = {anchor.node: anchor for anchor in anchors(graph, self.facts.info)}
         tried = {
-            node: self._fuse_anchor(found[node], rewriter, has_top_k, Substitutions())
+            node: self._fuse_anchor(by_node[node], rewriter, has_top_k, Substitutions())
             for node in softmaxes
-            if node in found
+            if node in by_node
         }
         rewriter.finish()
         self.made.extend(rewriter.made)
         return {node: blocks for node, blocks in tried.items() if blocks[0].status == "fused"}
 
-    def _left(self, graph: ir.Graph, listed: Sequence[SoftmaxAnchor]) -> Iterator[tuple[ir.Node, Decline]]:
+    def _other_declines(self, graph: ir.Graph, listed: Sequence[SoftmaxAnchor]) -> Iterator[tuple[ir.Node, Decline]]:
         """What is named and left as it is: softmaxes that are no anchors, and attention without a softmax."""
         softmaxes = other_softmaxes(graph, listed, self.facts)
-        yield from ((each.node, each.decline(self.facts)) for each in softmaxes)
-        probabilities = {*(anchor.output for anchor in listed), *(each.node.outputs[0] for each in softmaxes)}
+        yield from ((block.node, block.decline(self.facts)) for block in softmaxes)
+        probabilities = {*(anchor.output for anchor in listed), *(block.node.outputs[0] for block in softmaxes)}
         linear = linear_attentions(graph, probabilities, self.facts)
-        yield from ((each.node, each.decline()) for each in linear)
+        yield from ((block.node, block.decline()) for block in linear)
 
     def _fuse_anchor(
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, substitutions: Substitutions
@@ -270,23 +272,23 @@ class _Run:
             return pair
         if isinstance(block, Decline):
             reason = budget.ended or substitutions.give_up(anchor, block)
-            return [self._declined_block(each, reason) for each in names]
+            return [self._declined_block(softmax, reason) for softmax in names]
         assumed = tuple(sorted({*block.assumed, *substitutions.assumed(anchor)}))
-        return [replace(block, anchor=each, assumed=assumed) for each in names]
+        return [replace(block, anchor=softmax, assumed=assumed) for softmax in names]
 
     def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool) -> dict[ir.Node, Block]:
         """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
         blocks: dict[ir.Node, Block] = {}
-        for each in group:
-            name = label(each.anchor.node) or ""
-            build = partial(self._fuse_one, name, each.anchor, rewriter, has_top_k, each.route)
-            made = limited_attempt(each.anchor.node, partial(rewriter.attempt, build))
+        for sharer in group:
+            name = label(sharer.anchor.node) or ""
+            build = partial(self._fuse_one, name, sharer.anchor, rewriter, has_top_k, sharer.route)
+            made = limited_attempt(sharer.anchor.node, partial(rewriter.attempt, build))
             block = self._declined_block(name, made) if isinstance(made, Decline) else made
-            first = blocks.setdefault(each.anchor.node, block)
+            first = blocks.setdefault(sharer.anchor.node, block)
             if first is not block and block.status == "fused":
                 self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
             elif first is not block:
-                blocks[each.anchor.node] = block
+                blocks[sharer.anchor.node] = block
         return blocks
 
     def _fuse_one(
@@ -322,10 +324,10 @@ class _Run:
         `missed` where the user could vouch for it."""
         if self.facts.options.is_standard:
             return None
-        found = fuse_gathered_keys(match, rewriter, missed) or fuse_masked_selection(match, rewriter)
-        if found is None:
+        attended = fuse_gathered_keys(match, rewriter, missed) or fuse_masked_selection(match, rewriter)
+        if attended is None:
             return None
-        return self._ranked(self._fused_block(name, match, found.fused), found.indexer)
+        return self._ranked(self._fused_block(name, match, attended.fused), attended.indexer)
 
     def _ranked(self, block: Block, indexer: ir.Node | None) -> Block:
         """The block of an attention. If an indexer ranks the keys, the assumption on ranks is added to the block and a

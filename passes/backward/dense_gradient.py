@@ -1,8 +1,8 @@
 """From a matched gradient to a FlashAttentionScoreGrad node beside its FlashAttentionScore.
 
-The gradient takes the forward node's very inputs and attributes, so that it recomputes the same probabilities, and its
-statistics and result. Its own results are in the layout of query, key and value; each goes to the place after the
-original product that costs least, multiplied by the factor that is between the two.
+The gradient takes the inputs and attributes of the forward node, so that it computes the same probabilities again, and
+the statistics and the result of this node. The gradients are in the layout of query, key and value. A gradient goes to
+the cheapest place after the original product, multiplied by the factor between this place and the product.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class Backward(GradientCompanion):
         """Add the gradient of a forward node; what is returned puts its results in place."""
         source = cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info)
         assert source is not None
-        gradient = self._node(node, match, inputs, self._output_gradient(source, match, emitter))
-        self._declare_shapes(gradient, match, plan.name, inputs.get("real_shift"))
-        self.rewriter.check(gradient, match)
-        spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, gradient.outputs, strict=True)}
+        made = self._node(node, match, inputs, self._output_gradient(source, match, emitter))
+        self._declare_shapes(made, match, plan.name, inputs.get("real_shift"))
+        self.rewriter.check(made, match)
+        spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, made.outputs, strict=True)}
         pairs: list[tuple[GradientTarget, ir.Value]] = []
-        for each in self.record.gradients:
-            destination = destination_of(each, match, plan.name)
+        for gradient in self.record.gradients:
+            destination = destination_of(gradient, match, plan.name)
             assert destination is not None
-            dims, value = gradient_dims(each.role, match, plan.name), spec_outputs[OUTPUTS[each.role]]
+            dims, value = gradient_dims(gradient.role, match, plan.name), spec_outputs[OUTPUTS[gradient.role]]
             pairs.append(
                 (destination.target, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, emitter))
             )
-        self.nodes.append(gradient)
+        self.nodes.append(made)
 
         def put() -> None:
             replace_destinations(pairs, self.rewriter)
@@ -113,7 +113,7 @@ class Backward(GradientCompanion):
             "attention_in": forward.outputs[3],
         }
         node = registry_node(spec, given, self._attrs(forward), self.rewriter.builder)
-        wanted = {OUTPUTS[each.role] for each in self.record.gradients}
+        wanted = {OUTPUTS[gradient.role] for gradient in self.record.gradients}
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
             # The CPU kernel leaves out what nobody asks for.
             named = declared.name in wanted or self.rewriter.options.target == "ascend"

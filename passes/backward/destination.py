@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -71,7 +72,7 @@ class GradientCompanion:
 
 
 def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement:
-    """The axes of a gradient: those of what it is the gradient of."""
+    """The axes of a gradient: the axes of its query, key or value."""
     roles = match.roles
     rope = () if match.rope is None else match.rope.head_dim
     depth = {"value": roles.value_head_dim, "query_rope": rope, "key_rope": rope}.get(role, roles.head_dim)
@@ -138,7 +139,7 @@ def _sum_first(value: ir.Value, dtype: ir.DataType, builder: Builder) -> ir.Valu
 
 
 def _axes(dims: Arrangement) -> set[object]:
-    return {axis for dim in dims for axis in dim}
+    return set(chain.from_iterable(dims))
 
 
 def _is_one(factor: float) -> bool:

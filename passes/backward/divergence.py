@@ -21,12 +21,14 @@ attention attends is looked at when its list is known (index_loss.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import LOSS_FLOOR
 from fa_compiler.passes.answer.report import Code
@@ -35,8 +37,19 @@ from fa_compiler.passes.backward.index_region import ROW_LOSS, IndexRegion, Symb
 from fa_compiler.passes.backward.quantities import LARGEST_FACTOR
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
-from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, nodes_after, producer, reached
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    int_attr,
+    is_op,
+    nodes_after,
+    operand_at,
+    operand_orders,
+    operands,
+    producer,
+    reached,
+)
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
+from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask, plain_scores
 
@@ -58,25 +71,26 @@ class Divergence:
 def match_divergence(readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region) -> Divergence | None:
     """The loss that these readers of a region belong to; None where they are nothing like it. Raises Decline."""
     options = region.viewer.facts.options
-    starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean") and node is not None]
+    starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean")]
     if len(starts) != len(readers):
         return None
     log = _logarithm(starts)
     if log is None:
         return None
-    found = _masked_scores(log, region)
-    if found is None:
+    masked = _masked_scores(log, region)
+    if masked is None:
         reason = f"{label(log)} takes no index scores under masks of finite numbers"
         raise Decline(Code.TRAINING, reason, log)
-    scores, masks = found
+    scores, masks = masked
     inner = IndexRegion(region, scores, masks, log.outputs[0])
     results = _Results(inner).found(starts)
     _check_axes(scores, region, log)
-    floor = "loss" in results and options.target == "ascend"
-    if floor and LOSS_FLOOR not in options.assume:
+    if "loss" not in results or options.target != "ascend":
+        return Divergence(scores, masks, results, log, ())
+    if LOSS_FLOOR not in options.assume:
         reason = "the operator's loss takes a probability below 1e-8 for 1e-8"
         raise Decline(Code.TRAINING, reason, log, f"--assume {LOSS_FLOOR} if that is all right")
-    return Divergence(scores, masks, results, log, (LOSS_FLOOR,) if floor else ())
+    return Divergence(scores, masks, results, log, (LOSS_FLOOR,))
 
 
 def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
@@ -99,7 +113,7 @@ def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
     for node in reached(starts, nodes_after, limit):
         for value in node.inputs:
             maker = producer(value)
-            if is_op(maker, "Exp") and maker is not None:
+            if is_op(maker, "Exp"):
                 maker = producer(maker.inputs[0])
             if is_op(maker, "LogSoftmax"):
                 return maker
@@ -108,41 +122,51 @@ def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
 
 def _masked_scores(log: ir.Node, region: Region) -> tuple[IndexScores, tuple[Mask, ...]] | None:
     """The scores under a LogSoftmax over the keys, and what they are masked by."""
-    value = log.inputs[0]
-    masks: list[Mask] = []
-    shape = None if value is None else region.viewer.info.shape(value)
+    value, masks = operand_at(log, 0), list[Mask]()
+    shape = region.viewer.info.shape(value)
     if shape is None or int_attr(log, "axis", -1) not in (-1, len(shape) - 1):
         return None
-    while value is not None and len(masks) <= MAX_MASKS:
+    while len(masks) <= MAX_MASKS:
         scores = plain_scores(value, region.viewer)
         if scores is not None:
             return scores, tuple(masks)
-        found = _mask(value, region)
-        if found is None or region.viewer.info.shape(found[0]) != shape:
+        masked = _mask(value, region)
+        if masked is None or region.viewer.info.shape(masked[0]) != shape:
             return None
-        value, mask = found
+        value, mask = masked
         masks.append(mask)
     return None
 
 
 def _mask(value: ir.Value, region: Region) -> tuple[ir.Value, Mask] | None:
     """What a value is before a mask, and the mask."""
-    node = value.producer()
-    if node is None or any(each is None for each in node.inputs):
-        return None
-    inputs = [each for each in node.inputs if each is not None]
+    node, facts = value.producer(), region.viewer.facts
     if is_op(node, "Where"):
-        condition, chosen, other = inputs
+        condition, chosen, other = operands(node)
         for inner, fill, when in ((other, chosen, True), (chosen, other, False)):
-            number = region.viewer.uniform_value(fill, inner)
-            if number is not None and -float("inf") < number <= DOMINATING:
+            if _excludes(region.viewer.uniform_value(fill, inner)):
                 return inner, Mask(condition, when)
-    if is_op(node, "Add"):
-        for inner, mask in (inputs, inputs[::-1]):
-            numbers = region.viewer.facts.sets.of(mask)
-            if numbers is not None and all(number == 0 or -float("inf") < number <= DOMINATING for number in numbers):
-                return inner, Mask(mask, True)
+    for inner, mask in operand_orders(node, "Add"):
+        numbers = facts.sets.of(mask)
+        if numbers is not None and all(number == 0 or _excludes(number) for number in numbers):
+            return inner, Mask(mask, True)
     return None
+
+
+def _excludes(number: float | None) -> bool:
+    """Does a key with such a number, put in or added, have no probability? The number is finite."""
+    return number is not None and -math.inf < number <= DOMINATING
+
+
+@dataclass(frozen=True)
+class _ErrorProduct:
+    """A product whose operand at `side` is `factor` times (predicted - target) * weight * positive, of this
+    arrangement."""
+
+    product: Contraction
+    side: int
+    dims: Arrangement
+    factor: float
 
 
 @dataclass
@@ -156,7 +180,7 @@ class _Results:
         pending, seen = list(starts), set(starts)
         while pending:
             node = pending.pop(0)
-            result = self._result(node)
+            result = self._loss_or_gradient(node)
             if result is not None:
                 name, one = result
                 if name in results:
@@ -182,7 +206,7 @@ class _Results:
             Code.TRAINING, f"attention's probabilities reach {label(node)}, which is no loss of an indexer: {why}", node
         )
 
-    def _result(self, node: ir.Node) -> tuple[str, GradientTarget] | None:
+    def _loss_or_gradient(self, node: ir.Node) -> tuple[str, GradientTarget] | None:
         inner, value = self.inner, node.outputs[0]
         product = any_contraction(node, inner.viewer.info)
         if product is not None:
@@ -192,8 +216,7 @@ class _Results:
         part, source = inner.reader.tensor(value), inner.reader.tensor(node.inputs[0])
         if part is not None and not any(part.dims) and (factor := part.quantity.coefficient(ROW_LOSS)) is not None:
             return "loss", GradientTarget(value, part.dims, factor)
-        factor = None if source is None else error_times(source, Symbol.RECTIFIED)
-        if source is None or factor is None:
+        if source is None or (factor := error_times(source, Symbol.RECTIFIED)) is None:
             return None
         return self._weights(node, source.dims, factor)
 
@@ -213,33 +236,40 @@ class _Results:
         inner, scores = self.inner, self.inner.scores
         if scores.factor == 0.0:
             return None
-        space, region = inner.viewer.space, inner.region
-        rows, heads, keys = (space.resolve(axes) for axes in scores.axes[1:4])
+        query, key, _ = scores.views
+        rows, heads, keys = (inner.viewer.space.resolve(axes) for axes in scores.axes[1:4])
         for side in (0, 1):
             part = inner.reader.tensor(product.operands[side])
-            factor = None if part is None else error_times(part, Symbol.WEIGHT, Symbol.POSITIVE)
-            if part is None or factor is None or len(part.dims) != len(product.labels[side]):
+            if part is None or len(part.dims) != len(product.labels[side]):
                 continue
-            by_label = dict(zip(product.labels[side], part.dims, strict=True))
-            summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
-            for name, other, place, over in (
-                ("d_query_index", scores.views[1], 0, keys),
-                ("d_key_index", scores.views[0], 1, (*rows, *heads)),
-            ):
-                known = inner.tracer.trace(product.operands[1 - side], seeds(other.equivalent_values))
-                if known is None or len(summed) != len(over) or set(summed) != set(over):
-                    continue
-                if not region.walk(product, 1 - side, known.dims, part.dims):
-                    continue
-                dims = region.arranged(product, side, part.dims, known.dims)
-                if not self._covers(dims, scores.wanted[place]):
-                    continue
-                total = product.factor * factor * known.factor / scores.factor
-                return name, GradientTarget(product.output, dims, total)
+            factor = error_times(part, Symbol.WEIGHT, Symbol.POSITIVE)
+            if factor is None:
+                continue
+            error = _ErrorProduct(product, side, part.dims, factor)
+            if (target := self._gradient(error, key, keys, scores.wanted[0])) is not None:
+                return "d_query_index", target
+            if (target := self._gradient(error, query, (*rows, *heads), scores.wanted[1])) is not None:
+                return "d_key_index", target
         return None
+
+    def _gradient(self, error: _ErrorProduct, other: View, over: Axes, wanted: Arrangement) -> GradientTarget | None:
+        """The gradient of these wanted axes, which an error times `other`, summed over these axes, is; else None."""
+        inner, product, side = self.inner, error.product, error.side
+        known = inner.tracer.trace(product.operands[1 - side], seeds(other.equivalent_values))
+        by_label = dict(zip(product.labels[side], error.dims, strict=True))
+        summed = inner.viewer.space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
+        if known is None or len(summed) != len(over) or set(summed) != set(over):
+            return None
+        if not inner.region.walk(product, 1 - side, known.dims, error.dims):
+            return None
+        dims = inner.region.arranged(product, side, error.dims, known.dims)
+        if not self._covers(dims, wanted):
+            return None
+        total = product.factor * error.factor * known.factor / inner.scores.factor
+        return GradientTarget(product.output, dims, total)
 
     def _covers(self, dims: Arrangement, wanted: Arrangement) -> bool:
         """Are these all of the wanted axes and no others, each once?"""
         space = self.inner.viewer.space
-        own = [axis for dim in space.resolve_all(dims) for axis in dim]
-        return len(own) == len(set(own)) and set(own) == {axis for dim in wanted for axis in dim}
+        own = list(chain.from_iterable(space.resolve_all(dims)))
+        return len(own) == len(set(own)) and set(own) == set(chain.from_iterable(wanted))

@@ -17,18 +17,18 @@ The cases:
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.backward.match import Pair, PairDecline
+from fa_compiler.passes.backward.match import Gradient, Pair, PairDecline
 from fa_compiler.passes.backward.quantities import ZEROS, MaskedRows
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.score_ops import Select
+from fa_compiler.passes.masks.score_ops import BiasOperand, Select
 from fa_compiler.passes.matching.match import AttentionMatch
 
 
@@ -40,37 +40,86 @@ def keep_empty_rows(pair: Pair, options: Options) -> Pair:
     return replace(pair, forward=match, backward=backward)
 
 
+@dataclass(frozen=True)
+class _GradientRows:
+    """What the graph's gradients are in rows that are masked everywhere: those of query and key, made from dS, and
+    those of the values, made from P. `uses_raw` says whether one reads the probabilities before their guard."""
+
+    scores: frozenset[MaskedRows]
+    values: frozenset[MaskedRows]
+    uses_raw: bool
+
+    @staticmethod
+    def of(pair: Pair) -> _GradientRows:
+        """The rows of the gradients of a pair."""
+        gradients = pair.backward.gradients
+        return _GradientRows(
+            frozenset(gradient.rows for gradient in gradients if gradient.role != "value"),
+            frozenset(gradient.rows for gradient in gradients if gradient.role == "value"),
+            any(gradient.source.raw for gradient in gradients),
+        )
+
+    @property
+    def states(self) -> frozenset[MaskedRows]:
+        """What the rows are in any of the gradients."""
+        return self.scores | self.values
+
+    def beside_nan(self) -> _GradientRows:
+        """The same rows where the forward part has NaN: zeros times NaN are NaN, like any other multiple of NaN."""
+        if MaskedRows.SCALED not in self.scores:
+            return self
+        return replace(self, scores=self.scores - {MaskedRows.SCALED} | {MaskedRows.SAME})
+
+    def are_zeros_beside(self, empty_rows: str) -> bool:
+        """Is dS zeros in rows that the forward part makes a mean or NaN, and P what it is there?"""
+        zeros = {"mean": ZEROS, "nan": {MaskedRows.ZERO}}.get(empty_rows)
+        return zeros is not None and self.scores <= zeros and self.values <= {MaskedRows.SAME}
+
+    def differ_beside_bias(self, pair: Pair) -> bool:
+        """Do rows of the mask's number plus a bias differ from what the operator gives: computed like any other, or
+        zeros times P, which may be NaN?"""
+        derivation = pair.derivation
+        infinite = derivation.masking.planner.values.first_infinite(derivation.paths.scores.terms)
+        may_be_nan = infinite is not None and not self.scores.isdisjoint(ZEROS - {MaskedRows.ZERO})
+        return pair.forward.mask.adds_bias_to_masked and (MaskedRows.SAME in self.scores or may_be_nan)
+
+
 def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
-    match, gradients = pair.forward, pair.backward.gradients
+    """The match with the plan to emit, and the attribute cpu_empty_rows of the gradient. Raises PairDecline."""
+    rows = _GradientRows.of(pair)
+    match = _as_bias(pair) if rows.differ_beside_bias(pair) else pair.forward
     plan = match.mask
-    scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
-    values = {gradient.rows for gradient in gradients if gradient.role == "value"}
-    added = pair.derivation.masking.planner.values.first_infinite(pair.derivation.paths.scores.terms)
-    may_be_nan = added is not None and not scores.isdisjoint(ZEROS - {MaskedRows.ZERO})
-    if plan.adds_bias_to_masked and (MaskedRows.SAME in scores or may_be_nan):
-        match = _as_bias(pair)
-        plan = match.mask
     if plan.masked_score is not None:
         _check_mask_value(pair, plan)
         return match, ""
-    carried_out = [step for step in plan.bias if isinstance(step, Select)]
-    if plan.empty_rows == "nan" or (carried_out and all(step.fill == -math.inf for step in carried_out)):
-        # Zeros times NaN are NaN, like any other multiple of a row of NaN.
-        scores = {MaskedRows.SAME if each is MaskedRows.SCALED else each for each in scores}
-    states = scores | values
-    used_raw = any(gradient.source.raw for gradient in gradients)
-    if (used_raw and plan.nan_rows) or (MaskedRows.RAW in states and plan.empty_rows):
-        raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
-    if carried_out and states != {MaskedRows.SAME} and NO_EMPTY_ROWS not in options.assume:
-        raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
-    if plan.empty_rows in ("", "zero"):
+    if _leaves_nan(plan):
+        rows = rows.beside_nan()
+    _check_rows(rows, plan, pair, options)
+    if plan.empty_rows in ("", "zero") or rows.are_zeros_beside(plan.empty_rows):
         return match, plan.empty_rows
-    zeros = scores <= (ZEROS if plan.empty_rows == "mean" else {MaskedRows.ZERO})
-    if zeros and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
-        return match, plan.empty_rows
-    if states == {MaskedRows.SAME}:
+    if rows.states == {MaskedRows.SAME}:
         return _as_bias(pair), ""
     raise _rows_differ(pair, "rows that are masked everywhere get another gradient than the operator gives")
+
+
+def _selections(plan: MaskPlan) -> list[Select[BiasOperand]]:
+    """The selections that a plan carries out as a bias."""
+    return [step for step in plan.bias if isinstance(step, Select)]
+
+
+def _leaves_nan(plan: MaskPlan) -> bool:
+    """Does a plan give NaN in rows that are masked everywhere?"""
+    selections = _selections(plan)
+    return plan.empty_rows == "nan" or (bool(selections) and all(step.fill == -math.inf for step in selections))
+
+
+def _check_rows(rows: _GradientRows, plan: MaskPlan, pair: Pair, options: Options) -> None:
+    """Decline gradients made of numbers that a guard replaces, and gradients that are zero where a selection is a
+    bias."""
+    if (rows.uses_raw and plan.nan_rows) or (MaskedRows.RAW in rows.states and plan.empty_rows):
+        raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
+    if _selections(plan) and rows.states != {MaskedRows.SAME} and NO_EMPTY_ROWS not in options.assume:
+        raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
 
 
 def _check_mask_value(pair: Pair, plan: MaskPlan) -> None:
@@ -80,16 +129,22 @@ def _check_mask_value(pair: Pair, plan: MaskPlan) -> None:
     afterwards. These are finite, unless a bias makes all scores of a row -inf. The operator has none for keys without a
     value.
     """
+    value = plan.masked_score or 0.0
+    hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= ASSUMED_MASK else FILL
     for gradient in pair.backward.gradients:
-        wanted = {MaskedRows.SAME} if gradient.role == "value" else ZEROS
-        source, value = gradient.source, plan.masked_score or 0.0
-        zeroed = gradient.role == "value" and source.zeroed
-        if plan.drops_masked_values or source.rows not in wanted or source.spoilt or source.raw or zeroed:
+        if plan.drops_masked_values or _leaves_out_masked(gradient):
             reason = f"masked scores become {value:g}: masked keys may have a share, which the gradient leaves out"
-            hint = (
-                f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= ASSUMED_MASK else FILL
-            )
             raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
+
+
+def _leaves_out_masked(gradient: Gradient) -> bool:
+    """Is a gradient not that of all keys, with dS masked afterwards?"""
+    source = gradient.source
+    if source.spoilt or source.raw:
+        return True
+    if gradient.role == "value":
+        return source.rows is not MaskedRows.SAME or bool(source.zeroed)
+    return source.rows not in ZEROS
 
 
 def _as_bias(pair: Pair) -> AttentionMatch:

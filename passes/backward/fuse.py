@@ -63,7 +63,7 @@ def _matched_and_fused(
 
 def _fused(pair: Pair, matcher: Matcher, rewriter: Rewriter) -> FusedPair:
     missed: list[Missed] = []
-    listed = _listed(pair, matcher, rewriter, missed)
+    listed = _fused_with_list(pair, matcher, rewriter, missed)
     if listed is not None:
         return listed
     if (loss := pair.backward.divergence) is not None:
@@ -75,15 +75,15 @@ def _fused(pair: Pair, matcher: Matcher, rewriter: Rewriter) -> FusedPair:
     return FusedPair(pair, replace(fused, missed=(*fused.missed, *missed)), backward.nodes[-1])
 
 
-def _listed(pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]) -> FusedPair | None:
+def _fused_with_list(pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]) -> FusedPair | None:
     """The pair as attention to selected keys; None where the keys are not selected.
 
     Where they are, and the pair is not fused as such, the reason is appended to `missed`.
     """
     # Where every row has a key, what the others would give does not matter.
-    found = _attempt(pair, True, matcher, rewriter, missed)
-    if found is not None:
-        return found
+    fused = _attempt(pair, True, matcher, rewriter, missed)
+    if fused is not None:
+        return fused
     kept = attempt(lambda: keep_empty_rows(pair, matcher.facts.options))
     if isinstance(kept, PairDecline):
         return None

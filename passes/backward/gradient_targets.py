@@ -41,7 +41,7 @@ def targets_after(start: GradientTarget, summable: Collection[Axis], tracer: Tra
     targets = [start]
     while len(targets) < MAX_TAIL and (node := only_reader(targets[-1].value)) is not None:
         last = targets[-1]
-        moved = _moved(node, last, summable, tracer)
+        moved = _after_operator(node, last, summable, tracer)
         if moved is None:
             break
         work = COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
@@ -49,20 +49,23 @@ def targets_after(start: GradientTarget, summable: Collection[Axis], tracer: Tra
     return tuple(targets)
 
 
-def _moved(
+def _after_operator(
     node: ir.Node, target: GradientTarget, summable: Collection[Axis], tracer: Tracer
 ) -> tuple[Arrangement, float] | None:
     """The arrangement and factor after one operator."""
     if is_op(node, "ReduceSum"):
-        summed = _without_summed(node, target.dims, summable, tracer)
-        return None if summed is None else (summed, target.factor)
+        return _with_factor(_without_summed(node, target.dims, summable, tracer), target.factor)
     step = tracer.look_through(node)
     if step is None or step[0] is not target.value or is_op(node, "Expand", "Tile"):
         return None
     if tracer.viewer.factor(node) is not None:
         return target.dims, target.factor * step[1]
-    moved = tracer.viewer.rearranged(node, target.dims)
-    return None if moved is None else (moved, target.factor)
+    return _with_factor(tracer.viewer.rearranged(node, target.dims), target.factor)
+
+
+def _with_factor(dims: Arrangement | None, factor: float) -> tuple[Arrangement, float] | None:
+    """An arrangement with a factor; None where it is unknown."""
+    return None if dims is None else (dims, factor)
 
 
 def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:
@@ -72,6 +75,6 @@ def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis]
         return None
     space = tracer.viewer.space
     chosen = set(axes)
-    if not {each for axis in chosen for each in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
+    if not {part for axis in chosen for part in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
         return None
     return left_by(node, dims, chosen)

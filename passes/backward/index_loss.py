@@ -33,10 +33,12 @@ from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
 from fa_compiler.passes.sparse.key_mask import KeyMask
 from fa_compiler.passes.sparse.selection import Condition, Selection, conditions, selection_of
 from fa_compiler.passes.sparse.sparse_indices import key_mask_of, ranks_causally
+from fa_compiler.passes.values.shapes import ShapeInfo
 
 OP = "SparseLightningIndexerGradKLLoss"
 GRADIENTS = ("d_query_index", "d_key_index", "d_weight")
 INT32 = ir.DataType.INT32
+CAUSAL = KeyMask(causal=True)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class IndexLoss:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)
 
     def _check(self, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder) -> None:
+        """Decline another attention than one to a sorted list of keys under a causal mask, with one head of keys."""
         info, roles = sparse.builder.info, sparse.match.roles
         query, key = info.shape(inputs["query"]), info.shape(inputs["key"])
         if query is None or key is None or key[2].const != 1:
@@ -97,25 +100,29 @@ class IndexLoss:
         sizes = Sizes(query[0], query[1], key[1])
         if self.found.block != 1 or int_attr(self.found.top, "sorted", 1) != 1:
             raise self._decline("the list of keys is not sorted by their scores")
-        causal = KeyMask(causal=True)
         attended = [key_mask_of(condition, sizes, info) for condition in self.found.others]
-        if not attended or any(part != causal for part in attended):
+        if not attended or any(part != CAUSAL for part in attended):
             raise self._decline("attention has another mask than a causal one beside the selection")
         if not ranks_causally(self.found.top, sizes, self.rewriter.facts):
             raise self._decline("the keys are not proven to be ranked under the causal mask, or there may be too few")
-        selected, seen = 0, 0
-        for mask in self.record.masks:
-            for condition in conditions(mask.value, mask.when, self.rewriter.facts):
-                if self._is_selection(condition, sparse):
-                    selected += 1
-                elif key_mask_of(condition, sizes, info) == causal:
-                    seen += 1
-                else:
-                    raise self._decline(f"{condition.value.name!r} masks its scores and not those of attention")
+        self._check_masks(sizes, info)
+
+    def _check_masks(self, sizes: Sizes, info: ShapeInfo) -> None:
+        """Decline another mask on the indexer's scores than the selection, or than the causal one."""
+        masks = self.record.masks
+        parts = [part for mask in masks for part in conditions(mask.value, mask.when, self.rewriter.facts)]
+        selected, seen = False, False
+        for condition in parts:
+            if self._is_selection(condition):
+                selected = True
+            elif key_mask_of(condition, sizes, info) == CAUSAL:
+                seen = True
+            else:
+                raise self._decline(f"{condition.value.name!r} masks its scores and not those of attention")
         if not selected or not seen:
             raise self._decline("its scores are not masked as those of attention are")
 
-    def _is_selection(self, condition: Condition, sparse: SparseFlashBuilder) -> bool:
+    def _is_selection(self, condition: Condition) -> bool:
         other = selection_of(condition, self.rewriter.facts)
         return other is not None and other.indices is self.found.indices and other.block == 1
 

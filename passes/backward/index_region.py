@@ -1,5 +1,9 @@
 """The values between attention's probabilities and the gradients of an indexer's loss, each as the polynomial it is.
 
+    target = p.mean(1).detach()
+    log_predicted = index_scores.log_softmax(-1)
+    loss = torch.nn.functional.kl_div(log_predicted, target, reduction="sum")
+
     target             the mean of attention's probabilities over its heads: a distribution over the keys, which is
                        constant to the indexer
     predicted          the indexer's own distribution, the softmax of its scores
@@ -49,7 +53,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.backward.polynomials import TOLERANCE, Monomial, Polynomial, PolynomialReader, Tensor, product
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import left_by
-from fa_compiler.passes.ir.nodes import axes_of, int_attr, is_op
+from fa_compiler.passes.ir.nodes import axes_of, int_attr, is_op, operand_at, operand_orders, operands, sole
 from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 
@@ -132,15 +136,14 @@ class IndexRegion:
     def _function(self, node: ir.Node, of: Monomial, result: Monomial) -> Part | None:
         """What a function makes of one quantity, the factor of which is 1."""
         inner = self.reader.tensor(node.inputs[0])
-        factor = None if inner is None else inner.quantity.coefficient(of)
-        is_one = factor is not None and abs(factor - 1.0) <= TOLERANCE
-        return Tensor(Polynomial({result: 1.0}), inner.dims) if inner is not None and is_one else None
+        if inner is None or (factor := inner.quantity.coefficient(of)) is None or abs(factor - 1.0) > TOLERANCE:
+            return None
+        return Tensor(Polynomial({result: 1.0}), inner.dims)
 
     def _repeated_number(self, node: ir.Node) -> Part | None:
         """Case 8: the product with a tensor that holds one number."""
-        for number, tensor in (node.inputs, node.inputs[::-1]):
-            factor = None if number is None or tensor is None else self.viewer.uniform_value(number, tensor)
-            if factor is not None:
+        for number, tensor in operand_orders(node, "Mul"):
+            if (factor := self.viewer.uniform_value(number, tensor)) is not None:
                 part = self.reader.tensor(tensor)
                 return None if part is None else Tensor.of(part.quantity.scaled(factor), part.dims)
         return None
@@ -149,20 +152,22 @@ class IndexRegion:
 
     def _mean_of_heads(self, node: ir.Node) -> Part | None:
         """Case 1: the sum or mean over everything that attention's probabilities have besides batch, rows and keys."""
-        source, axes, space = node.inputs[0], axes_of(node), self.viewer.space
-        tensor = None if source is None else self.region.reader.tensors.get(source)
-        factor = None if tensor is None else tensor.quantity.probabilities(self.region.dropout)
-        if tensor is None or factor is None or axes is None or len(axes) != 1 or len(tensor.dims) != 4:
+        tensor, place = self.region.reader.tensors.get(operand_at(node, 0)), sole(axes_of(node) or ())
+        if tensor is None or place is None or len(tensor.dims) != 4:
             return None
-        axis, own = axes[0] % 4, space.resolve_all(tensor.dims)
+        if (factor := tensor.quantity.probabilities(self.region.dropout)) is None:
+            return None
+        space = self.viewer.space
+        axis, own = place % 4, space.resolve_all(tensor.dims)
         left = (*own[:axis], *own[axis + 1 :])
         wanted = self.rows_and_keys
         same = all(space.size(a) == space.size(b) and self.tracer.same(a, b) for a, b in zip(left, wanted, strict=True))
         heads = space.size(own[axis]).const
         if not same or not heads or not self.region.are_columns(left[2]):
             return None
-        total = factor * (heads if node.op_type == "ReduceSum" else 1.0)
-        return Tensor.of(Polynomial.of({TARGET: total}), left_by(node, own, {axis}))
+        if node.op_type == "ReduceSum":
+            factor *= heads
+        return Tensor.of(Polynomial.of({TARGET: factor}), left_by(node, own, {axis}))
 
     def summed_dims(self, node: ir.Node, dims: Arrangement) -> tuple[Axes, Arrangement] | None:
         """The axes that a reduction of a tensor of this arrangement runs over, in order, and what it leaves."""
@@ -182,8 +187,7 @@ class IndexRegion:
     def _summed(self, node: ir.Node) -> Part | None:
         """Cases 9 to 11: a sum."""
         part = self.reader.tensor(node.inputs[0])
-        summed = None if part is None else self.summed_dims(node, part.dims)
-        if part is None or summed is None:
+        if part is None or (summed := self.summed_dims(node, part.dims)) is None:
             return None
         (gone, kept), space = summed, self.viewer.space
         keys, factor = space.resolve(self.scores.axes[3]), 1.0
@@ -192,12 +196,12 @@ class IndexRegion:
             if not count:
                 return None
             factor = 1.0 / count
+        total: Polynomial | None = part.quantity
         if set(keys) <= set(gone):
             total = self._over_keys(part, set(gone) == set(keys))
-        else:
-            is_row_loss = part.quantity.coefficient(ROW_LOSS) is not None and not set(keys) & set(gone)
-            total = part.quantity if is_row_loss else None  # 11
-        return None if total is None else Tensor.of(total.scaled(factor), kept)
+        elif part.quantity.coefficient(ROW_LOSS) is None or set(keys) & set(gone):  # 11
+            return None
+        return Tensor.of(total and total.scaled(factor), kept)
 
     @staticmethod
     def _over_keys(part: Part, alone: bool) -> Polynomial | None:
@@ -214,8 +218,7 @@ class IndexRegion:
     # -- selections -----------------------------------------------------------------------------
 
     def _selected(self, node: ir.Node) -> Part | None:
-        condition, chosen, other = node.inputs
-        assert condition is not None and chosen is not None and other is not None
+        condition, chosen, other = operands(node)
         part = self.reader.tensor(other)
         number = self.viewer.uniform_value(chosen, other)
         if part is None or number is None or self.viewer.info.shape(node.outputs[0]) != self.viewer.info.shape(other):
@@ -225,16 +228,17 @@ class IndexRegion:
             return part if self._tests_nan(test) else None
         if number != 0.0:
             return None
-        if test is not None and is_op(test, "Equal"):
+        if is_op(test, "Equal"):
             return self._guarded(part, test)
-        if test is not None and is_op(test, "LessOrEqual"):
+        if is_op(test, "LessOrEqual"):
             return self._where_positive(part, test)
         return part if self._is_masked(part, condition) else None
 
     def _tests_nan(self, test: ir.Node | None) -> bool:
         """Case 12: is this IsNaN of a target?"""
-        tested = None if test is None or not is_op(test, "IsNaN") else self.reader.tensor(test.inputs[0])
-        return tested is not None and tested.quantity.coefficient(TARGET) is not None
+        if not is_op(test, "IsNaN") or (tested := self.reader.tensor(test.inputs[0])) is None:
+            return False
+        return tested.quantity.coefficient(TARGET) is not None
 
     def _guarded(self, part: Part, test: ir.Node) -> Part | None:
         """Case 13: a selection of 0 where the target is 0, which turns log_target into safe_log_target."""
@@ -248,8 +252,7 @@ class IndexRegion:
     def _where_positive(self, part: Part, test: ir.Node) -> Part | None:
         """Case 14: a selection of 0 where the rectified products are 0."""
         tested = self._beside_zero(test)
-        slope = None if tested is None else tested.quantity.coefficient(RECTIFIED)
-        if tested is None or slope is None or slope <= 0:
+        if tested is None or (slope := tested.quantity.coefficient(RECTIFIED)) is None or slope <= 0:
             return None
         terms = {product(power, POSITIVE): factor for power, factor in part.quantity.terms.items()}
         return Tensor.of(Polynomial(terms), self.tracer.aligned(part.dims, tested.dims))
@@ -262,16 +265,14 @@ class IndexRegion:
 
     def _beside_zero(self, test: ir.Node) -> Part | None:
         """The first operand of a comparison, where the other is 0."""
-        value, zero = test.inputs[0], test.inputs[1]
-        if value is None or zero is None or self.viewer.uniform_value(zero, value) != 0.0:
-            return None
-        return self.reader.tensor(value)
+        value, zero = operands(test)
+        return self.reader.tensor(value) if self.viewer.uniform_value(zero, value) == 0.0 else None
 
     def _excludes(self, mask: Mask, condition: ir.Value) -> bool:
         """Is a condition true where this mask excludes, and nowhere else?"""
         own, negated = bare(condition, self.viewer.info)
         theirs, other = bare(mask.value, self.viewer.info)
-        return own is theirs and negated == (other if mask.when else not other)
+        return own is theirs and (negated == other) == mask.when
 
 
 def _with_safe_log(power: Monomial) -> Monomial:

@@ -1,19 +1,23 @@
 """The record of a gradient that belongs to a matched attention: nothing in the graph has been changed.
 
+    dq, dk, dv = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ dy
+
     gradient of query := c * product(dS, key)        summed over the keys
     gradient of key   := c * product(dS, query)      summed over the query rows, and heads of a group
     gradient of value := c * product(P, dO)          summed over the query rows, and heads of a group
 
-with dS = P * (dO V^T - D), D its row sums, in any spelling (region.py), times 1 - tanh^2 where the scores are capped;
-of scores that are the sum of two products, of the second's query and key likewise. What the graph computes need not be
-*the* gradient: any factor c is kept, and any of them may be missing. Every value of the region has to be read inside of
-it only, forward and backward part taken together; nodes whose result nobody needs do not count.
+dS is P * (dO V^T - D) in any spelling (region.py), and D the row sums of P * dO V^T. Where the scores are capped, dS
+has the factor 1 - tanh^2. Where the scores are the sum of two products, the second query and key have gradients, too.
+The graph need not compute *the* gradient: any factor c is kept, and a gradient may be missing. Every value of the
+region has to be read inside of the region only, forward and backward part taken together; nodes whose result nobody
+needs do not count.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import onnx_ir as ir
@@ -27,7 +31,7 @@ from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, nodes_after, reached, reads_shape
+from fa_compiler.passes.ir.nodes import distinct_consumers, holds_output, is_op, nodes_after, reached, reads_shape
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
@@ -45,7 +49,8 @@ Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """One product of the backward part, and the targets after it that its result can replace."""
+    """A product of the backward part, and the targets that the operator's result can replace, the product or a value
+    after the product."""
 
     role: Role
     node: ir.Node
@@ -104,9 +109,9 @@ class PairDecline(Decline):
     @staticmethod
     def about(gradient: ir.Node, decline: Decline) -> PairDecline:
         """The same decline, of a pair with this gradient."""
-        found = PairDecline(decline.code, decline.reason, decline.culprit, decline.hint)
-        found.gradient = gradient
-        return found
+        told = PairDecline(decline.code, decline.reason, decline.culprit, decline.hint)
+        told.gradient = gradient
+        return told
 
 
 def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
@@ -231,9 +236,9 @@ class _Finder:
             return True
         product = any_contraction(node, self.matcher.facts.info)
         if product is not None:
-            found = self._gradient(product)
-            if found is not None:
-                self.gradients.append(found)
+            gradient = self._gradient(product)
+            if gradient is not None:
+                self.gradients.append(gradient)
                 self.products[node] = True
                 return True
         return self.region.reader.tensor(node.outputs[0]) is not None
@@ -244,9 +249,9 @@ class _Finder:
             tensor = self.region.reader.tensor(product.operands[side])
             if tensor is None or len(tensor.dims) != len(product.labels[side]):
                 continue
-            found = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
-            if found is not None:
-                return found
+            gradient = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
+            if gradient is not None:
+                return gradient
         return None
 
     def _of_scores(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
@@ -266,7 +271,7 @@ class _Finder:
                 continue
             dims = self.region.arranged(product, side, tensor.dims, known.dims)
             total = product.factor * factor * known.factor / share
-            return self._placed(role, product, tensor, dims, total)
+            return self._gradient_with_targets(role, product, tensor, dims, total)
         return None
 
     def _of_value(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
@@ -277,25 +282,27 @@ class _Finder:
         if output is None:
             return None
         dims = self.region.arranged(product, side, tensor.dims, output[0])
-        free = [each for each in product.labels[1 - side] if each in product.out and each not in product.labels[side]]
+        free = [
+            label for label in product.labels[1 - side] if label in product.out and label not in product.labels[side]
+        ]
         width = dict(zip(product.labels[1 - side], output[0], strict=True))
         if len(free) != 1 or not self.region.tracer.same(width[free[0]], self.match.roles.value_head_dim):
             return None
         dims = self.viewer.space.resolve_all(dims)
-        return self._placed("value", product, tensor, dims, product.factor * factor * output[1])
+        return self._gradient_with_targets("value", product, tensor, dims, product.factor * factor * output[1])
 
     def _sums(self, product: Contraction, side: int, dims: Arrangement, role: Role) -> bool:
         """Does the product sum over what this gradient sums over: the keys, or the rows and perhaps heads or batch?"""
         space = self.viewer.space
         roles = space.settle(self.match.roles)
         by_label = dict(zip(product.labels[side], dims, strict=True))
-        summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
+        summed = space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
         if role in ("query", "query_rope"):
-            return tuple(summed) == roles.kv_seq
+            return summed == roles.kv_seq
         shared = {*roles.batch, *roles.heads}
         return set(roles.q_seq) <= set(summed) and set(summed) - set(roles.q_seq) <= shared
 
-    def _placed(
+    def _gradient_with_targets(
         self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
     ) -> Gradient:
         """The targets after the product; sums may run over heads or batch."""
@@ -328,9 +335,10 @@ class _Finder:
     def _has_range(self, dy: View) -> bool:
         """Are the gradients numbers that the type of the attention holds?
 
-        float16 has few exponents, so that training scales the loss. Then what the operator is given has to be of that
-        type, and so has what the graph computes, at a place where it is about as large as the operator's result:
-        neither may be infinite or 0 where the graph has a number. The other types have the exponents of float32.
+        float16 has few exponents, so that training scales the loss. Then the gradient that the operator is given has to
+        be float16. The graph has to compute in float16, too, at a place where its numbers are about as large as the
+        operator's result. Then neither is infinite or 0 where the graph has a number. The other types have the
+        exponents of float32.
         """
         info = self.matcher.facts.info
         if self.match.dtype != ir.DataType.FLOAT16:
@@ -350,16 +358,16 @@ class _Finder:
         space = self.viewer.space
         roles = space.settle(self.match.roles)
         wanted = {*roles.batch, *roles.heads, *roles.q_seq, *roles.value_head_dim}
-        if {axis for dim in space.resolve_all(dy.dims) for axis in dim} != wanted:
+        if set(chain.from_iterable(space.resolve_all(dy.dims))) != wanted:
             reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
             raise PairDecline(Code.SHAPE, reason, self.gradients[0].node)
 
 
 def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
     """The node and all after it when nobody needs what they compute, else nothing."""
-    found: list[ir.Node] = []
-    for each in reached([node], nodes_after):
-        if len(found) == limit or any(output.is_graph_output() for output in each.outputs):
+    branch: list[ir.Node] = []
+    for reader in reached([node], nodes_after):
+        if len(branch) == limit or holds_output(reader.outputs):
             return []
-        found.append(each)
-    return found
+        branch.append(reader)
+    return branch

@@ -1,12 +1,15 @@
 """Values of a graph as polynomials in the few quantities that a gradient is made of.
 
-Every exporter writes a gradient in its own way: P*G - P*D, P*(G - D), G/L - D/L times the exponentials. As polynomials
-they are all equal, whatever the order of sums, products and factors. That is algebra over the real numbers; only
-rounding differs.
+    ds = p * dp - p * d
+    ds = p * (dp - d)
+    ds = e * (dp / total - d / total)
 
-Which quantities there are, and what operators besides arithmetic make of them, is said by two grammars: region.py for
-the gradient of attention, index_region.py for that of an indexer's loss. They share what is here. The code cites the
-numbers of the cases; c is a number:
+Every exporter writes a gradient in its own way. As polynomials these spellings are equal, whatever the order of sums,
+products and factors. That is algebra over the real numbers; only rounding differs.
+
+Two grammars say which quantities there are, and what operators besides arithmetic make of them: region.py for the
+gradient of attention, and index_region.py for the gradient of an indexer's loss. Both use this grammar of arithmetic.
+The code cites the numbers of the cases; c is a number:
 
     tensor :=
       1     what a grammar has put in, or reads by itself
@@ -49,8 +52,9 @@ class Polynomial:
     @staticmethod
     def of(terms: Mapping[Monomial, float]) -> Polynomial | None:
         """The polynomial of these terms; None where there is none, or a coefficient is 0 or no finite number."""
-        usable = bool(terms) and all(math.isfinite(factor) and factor != 0.0 for factor in terms.values())
-        return Polynomial(terms) if usable else None
+        if not terms or not all(math.isfinite(factor) and factor != 0.0 for factor in terms.values()):
+            return None
+        return Polynomial(terms)
 
     def times(self, other: Polynomial) -> Polynomial | None:
         """The product; None when a power grows beyond what a gradient holds. Terms that cancel up to rounding are
@@ -73,7 +77,7 @@ class Polynomial:
 
     def scaled(self, factor: float) -> Polynomial | None:
         """Every term times a number."""
-        return Polynomial.of({monomial: each * factor for monomial, each in self.terms.items()})
+        return Polynomial.of({monomial: coefficient * factor for monomial, coefficient in self.terms.items()})
 
     def to_power(self, power: int, divisors: Collection[int] = ()) -> Polynomial | None:
         """An integer power of a number times powers of the `divisors`, the places of the quantities that are divided
@@ -95,7 +99,7 @@ class Polynomial:
         if self.terms.keys() != other.terms.keys():
             return None
         first, *rest = (self.terms[monomial] / factor for monomial, factor in other.terms.items())
-        return first if all(math.isclose(first, each, rel_tol=TOLERANCE) for each in rest) else None
+        return first if all(math.isclose(first, ratio, rel_tol=TOLERANCE) for ratio in rest) else None
 
     def difference(self, first: Monomial, second: Monomial) -> float | None:
         """c of c * (first - second); None for anything else."""
@@ -175,8 +179,9 @@ class PolynomialReader(Generic[Q]):
                 self.tensors[value] = self.grammar(node)
             finally:
                 self._depth -= 1
-        found = self.tensors[value]
-        return None if found is None else Tensor(found.quantity, self.tracer.viewer.space.resolve_all(found.dims))
+        if (tensor := self.tensors[value]) is None:
+            return None
+        return Tensor(tensor.quantity, self.tracer.viewer.space.resolve_all(tensor.dims))
 
     def all(self, values: Sequence[ir.Value | None]) -> list[Tensor[Q]] | None:
         """All values as tensors; None as soon as one is none."""
@@ -227,8 +232,9 @@ class PolynomialReader(Generic[Q]):
     def _divided(self, node: ir.Node) -> Tensor[Q] | None:
         """Case 5: a quotient."""
         below = self.tensor(node.inputs[1])
-        inverse = None if below is None else below.quantity.to_power(-1)
-        above = None if inverse is None else self.tensor(node.inputs[0])
-        if below is None or inverse is None or above is None:
+        if below is None or (inverse := below.quantity.to_power(-1)) is None:
+            return None
+        above = self.tensor(node.inputs[0])
+        if above is None:
             return None
         return Tensor.of(above.quantity.times(inverse), self.tracer.aligned(above.dims, below.dims))

@@ -99,20 +99,22 @@ class Quantity:
 
     def times(self, other: Quantity) -> Quantity | None:
         """The product; None when a power grows beyond what a gradient holds."""
-        found = self.polynomial.times(other.polynomial)
-        if found is None or any(dropped > 1 for *_, dropped, _ in found.terms):
+        product = self.polynomial.times(other.polynomial)
+        if product is None or any(dropped > 1 for *_, dropped, _ in product.terms):
             return None
         rows = self.rows.times(other.rows)
-        if rows in ZEROS and not all(each.rows in (MaskedRows.ZERO, rows) or each.is_finite for each in (self, other)):
+        if rows in ZEROS and not all(
+            factor.rows in (MaskedRows.ZERO, rows) or factor.is_finite for factor in (self, other)
+        ):
             rows = MaskedRows.SCALED
         # Zeros stay zeros beside a factor that is finite everywhere. Where all masked keys have zeros, `rows` tells
         # what other factors make of them.
         kept = [one for one, factor in ((self, other), (other, self)) if one.is_masked or factor.is_finite]
-        zeroed = frozenset[int]().union(*(each.zeroed for each in kept))
-        multiplied = frozenset[int]().union(*(each.multiplied for each in kept))
+        zeroed = frozenset[int]().union(*(factor.zeroed for factor in kept))
+        multiplied = frozenset[int]().union(*(factor.multiplied for factor in kept))
         if rows is MaskedRows.SCALED:
             multiplied = zeroed
-        return _made(found, rows, self, other, zeroed=zeroed, multiplied=multiplied)
+        return _quantity_of(product, rows, self, other, zeroed=zeroed, multiplied=multiplied)
 
     @property
     def is_finite(self) -> bool:
@@ -129,17 +131,17 @@ class Quantity:
         zeroed, multiplied = self.zeroed, self.multiplied | other.multiplied
         if zeroed != other.zeroed:
             zeroed = multiplied = frozenset()
-        found, rows = self.polynomial.plus(other.polynomial, sign), self.rows.plus(other.rows)
-        return _made(found, rows, self, other, zeroed=zeroed, multiplied=multiplied)
+        total, rows = self.polynomial.plus(other.polynomial, sign), self.rows.plus(other.rows)
+        return _quantity_of(total, rows, self, other, zeroed=zeroed, multiplied=multiplied)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
-        found = self.polynomial.scaled(factor)
-        return None if found is None else replace(self, polynomial=found)
+        polynomial = self.polynomial.scaled(factor)
+        return None if polynomial is None else replace(self, polynomial=polynomial)
 
     def to_power(self, power: int) -> Quantity | None:
         """An integer power of row sums of exponentials, the only quantity that is divided by."""
-        return _made(self.polynomial.to_power(power, divisors=(L.index(1),)), self.rows, self)
+        return _quantity_of(self.polynomial.to_power(power, divisors=(L.index(1),)), self.rows, self)
 
     def row_sum(self, dropout: bool) -> Quantity | None:
         """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken out of it."""
@@ -149,7 +151,7 @@ class Quantity:
                 return None
             result[(0, 0, d + 1, length, 0, 0)] = factor
         rows = MaskedRows.OTHER if self.rows is MaskedRows.MIXED else self.rows
-        return _made(Polynomial.of(result), rows, self)
+        return _quantity_of(Polynomial.of(result), rows, self)
 
     def selected(self, selection: int, selections: int, multiplied: bool = False) -> Quantity:
         """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros.
@@ -190,8 +192,8 @@ class Quantity:
         return None if inner is None else self.polynomial.multiple_of(inner)
 
 
-def _made(
-    found: Polynomial | None,
+def _quantity_of(
+    polynomial: Polynomial | None,
     rows: MaskedRows,
     *sources: Quantity,
     zeroed: frozenset[int] = frozenset(),
@@ -200,4 +202,4 @@ def _made(
     """The polynomial that was computed from these; of their zeros it has those of the selections `zeroed`."""
     raw = any(source.raw for source in sources)
     spoilt = any(source.spoilt or source.zeroed - zeroed for source in sources)
-    return None if found is None else Quantity(found, rows, raw, zeroed, spoilt, multiplied)
+    return None if polynomial is None else Quantity(polynomial, rows, raw, zeroed, spoilt, multiplied)

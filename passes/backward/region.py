@@ -1,5 +1,9 @@
 """The values between the probabilities and the gradients, each as the quantity it is (see quantities.py).
 
+    dp = dy @ v.transpose(-2, -1)
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+    dq, dk, dv = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ dy
+
 Grammar, from the probabilities downwards and, where another operand comes in, upwards to the product that made it. The
 code cites the numbers of the cases; c is a number:
 
@@ -33,7 +37,9 @@ one without keys included: there O was made of the same P. Who else reads O does
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -41,7 +47,22 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
-from fa_compiler.passes.ir.nodes import axes_of, constant, equal_numbers, input_of, int_attr, is_op, places_of, producer
+from fa_compiler.passes.ir.nodes import (
+    STANDARD,
+    axes_of,
+    constant,
+    equal_numbers,
+    input_of,
+    inputs_of,
+    int_attr,
+    is_op,
+    operand_at,
+    operand_orders,
+    operands,
+    places_of,
+    producer,
+    sole,
+)
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import AlignedTensor, Select
@@ -74,10 +95,10 @@ class Region:
         paths = self.derivation.paths
         if (cap := paths.cap) is not None:
             self.reader.put(cap, Quantity.of(T), paths.dims[cap])
-        after = paths.after
-        where = None if after.guard is None else after.guard.where
-        raw = where is not None
-        rows = MaskedRows.RAW if raw else MaskedRows.SAME
+        guard = paths.after.guard
+        rows, raw = MaskedRows.SAME, False
+        if guard is not None:
+            rows, raw = MaskedRows.RAW, True
         scores = self.derivation.probabilities.seen[anchor.output]
         for node in anchor.nodes:
             made = node.outputs[0]
@@ -86,11 +107,11 @@ class Region:
             elif is_op(node, "ReduceSum") and anchor.axis is not None:
                 self.reader.put(made, Quantity.of(L, 1.0, rows, raw), left_by(node, scores, {anchor.axis}))
         self.reader.put(anchor.output, Quantity.of(P, 1.0, rows, raw), scores)
-        for node in after.nodes:
+        for node in paths.after.nodes:
             if is_op(node, "Mul", "Div"):
                 # The grammar tells what follows.
                 break
-            if node is where:
+            if guard is not None and node is guard.where:
                 rows, raw = MaskedRows.SAME, False
             own = self.derivation.probabilities.seen.get(node.outputs[0])
             if own is not None and not is_op(node, "IsNaN"):
@@ -108,7 +129,9 @@ class Region:
         if node.graph is not self.match.node.graph:
             return None
         made = self._made_by(node)
-        return None if made is None or self._may_be_larger(node.outputs[0], made.dims) else made
+        if made is None or self._may_be_larger(node.outputs[0], made.dims):
+            return None
+        return made
 
     def _may_be_larger(self, value: ir.Value, dims: Arrangement) -> bool:
         """Does a value differ in size from the probabilities along one of their axes? Where that axis is 1 in a run, an
@@ -120,53 +143,44 @@ class Region:
         return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
 
     def _made_by(self, node: ir.Node) -> Tensor[Quantity] | None:
-        if is_op(node, "Cast") and (kept := self._kept(node.inputs[0])) is not None:  # 11
-            return kept
-        if (made := self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)) is not None:  # 3
-            return made
-        if self.match.softcap != 0.0 and is_op(node, "Add", "Sub"):  # 14
-            return self._plus_number(node)
-        if node.domain == "com.microsoft" and node.op_type == "TanhGrad":
-            return self._tanh_gradient(node)
-        if is_op(node, "Pow", "Reciprocal", "Div"):  # 4
-            return self._power(node)
-        if is_op(node, "ReduceSum"):
-            return self._output_sum(node) or self._summed(node)
-        if is_op(node, "Where"):
-            return self._selected(node)
-        if node.domain == "com.microsoft" and node.op_type in ("SoftmaxGrad", "SoftmaxGrad_13"):
-            return self._softmax_gradient(node)
-        if node.domain == "com.microsoft" and node.op_type == "DropoutGrad":
-            return self._dropout_gradient(node)
+        kept = self._drop_mask(node.inputs[0]) if is_op(node, "Cast") else None  # 11
+        arithmetic = kept or self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)  # 3
+        if arithmetic is not None:
+            return arithmetic
+        domain = "" if node.domain in STANDARD else node.domain
+        return OWN_RULES.get((domain, node.op_type), Region._of_product)(self, node)
+
+    def _of_product(self, node: ir.Node) -> Tensor[Quantity] | None:
         product = any_contraction(node, self.viewer.info)
         return None if product is None else self._product(product)
 
     def _dropout_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 12: the gradient through a Dropout with a known mask, or through one that is switched off."""
-        tensor, mode, given = self.reader.tensor(node.inputs[0]), input_of(node, 3), input_of(node, 2)
-        flag = constant(mode, limit=1)
-        ratio = None if given is None else self.viewer.info.scalar(given)
+        tensor, mode = self.reader.tensor(node.inputs[0]), input_of(node, 3)
+        ratio, flag = self.viewer.info.scalar(operand_at(node, 2)), constant(mode, limit=1)
         if tensor is None or (mode is not None and flag is None):
             return None
         # onnxruntime-training's kernel does not look at the mask where nothing was dropped.
         if flag is None or not flag.any() or ratio == 0.0:
             return tensor
-        kept = self._kept(node.inputs[1])
-        scaled = kept.quantity.scaled(1.0 / (1.0 - ratio)) if kept and ratio and 0.0 < ratio < 1.0 else None
-        if kept is None or scaled is None:
+        kept = self._drop_mask(node.inputs[1])
+        if kept is None or ratio is None or not 0.0 < ratio < 1.0:
             return None
-        return Tensor.of(tensor.quantity.times(scaled), self.tracer.aligned(tensor.dims, kept.dims))
+        scaled = kept.quantity.scaled(1.0 / (1.0 - ratio))
+        quantity = scaled and tensor.quantity.times(scaled)
+        return Tensor.of(quantity, self.tracer.aligned(tensor.dims, kept.dims))
 
     def _plus_number(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 14: a number added to something, or the difference of the two."""
-        for index, sign in ((0, 1.0), (1, -1.0 if is_op(node, "Sub") else 1.0)):
-            tensor, other = self.reader.tensor(node.inputs[index]), node.inputs[1 - index]
-            number = None if other is None else self.viewer.info.scalar(other)
-            if tensor is None or number is None or number == 0.0:
-                continue
-            own = tensor.quantity.scaled(sign)
-            number *= -1.0 if is_op(node, "Sub") and index == 0 else 1.0
-            return Tensor.of(None if own is None else own.plus(Quantity.of(ONE, number)), tensor.dims)
+        if self.match.softcap == 0.0:
+            return None
+        left, right = operands(node)
+        sign = -1.0 if is_op(node, "Sub") else 1.0
+        for region, other, factor, sign_of_number in ((left, right, 1.0, sign), (right, left, sign, 1.0)):
+            tensor, number = self.reader.tensor(region), self.viewer.info.scalar(other)
+            if tensor is not None and number is not None and number != 0.0:
+                own = tensor.quantity.scaled(factor)
+                return Tensor.of(own and own.plus(Quantity.of(ONE, number * sign_of_number)), tensor.dims)
         return None
 
     def _tanh_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
@@ -178,59 +192,60 @@ class Region:
         dims = self.tracer.aligned(gradient.dims, tanh.dims)
         return Tensor.of(gradient.quantity.times(Quantity(SLOPE)), dims)
 
-    def _kept(self, value: ir.Value | None) -> Tensor[Quantity] | None:
+    def _drop_mask(self, value: ir.Value | None) -> Tensor[Quantity] | None:
         """Case 11: the drop mask, of zeros and ones, which is `keep` times F."""
         dropout = self.match.dropout
-        known = None if dropout is None else self.tracer.trace(value, {dropout.mask: dropout.dims})
-        if dropout is None or known is None:
+        if dropout is None or (known := self.tracer.trace(value, {dropout.mask: dropout.dims})) is None:
             return None
         return Tensor(Quantity.of(F, dropout.keep), known.dims)
 
     def _power(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 4: an integer power of row sums of exponentials, or a square."""
-        found = match(POWER, node.outputs[0], self.viewer.info)
-        tensor = None if found is None else self.reader.tensor(found["base"])
-        if found is None or tensor is None:
+        power_of = match(POWER, node.outputs[0], self.viewer.info)
+        if power_of is None or (tensor := self.reader.tensor(power_of["base"])) is None:
             return None
-        number, exponent = self._number(found.get("number"), 1.0), self._number(found.get("exponent"), -1.0)
+        number, exponent = self._number(power_of.get("number"), 1.0), self._number(power_of.get("exponent"), -1.0)
         if number is None or exponent is None or not exponent.is_integer():
             return None
         power = tensor.quantity.to_power(int(exponent))
         if power is None and exponent == 2.0:
             power = tensor.quantity.times(tensor.quantity)
-        return None if power is None else Tensor.of(power.scaled(number), tensor.dims)
+        return Tensor.of(power and power.scaled(number), tensor.dims)
+
+    def _row_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """Cases 5 to 7."""
+        return self._output_sum(node) or self._sum_over_keys(node)
 
     def _number(self, value: ir.Value | None, absent: float) -> float | None:
         return absent if value is None else self.viewer.info.scalar(value)
 
-    def _summed(self, node: ir.Node) -> Tensor[Quantity] | None:
+    def _sum_over_keys(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Cases 5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
         tensor = self.reader.tensor(node.inputs[0])
-        axes = None if tensor is None else places_of(node, len(tensor.dims))
-        if tensor is None or axes is None or len(axes) != 1:
+        if tensor is None:
             return None
-        (axis,) = axes
-        columns = self.are_columns(tensor.dims[axis])
-        if not columns and tensor.dims[axis]:
+        axis = sole(places_of(node, len(tensor.dims)) or ())
+        if axis is None:
             return None
-        total = tensor.quantity.row_sum(self.dropout) if columns else tensor.quantity
-        return Tensor.of(total, left_by(node, tensor.dims, {axis}))
+        dims = left_by(node, tensor.dims, {axis})
+        if self.are_columns(tensor.dims[axis]):
+            return Tensor.of(tensor.quantity.row_sum(self.dropout), dims)
+        return None if tensor.dims[axis] else Tensor.of(tensor.quantity, dims)
 
     def _output_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 6: the sum over the keys, computed from the output."""
-        product, axes = producer(node.inputs[0]), axes_of(node)
-        if self.dy is None or product is None or not is_op(product, "Mul") or axes is None or len(axes) != 1:
+        product, place = producer(node.inputs[0]), sole(axes_of(node) or ())
+        if self.dy is None or place is None:
             return None
         space = self.viewer.space
-        for out, gradient in (product.inputs, product.inputs[::-1]):
-            first = self.tracer.trace(out, {self.match.output: self.match.output_dims})
-            second = None if first is None else self.tracer.trace(gradient, seeds(self.dy.equivalent_values))
-            dims = None if first is None or second is None else self.tracer.aligned(first.dims, second.dims)
-            if first is None or second is None or not dims:
+        for out, gradient in operand_orders(product, "Mul"):
+            output = self.tracer.trace(out, {self.match.output: self.match.output_dims})
+            other = output and self.tracer.trace(gradient, seeds(self.dy.equivalent_values))
+            if output is None or other is None or not (dims := self.tracer.aligned(output.dims, other.dims)):
                 continue
-            axis = axes[0] % len(dims)
+            axis = place % len(dims)
             if space.resolve(dims[axis]) == space.resolve(self.match.roles.value_head_dim):
-                return Tensor.of(Quantity.of(D).scaled(first.factor * second.factor), left_by(node, dims, {axis}))
+                return Tensor.of(Quantity.of(D).scaled(output.factor * other.factor), left_by(node, dims, {axis}))
         return None
 
     def are_columns(self, axes: Axes) -> bool:
@@ -245,29 +260,29 @@ class Region:
             return None
         gradient, softmax = tensors
         dims = self.tracer.aligned(gradient.dims, softmax.dims)
-        if dims is None:
-            return None
-        modern = node.op_type == "SoftmaxGrad_13"
-        axis = int_attr(node, "axis", -1 if modern else 1)
-        axis += len(dims) if axis < 0 else 0
-        if not 0 <= axis < len(dims) or not self.are_columns(dims[axis]) or (not modern and axis != len(dims) - 1):
+        if dims is None or not self._runs_along_keys(node, dims):
             return None
         weighted = softmax.quantity.times(gradient.quantity)
-        total = None if weighted is None else weighted.row_sum(self.dropout)
-        inner = None if total is None else gradient.quantity.plus(total, -1.0)
-        return None if inner is None else Tensor.of(softmax.quantity.times(inner), dims)
+        total = weighted and weighted.row_sum(self.dropout)
+        inner = total and gradient.quantity.plus(total, -1.0)
+        return Tensor.of(inner and softmax.quantity.times(inner), dims)
+
+    def _runs_along_keys(self, softmax_gradient: ir.Node, dims: Arrangement) -> bool:
+        """Is this the gradient of a softmax along the keys? The older operator flattens all axes from its own on."""
+        last, modern = len(dims) - 1, softmax_gradient.op_type == "SoftmaxGrad_13"
+        axis = int_attr(softmax_gradient, "axis", -1 if modern else 1)
+        if axis < 0:
+            axis += len(dims)
+        return 0 <= axis <= last and self.are_columns(dims[axis]) and (modern or axis == last)
 
     # -- selections -----------------------------------------------------------------------------
 
     def _selected(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 10: zeros where the forward part masks, or where its guard does."""
-        for index, keep in ((1, True), (2, False)):
-            zero = node.inputs[3 - index]
-            if zero is None or not self._is_zero(zero):
-                continue
-            tensor = self.reader.tensor(node.inputs[index])
-            if tensor is not None:
-                return Tensor.of(self._masked(node.inputs[0], keep, tensor), tensor.dims)
+        condition, chosen, other = operands(node)
+        for region, zero, keep in ((chosen, other, True), (other, chosen, False)):
+            if self._is_zero(zero) and (tensor := self.reader.tensor(region)) is not None:
+                return Tensor.of(self._masked(condition, keep, tensor), tensor.dims)
         return None
 
     def _is_zero(self, value: ir.Value) -> bool:
@@ -275,26 +290,24 @@ class Region:
 
     def _zeroed(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 16: zeros where the forward part masks, by a factor that is 0 there and one number elsewhere."""
-        if not is_op(node, "Mul"):
-            return None
-        for region, factor in (node.inputs, node.inputs[::-1]):
-            number = None if factor is None else self.viewer.facts.sets.only_besides_zero(factor)
-            tensor = None if number is None else self.reader.tensor(region)
-            if tensor is None or number is None or (place := self._selection(factor, True, tensor)) is None:
+        for region, factor in operand_orders(node, "Mul"):
+            number = self.viewer.facts.sets.only_besides_zero(factor)
+            if number is None or (tensor := self.reader.tensor(region)) is None:
                 continue
-            masked = tensor.quantity.selected(place, len(self._selections), multiplied=True)
-            return Tensor.of(masked.scaled(number), tensor.dims)
+            if (place := self._selection(factor, True, tensor)) is not None:
+                masked = tensor.quantity.selected(place, len(self._selections), multiplied=True)
+                return Tensor.of(masked.scaled(number), tensor.dims)
         return None
 
     def _unchanged(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 17: what 0 is added to."""
-        given = (value for value in node.inputs if value is not None and adds_nothing(node, value, self.viewer))
+        given = (value for value in inputs_of(node) if adds_nothing(node, value, self.viewer))
         return self.reader.tensor(next(given, None))
 
     def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
         own, negated = bare(condition, self.viewer.info)
-        kept = self._kept(own)
+        kept = self._drop_mask(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
         if (selection := self._selection(condition, keep, tensor)) is not None:
@@ -308,7 +321,7 @@ class Region:
         chosen_is_kept = self.reader.tensors.get(chosen) is not None
         theirs, other = bare(test, self.viewer.info)
         dims = self.viewer.alignment(test, self.derivation.probabilities.seen[where.outputs[0]], where)
-        if keep ^ negated != chosen_is_kept ^ other or not self._same(own, theirs, dims, tensor):
+        if keep ^ negated != chosen_is_kept ^ other or not self._selects_alike(own, theirs, dims, tensor):
             return None
         return tensor.quantity.guarded()
 
@@ -321,11 +334,13 @@ class Region:
         own, negated = bare(condition, self.viewer.info)
         for place, term in enumerate(self._selections):
             theirs, other = bare(term.operand.value, self.viewer.info)
-            if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
+            if keep ^ negated == term.keep ^ other and self._selects_alike(own, theirs, term.operand.dims, tensor):
                 return place
         return None
 
-    def _same(self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor[Quantity]) -> bool:
+    def _selects_alike(
+        self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor[Quantity]
+    ) -> bool:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
         if own is None or theirs is None:
             return False
@@ -365,7 +380,7 @@ class Region:
         order = dict(zip(product.labels[1], other.dims, strict=True))
         dims = self.tracer.aligned(one.dims, tuple(order[label] for label in product.labels[0]))
         quantity = one.quantity.times(other.quantity)
-        total = None if quantity is None else quantity.row_sum(self.dropout)
+        total = quantity and quantity.row_sum(self.dropout)
         if dims is None or total is None or not self._runs_over(product, 0, dims, self.match.roles.kv_seq):
             return None
         by_label = dict(zip(product.labels[0], dims, strict=True))
@@ -375,8 +390,8 @@ class Region:
         """Does the product sum over exactly these axes?"""
         space = self.viewer.space
         by_label = dict(zip(product.labels[side], dims, strict=True))
-        summed = [axis for label in product.summed for axis in space.resolve(by_label[label])]
-        return len(product.summed) == 1 and tuple(summed) == space.resolve(axes)
+        summed = space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
+        return len(product.summed) == 1 and summed == space.resolve(axes)
 
     def output_gradient(self, product: Contraction, side: int, other: Arrangement) -> tuple[Arrangement, float] | None:
         """The operand of a product as the gradient of the attention's output: its arrangement and factor.
@@ -420,3 +435,19 @@ class Region:
         one = dict(zip(product.labels[side], mine, strict=True))
         two = dict(zip(product.labels[1 - side], other, strict=True))
         return self.viewer.space.resolve_all(one.get(label) or two.get(label) or () for label in product.out)
+
+
+OWN_RULES: Mapping[tuple[str, str], Callable[[Region, ir.Node], Tensor[Quantity] | None]] = {
+    ("", "Add"): Region._plus_number,
+    ("", "Sub"): Region._plus_number,
+    ("", "Pow"): Region._power,
+    ("", "Reciprocal"): Region._power,
+    ("", "Div"): Region._power,
+    ("", "ReduceSum"): Region._row_sum,
+    ("", "Where"): Region._selected,
+    ("com.microsoft", "TanhGrad"): Region._tanh_gradient,
+    ("com.microsoft", "SoftmaxGrad"): Region._softmax_gradient,
+    ("com.microsoft", "SoftmaxGrad_13"): Region._softmax_gradient,
+    ("com.microsoft", "DropoutGrad"): Region._dropout_gradient,
+}
+"""What an operator makes where it is no arithmetic of tensors of the region."""

@@ -15,6 +15,7 @@ adding twice; and because the operator's gradient is that sum, over all rows.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -43,7 +44,7 @@ def scattered(gradient: Gradient, view: View, read: GatheredOperand, depth: Axes
         return None
     dims = space.resolve_all(read.source.dims)
     kept = {*space.resolve(read.tokens), *space.resolve(depth)}
-    summable = {axis for dim in dims for axis in dim} - kept
+    summable = set(chain.from_iterable(dims)) - kept
     start = GradientTarget(scatter.outputs[0], dims, last.factor, last.saved + COPY_COST)
     return replace(gradient, targets=targets_after(start, summable, tracer))
 

@@ -90,20 +90,20 @@ class ListedBackward(GradientCompanion):
         if rope is not None:
             sources["key_rope"] = rope.key, read[2], rope.head_dim
         gradients: list[Gradient] = []
-        for each in self.found.gradients:
-            behind = each
-            if each.role in sources:
-                found = scattered(each, *sources[each.role], tracer)
-                if found is None:
-                    self.refused = f"the gradient of {each.role} is not added up by the list that gathers it"
+        for gradient in self.found.gradients:
+            behind = gradient
+            if gradient.role in sources:
+                target = scattered(gradient, *sources[gradient.role], tracer)
+                if target is None:
+                    self.refused = f"the gradient of {gradient.role} is not added up by the list that gathers it"
                     return False
-                behind = found
+                behind = target
             gradients.append(behind)
         self.record = space.settle(replace(self.found, gradients=tuple(gradients)))
         return True
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, found: Selection | None
+        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, selection: Selection | None
     ) -> Callable[[], None] | None:
         """Add the gradient of a forward node, and the loss; what is returned puts the results in place. None where the
         target forbids it. Raises Decline."""
@@ -111,8 +111,8 @@ class ListedBackward(GradientCompanion):
         if pairs is None:
             return None
         if self.record.divergence is not None:
-            assert found is not None  # of gathered keys there is no loss: see move_after_scatter()
-            loss_builder = IndexLoss(self.record.divergence, found, self.rewriter)
+            assert selection is not None  # of gathered keys there is no loss: see move_after_scatter()
+            loss_builder = IndexLoss(self.record.divergence, selection, self.rewriter)
             loss, more = reworded(lambda: loss_builder.build(node, inputs, sparse), self._failed)
             self.nodes.append(loss)
             pairs.extend(more)
@@ -131,7 +131,7 @@ class ListedBackward(GradientCompanion):
             return []
         builder = self.rewriter.builder
         match = replace(sparse.match, roles=replace(sparse.match.roles, kv_seq=sparse.tokens))
-        destinations = [destination_of(each, match, LAYOUT) for each in self.record.gradients]
+        destinations = [destination_of(wanted_gradient, match, LAYOUT) for wanted_gradient in self.record.gradients]
         if None in destinations:
             return None
         roles = match.roles
@@ -145,17 +145,17 @@ class ListedBackward(GradientCompanion):
         }
         names = ("scale_value", "sparse_block_size", "sparse_mode")
         attrs = {name: node.attributes[name].value for name in names} | {"layout": LAYOUT}
-        wanted = {OUTPUTS[each.role] for each in self.record.gradients}
+        wanted = {OUTPUTS[wanted_gradient.role] for wanted_gradient in self.record.gradients}
         gradient = domain_node(OP, given, attrs, builder, self.rewriter.options, wanted)
         if gradient is None:
             return None
         self.rewriter.made.append(gradient)
         results = {output.name: output for output in gradient.outputs}
         pairs: list[tuple[GradientTarget, ir.Value]] = []
-        for each, destination in zip(self.record.gradients, destinations, strict=True):
+        for wanted_gradient, destination in zip(self.record.gradients, destinations, strict=True):
             assert destination is not None
-            value = results[f"{gradient.name}_{OUTPUTS[each.role]}"]
-            dims = gradient_dims(each.role, match, LAYOUT)
+            value = results[f"{gradient.name}_{OUTPUTS[wanted_gradient.role]}"]
+            dims = gradient_dims(wanted_gradient.role, match, LAYOUT)
             pairs.append((destination.target, moved_to(value, dims, destination, match.dtype, builder, sparse.emitter)))
         self.nodes.append(gradient)
         return pairs

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.ir.nodes import int_attr, is_op
+from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probability_path import FLOATS
@@ -56,19 +57,21 @@ class Tracer:
             value = step[0]
         if value is None:
             return None
-        dims: Arrangement | None = self.viewer.space.resolve_all(seeds[value])
+        dims = self.viewer.space.resolve_all(seeds[value])
         for node, _ in reversed(chain):
-            if dims is not None and self.viewer.factor(node) is None:
-                dims = self.viewer.rearranged(node, dims)
-        return None if dims is None else Known(dims, math.prod(factor for _, factor in chain))
+            if self.viewer.factor(node) is not None:
+                continue
+            if (moved := self.viewer.rearranged(node, dims)) is None:
+                return None
+            dims = moved
+        return Known(dims, math.prod(factor for _, factor in chain))
 
     def look_through(self, node: ir.Node) -> tuple[ir.Value, float] | None:
         """What a layout operator, a cast or a factor was applied to, and the factor."""
         factor = self.viewer.factor(node)
         if factor is not None:
             return factor
-        source = node.inputs[0] if node.inputs else None
-        if source is None:
+        if (source := input_of(node, 0)) is None:
             return None
         if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Dropout") and drops_nothing(node)):
             return source, 1.0
@@ -110,7 +113,7 @@ class Tracer:
                 return None
             result.append(mine or theirs)
         dims = self.viewer.space.resolve_all(result)
-        every = [axis for dim in dims for axis in dim]
+        every = list(chain.from_iterable(dims))
         return dims if len(every) == len(set(every)) else None
 
 

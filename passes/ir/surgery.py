@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import all_nodes, producer, reached, values_read
+from fa_compiler.passes.ir.nodes import all_nodes, holds_output, inputs_of, reached, values_read
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
@@ -42,24 +42,23 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> Swept:
     pending, swept = list(roots), Swept()
     while pending:
         node = pending.pop()
-        if node.graph is not graph or any(output.uses() or output.is_graph_output() for output in node.outputs):
+        if node.graph is not graph or holds_output(node.outputs) or any(output.uses() for output in node.outputs):
             continue
-        inputs = tuple(node.inputs)
-        swept.nodes.append((node, inputs))
+        swept.nodes.append((node, tuple(node.inputs)))
+        given = inputs_of(node)
         graph.remove(node, safe=True)
-        for value in inputs:
-            if value is None:
-                continue
-            maker = value.producer()
-            if maker is not None:
-                pending.append(maker)
-            elif (
-                not value.uses() and value.is_initializer() and not (value.is_graph_input() or value.is_graph_output())
-            ):
-                assert value.graph is not None and value.name is not None
-                swept.initializers.append((value.graph, value))
-                del value.graph.initializers[value.name]
+        pending.extend(maker for value in given if (maker := value.producer()) is not None)
+        for value in filter(_is_unused_initializer, given):
+            assert value.graph is not None and value.name is not None
+            swept.initializers.append((value.graph, value))
+            del value.graph.initializers[value.name]
     return swept
+
+
+def _is_unused_initializer(value: ir.Value) -> bool:
+    """Is a value an initializer that nothing reads, and neither an input nor an output?"""
+    is_bound = value.is_graph_input() or value.is_graph_output() or not value.is_initializer()
+    return value.producer() is None and not is_bound and not value.uses()
 
 
 def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dict[ir.Node, None]:
@@ -70,11 +69,11 @@ def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dic
     while pending:
         node = pending.pop()
         readers = (reader for output in node.outputs for reader, _ in output.uses())
-        needed = any(output.is_graph_output() for output in node.outputs)
-        if node in removed or needed or any(reader not in removed and reader not in dead for reader in readers):
+        if node in removed or holds_output(node.outputs):
             continue
-        removed[node] = None
-        pending.extend(maker for value in node.inputs if (maker := producer(value)) is not None)
+        if all(reader in removed or reader in dead for reader in readers):
+            removed[node] = None
+            pending.extend(maker for value in inputs_of(node) if (maker := value.producer()) is not None)
     return removed
 
 
@@ -82,7 +81,7 @@ def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir
     """The dead nodes because of which a sweep from these roots would leave more nodes in the graph: those that read the
     outputs of such nodes, and the dead nodes after them. Other dead nodes are left alone."""
     removed = superfluous(roots, dead)
-    return [node for node in reached(removed, lambda each: _dead_behind(each, dead)) if node in dead]
+    return [node for node in reached(removed, lambda dead_node: _dead_behind(dead_node, dead)) if node in dead]
 
 
 def _dead_behind(node: ir.Node, dead: Collection[ir.Node]) -> list[ir.Node]:
@@ -104,7 +103,7 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
     assert graph is not None
     places: dict[ir.Node, int] | None = graph.meta.get(ORDER)
     if places is None:
-        places = graph.meta[ORDER] = {each: place for place, each in enumerate(graph)}
+        places = graph.meta[ORDER] = {sorted_node: place for place, sorted_node in enumerate(graph)}
     first = places.get(node, 0)
     pending, seen = [value], {node}
     while pending:

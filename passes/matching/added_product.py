@@ -47,13 +47,13 @@ class AddedProduct:
 
     def rope(self, kv_seq: Axes, viewer: Viewer) -> Rope:
         """Its operands as query and key over these columns. Raises Decline where it has no keys of its own."""
-        found, resolve = self.product, viewer.space.resolve
+        operands, resolve = self.product, viewer.space.resolve
         for side in (1, 0):
-            free = found.free(side)
-            query, key = found.views[1 - side], found.views[side]
-            if len(free) == 1 and resolve(found.dims[side][free[0]]) == kv_seq and query and key:
-                return Rope(query, key, resolve(found.dims[0][found.product.summed[0]]), self.ratio)
-        raise Decline(Code.AXIS, "a product is added to the scores that has no keys of its own", found.product.node)
+            free = operands.free(side)
+            query, key = operands.views[1 - side], operands.views[side]
+            if len(free) == 1 and resolve(operands.dims[side][free[0]]) == kv_seq and query and key:
+                return Rope(query, key, resolve(operands.dims[0][operands.product.summed[0]]), self.ratio)
+        raise Decline(Code.AXIS, "a product is added to the scores that has no keys of its own", operands.product.node)
 
 
 def added_product(
@@ -67,29 +67,33 @@ def added_product(
     multiplied by."""
     if not is_score_like(value, viewer):
         return None
-    read = if_possible(lambda: _read(value, dims, node, viewer))
+    read = if_possible(lambda: _aligned_product(value, dims, node, viewer))
     if read is None:
         return None
-    found, own, scale, aligned = read
-    own = own[len(own) - len(aligned) :] if len(own) >= len(aligned) else ()
-    fits = len(own) == len(aligned) and all(
-        viewer.space.size(a) == viewer.space.size(b) and viewer.space.unify(a, b)
-        for a, b in zip(own, aligned, strict=True)
-    )
-    return AddedProduct(found, scale * share) if fits else None
+    product, own, scale, aligned = read
+    missing, space = len(own) - len(aligned), viewer.space
+    if missing < 0:
+        return None
+    for one, other in zip(own[missing:], aligned, strict=True):
+        if space.size(one) != space.size(other) or not space.unify(one, other):
+            return None
+    return AddedProduct(product, scale * share)
 
 
-def _read(
+def _aligned_product(
     value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer
 ) -> tuple[Operands, Arrangement, float, Arrangement] | None:
-    """The operands of a product, its own arrangement behind the steps that follow it, its scale, and its arrangement as
-    a part of the scores; None where a step does more than scale and rearrange. Raises Decline."""
+    """A product that is added to the scores: the operands, the arrangement behind the steps after the product, the
+    scale, and the arrangement as a part of the scores. None where a step does more than scale and rearrange. Raises
+    Decline."""
     path = find_scores(value, viewer, True)
-    found = Operands.of(path.product, viewer, widening=viewer.info.dtype(value) != ir.DataType.FLOAT)
-    own, scale = found.out, path.product.factor * found.scale
+    product = Operands.of(path.product, viewer, widening=viewer.info.dtype(value) != ir.DataType.FLOAT)
+    own, scale = product.out, path.product.factor * product.scale
     for step in path.steps:
-        moved = viewer.rearranged(step.node, own) if isinstance(step, Rearrange) else own
-        if moved is None or not isinstance(step, Rearrange | Scale):
+        if isinstance(step, Scale):
+            scale *= step.factor
+        elif isinstance(step, Rearrange) and (moved := viewer.rearranged(step.node, own)) is not None:
+            own = moved
+        else:
             return None
-        own, scale = moved, scale * step.factor if isinstance(step, Scale) else scale
-    return found, own, scale, viewer.alignment(value, dims, node)
+    return product, own, scale, viewer.alignment(value, dims, node)

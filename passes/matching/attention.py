@@ -4,7 +4,7 @@
     probabilities := softmax over the keys' axis           softmax.py
     softmax's input := terms(product(query, key))          scores.py, masks/mask.py
 
-A match goes through these stages; each is a record of its own, and what a later one needs it takes from those before:
+A match goes through these stages. A stage is a record, which is made of the records before it:
 
     1. AttentionPaths   attention_paths.py   the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py             which operand is the key
@@ -31,13 +31,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, operand_at
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Floor, Scale, Select
@@ -47,7 +48,7 @@ from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.guards import ScoreGuard
-from fa_compiler.passes.matching.layers import holds_weights, layers_apart
+from fa_compiler.passes.matching.layers import decline_of_layers
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probabilities import Probabilities
@@ -55,8 +56,9 @@ from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.matching.roles import KeySide, Roles
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
-from fa_compiler.passes.matching.sinks import FoundSink, summed
+from fa_compiler.passes.matching.sinks import FoundSink, sink_in_total
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.matching.weights import holds_weights
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 
@@ -84,16 +86,18 @@ class Matcher:
     def finish(paths: AttentionPaths) -> AttentionMatch:
         """The stages that follow; raises Decline."""
         return reworded(
-            lambda: _finished(paths),
-            lambda decline: layers_apart(decline, paths.before, paths.after, paths.viewer),
+            lambda: _match_of(paths),
+            lambda decline: decline_of_layers(decline, paths.before, paths.after, paths.viewer),
         )
 
 
-def _finished(paths: AttentionPaths) -> AttentionMatch:
+def _match_of(paths: AttentionPaths) -> AttentionMatch:
     anchor, after, scores, space = paths.anchor, paths.after, paths.scores, paths.viewer.space
     BoundedScores(paths.viewer.facts).check_rows(anchor, paths.finite)
     key = KeySide.of(paths)
-    rope = None if scores.added_product is None else scores.added_product.rope(key.kv_seq, paths.viewer)
+    rope = None
+    if scores.added_product is not None:
+        rope = scores.added_product.rope(key.kv_seq, paths.viewer)
     _check_shifts(paths, key.kv_seq)
     probabilities = Probabilities.of(paths)
     found_sink = _found_sink(paths, key.kv_seq, probabilities)
@@ -114,7 +118,6 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
         allowed = roles.batch, roles.heads, roles.q_seq
         check_axes(scores.factors, allowed, space, Code.SCALE)
         check_axes(factors, allowed, space, Code.PROBABILITY_TERM)
-    outputs = [each.output for each in (anchor.late, paths.gate) if each is not None]
     match = AttentionMatch(
         anchor,
         space,
@@ -123,7 +126,7 @@ def _finished(paths: AttentionPaths) -> AttentionMatch:
         scores.scale,
         masking.plan,
         dtype,
-        outputs[0] if outputs else after.product.output,
+        paths.output,
         pv.out,
         sink=None if found_sink is None else found_sink.sink,
         dropout=probabilities.dropout,
@@ -147,8 +150,11 @@ def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
     and a negative one makes v the row's largest score, beside which the others are rounded away.
     """
     scores, space, growth = paths.scores, paths.viewer.space, 1.0
-    for term in scores.terms if scores.shifted else ():
-        growth *= term.factor if isinstance(term, Scale) else 1.0
+    if not scores.shifted:
+        return
+    for term in scores.terms:
+        if isinstance(term, Scale):
+            growth *= term.factor
         if not 0.0 < growth <= 1.0:
             reason = "a mask less its maximum is multiplied by more than 1, or by a negative number"
             raise Decline(Code.SCORE_TERM, reason, term.node)
@@ -176,37 +182,41 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
     if anchor.sink is not None:
         if scores.found_sink is not None:
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
-        found_sink = summed(anchor, anchor.sink, scores.dims, kv_seq, viewer)
+        found_sink = sink_in_total(anchor, anchor.sink, scores.dims, kv_seq, viewer)
     return found_sink
 
 
 def _check_unbounded(paths: AttentionPaths, found_sink: FoundSink | None) -> None:
     """Decline a factor of unknown size beside an operation for which an infinite score and NaN differ (factors.py, case
     2)."""
-    scores, guard = paths.scores, paths.after.guard
-    factor = next((each for each in scores.factors if each.unbounded), None)
+    factor = paths.scores.unbounded
     if factor is None:
         return
-    what = None
-    if scores.softcap != 0.0:
-        what = "the soft cap makes a number of an infinite score"
-    elif found_sink is not None:
-        what = "beside the sink a row whose scores are all -inf is 0, not NaN"
-    elif isinstance(guard, ScoreGuard):
-        what = "the guard makes a row 0 whose scores are all -inf, and not one with NaN"
-    elif any(isinstance(each, Floor) or (isinstance(each, Select) and each.fill != -math.inf) for each in scores.terms):
-        what = "the finite number of a mask outweighs scores of -inf, but not NaN"
-    if what is not None:
+    if (what := _why_infinity_matters(paths, found_sink)) is not None:
         by = "divided by" if factor.divides else "multiplied by"
         name = "" if factor.value is None else factor.value.name
         reason = f"the scores are {by} {name!r}, which is not proven to leave them finite, and {what}"
         raise Decline(Code.SCALE, reason, factor.node)
 
 
+def _why_infinity_matters(paths: AttentionPaths, found_sink: FoundSink | None) -> str | None:
+    """What tells an infinite score from NaN, in words; None where nothing does."""
+    if paths.scores.softcap != 0.0:
+        return "the soft cap makes a number of an infinite score"
+    if found_sink is not None:
+        return "beside the sink a row whose scores are all -inf is 0, not NaN"
+    if isinstance(paths.after.guard, ScoreGuard):
+        return "the guard makes a row 0 whose scores are all -inf, and not one with NaN"
+    fills = [term.fill for term in paths.scores.terms if isinstance(term, Select)]
+    if any(isinstance(term, Floor) for term in paths.scores.terms) or any(fill != -math.inf for fill in fills):
+        return "the finite number of a mask outweighs scores of -inf, but not NaN"
+    return None
+
+
 def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:
     """Decline a product with the values that sums over something else than the keys."""
     after, resolve = paths.after, paths.viewer.space.resolve
-    sums = [axis for label in after.product.summed for axis in resolve(pv.dims[after.side][label])]
+    sums = resolve(chain.from_iterable(pv.dims[after.side][label] for label in after.product.summed))
     wanted = resolve(kv_seq)
     if len(sums) == len(wanted) and set(sums) == set(wanted):
         return
@@ -238,10 +248,10 @@ def _check_late(paths: AttentionPaths, out: Arrangement, kv_seq: Axes) -> None:
         raise Decline(Code.DTYPE, "exponentials in 16 bits are summed up before they are divided", divide)
     if info.shape(late.output) != info.shape(after.product.output):
         raise Decline(Code.SHAPE, "the divisor enlarges what it divides", divide)
-    resolve = space.resolve
-    rows = [() if resolve(dim) == resolve(kv_seq) else resolve(dim) for dim in paths.scores.dims]
-    aligned = space.resolve_all(out)[len(out) - len(rows) :] if len(rows) <= len(out) else ()
-    if len(aligned) != len(rows) or any(row and row != own for row, own in zip(rows, aligned, strict=True)):
+    keys, rows = space.resolve(kv_seq), space.resolve_all(paths.scores.dims)
+    missing = len(out) - len(rows)
+    pairs = zip(rows, space.resolve_all(out)[max(missing, 0) :], strict=False)
+    if missing < 0 or any(row and row not in (keys, own) for row, own in pairs):
         raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)
 
 
@@ -255,36 +265,38 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
     assert query is not None and key is not None and value is not None
     wanted = info.dtype(after.product.output)
     types = {info.dtype(view.base) for view in (query, key, value)}
-    if wanted not in FLOATS or not types <= set(FLOATS):
+    if wanted is None or wanted not in FLOATS or not types <= set(FLOATS):
         reason = "query, key and value are not float32, float16 or bfloat16"
         raise Decline(Code.DTYPE, reason, after.product.node)
-    assert wanted is not None
     return (query, key, value), wanted if types == {wanted} else ir.DataType.FLOAT
 
 
 def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
     viewer = Viewer(paths.viewer.facts, paths.viewer.space.branch())
-    found = []
+    shapes = []
     for node, value in paths.shape_readers:
-        dims = _seen(value, probabilities.seen, viewer)
+        dims = _arrangement_of(value, probabilities.seen, viewer)
         if dims is None or not viewer.space.knows_no_more(paths.viewer.space):
             reason = f"the shape of {value.name!r} is needed elsewhere"
             raise Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
-        found.append((node, viewer.space.resolve_all(dims)))
-    return tuple(found)
+        shapes.append((node, viewer.space.resolve_all(dims)))
+    return tuple(shapes)
 
 
-def _seen(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
-    """The arrangement of a value that was seen, or that is moved from one that was seen; None where it is unknown."""
+def _arrangement_of(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
+    """The arrangement of a value: `seen` has it, or that of a value from which this value is moved. None where it is
+    unknown."""
     moving: list[ir.Node] = []
     while value not in seen:
         node = value.producer()
-        if node is None or not is_op(node, *LAYOUT_OPS) or node.inputs[0] is None:
+        if not is_op(node, *LAYOUT_OPS):
             return None
         moving.append(node)
-        value = node.inputs[0]
-    dims: Arrangement | None = seen[value]
+        value = operand_at(node, 0)
+    dims = seen[value]
     for node in reversed(moving):
-        dims = None if dims is None else viewer.rearranged(node, dims)
+        if (moved := viewer.rearranged(node, dims)) is None:
+            return None
+        dims = moved
     return dims

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, nodes_of_type, operands, outputs_of, reads_shape
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Add, Scale, Select, Term
@@ -24,7 +24,7 @@ from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.exponentials import ROUNDING
 from fa_compiler.passes.matching.final_scores import FinalScores
 from fa_compiler.passes.matching.interior import check_private, feeds_backward
-from fa_compiler.passes.matching.layers import layers_apart, scores_of_attention
+from fa_compiler.passes.matching.layers import decline_of_layers, scores_of_attention
 from fa_compiler.passes.matching.probability_path import (
     RENORMALISED_ADVICE,
     ProbabilityPath,
@@ -68,23 +68,27 @@ class AttentionPaths:
     @property
     def cap(self) -> ir.Value | None:
         """The tanh of a soft cap, which its gradient reads; None where the scores are not capped."""
-        return _cap(self.before)
+        return _capped_scores(self.before)
 
     @property
     def values_from_softmax_on(self) -> tuple[ir.Value, ...]:
         """What the softmax and the nodes after it make."""
         return _values_from_softmax_on(self.anchor, self.after)
 
+    @property
+    def output(self) -> ir.Value:
+        """The result: that of the late division, of the gate, or of the product with the values."""
+        for last in (self.anchor.late, self.gate):
+            if last is not None:
+                return last.output
+        return self.after.product.output
+
     @staticmethod
     def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, joins_added_product: bool) -> AttentionPaths:
         """The paths around an anchor on a route; with `joins_added_product` an added product is a part of the scores.
         Raises Decline."""
         viewer = Viewer(facts, AxisSpace())
-        after = find_values(anchor.output, viewer, route.path) if route.path else _after(anchor, viewer)
-        late = anchor.late
-        gate = sink_gate(anchor.scores, after.product, facts.info) if late is None else None
-        after = after if gate is None else replace(after, tail=gate.nodes)
-        after = after if late is None else replace(after, tail=(*late.summing, *late.dividing))
+        after, gate = _with_tail(anchor, _probability_path(anchor, route, viewer), facts)
         before = scores_of_attention(anchor.scores, after, viewer)
         BoundedScores(facts).check_exponentials(anchor)
         _check_total(anchor)
@@ -98,13 +102,24 @@ class AttentionPaths:
             dims[anchor.output] = scores.dims
             return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
 
-        return reworded(joined, lambda decline: layers_apart(decline, before, after, viewer))
+        return reworded(joined, lambda decline: decline_of_layers(decline, before, after, viewer))
+
+
+def _with_tail(anchor: SoftmaxAnchor, after: ProbabilityPath, facts: Facts) -> tuple[ProbabilityPath, SinkGate | None]:
+    """The path to the values with what follows the product: a late division, or a sink's gate, which is told, too."""
+    if (late := anchor.late) is not None:
+        return replace(after, tail=(*late.summing, *late.dividing)), None
+    if (gate := sink_gate(anchor.scores, after.product, facts.info)) is not None:
+        return replace(after, tail=gate.nodes), gate
+    return after, None
 
 
 def _exponent(anchor: SoftmaxAnchor) -> Scale | None:
     """What powers multiply the scores by. That of 2^(x log2(e)) is 1 but for the rounding of its constant."""
-    node = next((each for each in anchor.nodes if is_op(each, "Exp", "Pow")), anchor.node)
-    return None if abs(anchor.log_base - 1.0) <= ROUNDING else Scale(node, anchor.log_base)
+    if abs(anchor.log_base - 1.0) <= ROUNDING:
+        return None
+    node = next(nodes_of_type(anchor.nodes, "Exp", "Pow"), anchor.node)
+    return Scale(node, anchor.log_base)
 
 
 def _check_total(anchor: SoftmaxAnchor) -> None:
@@ -126,10 +141,10 @@ def _leaves_scores(term: Term, facts: Facts) -> bool:
 
 
 def _values_from_softmax_on(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Value, ...]:
-    return tuple(output for node in (*anchor.nodes, *after.nodes) for output in node.outputs)
+    return tuple(outputs_of((*anchor.nodes, *after.nodes)))
 
 
-def _cap(before: ScorePath) -> ir.Value | None:
+def _capped_scores(before: ScorePath) -> ir.Value | None:
     return next((step.node.outputs[0] for step in before.steps if isinstance(step, Cap)), None)
 
 
@@ -138,7 +153,9 @@ def _accounting(
 ) -> Callable[[ir.Value, ir.Node], bool]:
     """The predicate for `check_private`: is this reader of an inner value accounted for by the attention's
     gradient, or by another attention that is fused as well?"""
-    read_by_gradient = (*_values_from_softmax_on(anchor, after), _cap(before)) if route.gradient else ()
+    read_by_gradient: set[ir.Value | None] = set()
+    if route.gradient:
+        read_by_gradient.update((*_values_from_softmax_on(anchor, after), _capped_scores(before)))
 
     def accounted_for(output: ir.Value, reader: ir.Node) -> bool:
         by_gradient = output in read_by_gradient and not reads_shape(reader)
@@ -147,8 +164,8 @@ def _accounting(
     return accounted_for
 
 
-def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
-    """The only path from a softmax to values, or the reason why there is none."""
+def _probability_path(anchor: SoftmaxAnchor, route: Route, viewer: Viewer) -> ProbabilityPath:
+    """The path from a softmax to values on a route, or the reason why there is none."""
 
     def words(decline: Decline) -> Decline:
         if not reaches_product(anchor.output, viewer):
@@ -160,11 +177,14 @@ def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
             return Decline(Code.TRAINING, decline.reason, decline.culprit)
         return decline
 
+    if route.path:
+        return find_values(anchor.output, viewer, route.path)
     path = None if anchor.late is None else anchor.late.path
     return reworded(lambda: find_values(anchor.output, viewer, path), words)
 
 
 def _logarithm_is_read(anchor: SoftmaxAnchor) -> bool:
     """Is the softmax an exponential of a logarithm that something else reads, too?"""
-    logarithm = anchor.node.inputs[-1] if anchor.late is None and is_op(anchor.node, "Exp", "Pow") else None
-    return logarithm is not None and len(distinct_consumers(logarithm)) > 1
+    if anchor.late is not None or not is_op(anchor.node, "Exp", "Pow"):
+        return False
+    return len(distinct_consumers(operands(anchor.node)[-1])) > 1

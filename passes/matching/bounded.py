@@ -23,7 +23,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import BOUNDED_SCORES, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, others_of
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import AlignedTensor, Select, Term
 from fa_compiler.passes.matching.probability_path import RENORMALISED_ADVICE
@@ -82,10 +82,8 @@ class BoundedScores:
             reason = f"the factor {divided.condition.name!r} is not proven to be 0 or 1"
             raise Decline(Code.PROBABILITY_TERM, reason, node)
         aligned = viewer.alignment(divided.condition, dims, node)
-        fits = any(viewer.info.shape(each) == viewer.info.shape(node.outputs[0]) for each in _others(divided))
+        fits = any(
+            viewer.info.shape(other) == viewer.info.shape(node.outputs[0])
+            for other in others_of(node, divided.condition)
+        )
         return Select(node, AlignedTensor(divided.condition, aligned, fits), divided.keep, -math.inf)
-
-
-def _others(divided: Renormalised) -> list[ir.Value]:
-    """What the mask's node reads beside its condition."""
-    return [each for each in divided.nodes[0].inputs if each is not None and each is not divided.condition]

@@ -1,5 +1,7 @@
 """Dropout on the probabilities: a mask of the scores' shape that is known beside them, as the operator's drop_mask.
 
+    p = p * keep_mask.to(p.dtype) * (1 / (1 - rate))
+
     1   dropped := Mul(probabilities, m)        m = c * layout(Cast(keep)), keep boolean, c one number that is known
                                                 before the run
 
@@ -18,6 +20,7 @@ mask as for all the rest of an attention (12 heads, 512 tokens).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,9 +50,9 @@ class Dropout:
     keep: float
 
 
-def _followed(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
-    """Case 1: the boolean that a tensor of zeros and one other number was cast from, what moves elements after it, and
-    the number; None for any other tensor."""
+def _boolean_source(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
+    """Case 1: for a tensor of 0 and a number, cast from a boolean: the boolean, the nodes that cast and move elements,
+    and the number. None for other tensors."""
     chain: list[ir.Node] = []
     scale = 1.0
     for _ in range(MAX_STEPS):
@@ -71,26 +74,32 @@ def _followed(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[i
 
 def drop_mask(node: ir.Node, viewer: Viewer) -> ir.Value | None:
     """The operand of a Mul that is a drop mask."""
-    operands = node.inputs if is_op(node, "Mul") else ()
-    return next((each for each in operands if _followed(each, viewer) is not None), None)
+    if not is_op(node, "Mul"):
+        return None
+    return next((operand for operand in node.inputs if _boolean_source(operand, viewer) is not None), None)
 
 
 def dropped(drop: ir.Node, dims: Arrangement, viewer: Viewer) -> tuple[Dropout, float]:
     """What a Mul by a drop mask drops of probabilities of this arrangement, and the factor that comes with it. Raises
     Decline."""
     other = drop_mask(drop, viewer)
-    followed = _followed(other, viewer)
-    view = None if followed is None else viewer.base_view(followed[0])
-    if other is None or followed is None or view is None:
+    followed = _boolean_source(other, viewer)
+    if other is None or followed is None or (view := viewer.base_view(followed[0])) is None:
         raise Decline(Code.RANK, "the rank of a drop mask is unknown", drop)
     mask, chain, scale = followed
-    own: Arrangement | None = view.dims
-    for node in chain:
-        own = None if own is None else viewer.rearranged(node, own)
-    wanted = viewer.alignment(other, dims, drop)
+    own, wanted = _arrangement_behind(chain, view.dims, viewer), viewer.alignment(other, dims, drop)
     if own is None or any(a and not viewer.space.unify(a, b) for a, b in zip(own, wanted, strict=True)):
         raise Decline(Code.SHAPE, "the shape of a drop mask was not proven to fit the probabilities", drop)
     return Dropout(drop, mask, view.base_dims, 1.0), scale
+
+
+def _arrangement_behind(chain: Iterable[ir.Node], dims: Arrangement, viewer: Viewer) -> Arrangement | None:
+    """The arrangement behind operators that move elements; None where it was not proven."""
+    for node in chain:
+        if (moved := viewer.rearranged(node, dims)) is None:
+            return None
+        dims = moved
+    return dims
 
 
 def kept_by(dropout: Dropout, scale: float, factors: tuple[Factor, ...]) -> Dropout:

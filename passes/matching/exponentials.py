@@ -1,5 +1,9 @@
 """Exponentials to any base, and the softmax that is written as the exponential of a logarithm.
 
+    p = x.log_softmax(-1).exp()
+    p = (x - x.exp().sum(-1, keepdim=True).log()).exp()
+    p = 2 ** (y - (2 ** y).sum(-1, keepdim=True).log2())          y = x * math.log2(math.e)
+
 Grammar; `a` are the axes of the softmax, and exp(y) stands for one exponential, to the base b everywhere:
 
     exp(y) :=
@@ -38,10 +42,11 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, operand_at
 from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.row_reductions import (
     SUMS,
+    Reduction,
     cast_reduced_by,
     is_per_row,
     reduction_of,
@@ -101,28 +106,31 @@ def log_base_of(exponential: Match, info: ShapeInfo) -> float | None:
         return 1.0
     number, power = info.scalar(base), exponential.nodes[0].outputs[0]
     alike = info.shape(power) == info.shape(scores) is not None and info.dtype(power) == info.dtype(scores)
-    return math.log(number) if alike and number is not None and 0.0 < number < math.inf else None
+    if not alike or number is None or not 0.0 < number < math.inf:
+        return None
+    return math.log(number)
 
 
 def times(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, float, ir.Node] | None:
     """Cases 2 and 10: for x * c or x / c with a number c > 0: x, the factor and the node."""
-    for found in matches(TIMES, value, info):
-        number = info.scalar(found.get("factor") or found["divisor"])
-        alike = info.shape(found["x"]) == info.shape(value) is not None
+    for product in matches(TIMES, value, info):
+        divisor = product.get("divisor")
+        number = info.scalar(divisor or product["factor"])
+        alike = info.shape(product["x"]) == info.shape(value) is not None
         if alike and number is not None and 0.0 < number < math.inf:
-            return found["x"], number if found.get("divisor") is None else 1.0 / number, found.nodes[0]
+            return product["x"], 1.0 / number if divisor else number, product.nodes[0]
     return None
 
 
 def exponentials(value: ir.Value, info: ShapeInfo) -> Iterator[Exponential]:
     """Cases 1 and 2: how a value may be read as an exponential to a base above 1."""
-    for found in matches(EXPONENTIAL, value, info):
-        log_base = log_base_of(found, info)
+    for power in matches(EXPONENTIAL, value, info):
+        log_base = log_base_of(power, info)
         if log_base is None or log_base <= 0.0:
             continue
-        yield Exponential(found["x"], log_base, found.nodes)
-        if (scaled := times(found["x"], info)) is not None:
-            yield Exponential(scaled[0], log_base * scaled[1], (scaled[2], *found.nodes))
+        yield Exponential(power["x"], log_base, power.nodes)
+        if (scaled := times(power["x"], info)) is not None:
+            yield Exponential(scaled[0], log_base * scaled[1], (scaled[2], *power.nodes))
 
 
 def of_logarithm(value: ir.Value, info: ShapeInfo) -> OfLogarithm | None:
@@ -132,51 +140,68 @@ def of_logarithm(value: ir.Value, info: ShapeInfo) -> OfLogarithm | None:
             x, row = less["x"], less["less"]
             unrepeated_row, repeating = unrepeated(row)
             start, moving = row_source(unrepeated_row, info)
-            found = _whole(x, start, outer.log_base, info) or _less_maximum(x, start, outer.log_base, info)
-            if found is not None and is_per_row(row, found.axes, x, info):
-                return replace(found, nodes=(*found.nodes, *moving, *repeating, *less.nodes, *outer.nodes))
+            softmax = _less_logarithm(x, start, outer.log_base, info) or _less_maximum(x, start, outer.log_base, info)
+            if softmax is not None and is_per_row(row, softmax.axes, x, info):
+                return replace(softmax, nodes=(*softmax.nodes, *moving, *repeating, *less.nodes, *outer.nodes))
     return None
 
 
-def _whole(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
+def _less_logarithm(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
     """Cases 5 to 7: `start` is the logarithm of the sum of exp(x)."""
     own = shifted_by(x, "ReduceMax", info)  # 11
-    for found in (*_logsumexps(start, x, log_base, info), *_log_totals(start, log_base, info)):
-        again = _difference_again(found.summed, x)
-        if own is not None and own[0] == found.axes and again is not None:
-            return OfLogarithm(own[1], own[0], (*own[2], *again, *found.nodes), False, False, log_base)
-        if found.summed is x:
-            overflows = not any(is_op(node, "ReduceLogSumExp") for node in found.nodes)
-            return OfLogarithm(x, found.axes, found.nodes, overflows, True, log_base)
+    for log in (*_logsumexps(start, x, log_base, info), *_log_totals(start, log_base, info)):
+        again = _difference_again(log.summed, x)
+        if own is not None and own[0] == log.axes and again is not None:
+            return OfLogarithm(own[1], own[0], (*own[2], *again, *log.nodes), False, False, log_base)
+        if log.summed is x:
+            overflows = not any(is_op(node, "ReduceLogSumExp") for node in log.nodes)
+            return OfLogarithm(x, log.axes, log.nodes, overflows, True, log_base)
     return None
 
 
 def _less_maximum(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
     """Case 8: `start` is the logarithm of the sum of exp(x - row_max), and row_max is added to it."""
     for added in matches(ADDED, start, info):
-        log, logs_layout = row_source(added["log"], info)
-        row_max, layout = row_source(added["row_max"], info)
         if info.shape(added["log"]) != info.shape(start) is not None:
             continue
-        for found in _log_totals(log, log_base, info):
-            shift = match(SHIFTED, found.summed, info, {"x": x})
-            inner, inner_layout = (None, ()) if shift is None else row_source(shift["row_max"], info)
-            if shift is None or inner is not row_max or info.shape(found.summed) != info.shape(x):
+        log, logs_layout = row_source(added["log"], info)
+        row_max, layout = row_source(added["row_max"], info)
+        maximum = _maximum_of(row_max, x, info)
+        for total in _log_totals(log, log_base, info):
+            if (subtraction := _subtraction(total, added, x, start, info)) is None:
                 continue
-            per_row = is_per_row(shift["row_max"], found.axes, x, info)
-            alike = per_row and info.shape(added["row_max"]) == info.shape(start)
-            if shift["row_max"] is not added["row_max"] and not alike:
-                continue
-            highest, holding = finite_row_max(row_max, info)
-            maximum, layout_of_maximum = row_source(highest, info)
-            largest = reduction_of(maximum, ("ReduceMax",), x, info)  # 11
-            first: tuple[ir.Node, ...] = ()
-            if largest is not None:
-                first = (*largest[1], *layout_of_maximum, *holding)
-            stable = per_row and largest is not None and largest[0] == found.axes
-            nodes = (*first, *inner_layout, *shift.nodes, *found.nodes, *logs_layout, *layout, *added.nodes)
-            return OfLogarithm(x, found.axes, tuple(dict.fromkeys(nodes)), not stable, True, log_base)
+            subtracting, per_row = subtraction
+            axes, computing = maximum or (None, ())
+            stable = per_row and axes == total.axes
+            nodes = (*computing, *subtracting, *total.nodes, *logs_layout, *layout, *added.nodes)
+            return OfLogarithm(x, total.axes, tuple(dict.fromkeys(nodes)), not stable, True, log_base)
     return None
+
+
+def _subtraction(
+    total: _Logarithm, added: Match, x: ir.Value, start: ir.Value, info: ShapeInfo
+) -> tuple[tuple[ir.Node, ...], bool] | None:
+    """Case 8: the exponents of a total are x less a row_max, and the same row_max is added to the logarithm: the nodes
+    that subtract, and whether row_max is one number for each row. None where something else is subtracted."""
+    shift = match(SHIFTED, total.summed, info, {"x": x})
+    if shift is None or info.shape(total.summed) != info.shape(x):
+        return None
+    subtracted, row_max = shift["row_max"], added["row_max"]
+    start_of_row, layout = row_source(subtracted, info)
+    per_row = is_per_row(subtracted, total.axes, x, info)
+    alike = subtracted is row_max or (per_row and info.shape(row_max) == info.shape(start))
+    if not alike or start_of_row is not row_source(row_max, info)[0]:
+        return None
+    return (*layout, *shift.nodes), per_row
+
+
+def _maximum_of(row_max: ir.Value, x: ir.Value, info: ShapeInfo) -> Reduction | None:
+    """Case 11: the axes along which a row_max is the maximum of x, and the nodes that compute it; None where it is
+    something else."""
+    highest, holding = finite_row_max(row_max, info)
+    maximum, layout = row_source(highest, info)
+    largest = reduction_of(maximum, ("ReduceMax",), x, info)
+    return None if largest is None else (largest[0], (*largest[1], *layout, *holding))
 
 
 def _logsumexps(value: ir.Value, x: ir.Value, log_base: float, info: ShapeInfo) -> Iterator[_Logarithm]:
@@ -184,63 +209,65 @@ def _logsumexps(value: ir.Value, x: ir.Value, log_base: float, info: ShapeInfo) 
     for logarithm, factor, scaling in _factored(value, info):
         if abs(factor * log_base - 1.0) > ROUNDING:
             continue
-        scaled: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(x, ())] if abs(log_base - 1.0) <= ROUNDING else []
-        node = logarithm.producer()
-        inner = None if node is None or not is_op(node, "ReduceLogSumExp") else node.inputs[0]
-        if inner is not None and (found := times(inner, info)) is not None and found[0] is x:
-            scaled += [(inner, (found[2],))] if abs(found[1] / log_base - 1.0) <= ROUNDING else []
-        for source, before in scaled:
-            if (sums := reduction_of(logarithm, ("ReduceLogSumExp",), source, info)) is not None:
+        for exponent, before in _exponents(logarithm, x, log_base, info):
+            if (sums := reduction_of(logarithm, ("ReduceLogSumExp",), exponent, info)) is not None:
                 yield _Logarithm(x, sums[0], (*before, *sums[1], *scaling))
+
+
+def _exponents(
+    logarithm: ir.Value, x: ir.Value, log_base: float, info: ShapeInfo
+) -> Iterator[tuple[ir.Value, tuple[ir.Node, ...]]]:
+    """Case 6: what may be x times the logarithm of the base, and the nodes that multiply."""
+    if abs(log_base - 1.0) <= ROUNDING:
+        yield x, ()
+    node = logarithm.producer()
+    scaled = times(operand_at(node, 0), info) if is_op(node, "ReduceLogSumExp") else None
+    if scaled is not None and scaled[0] is x and abs(scaled[1] / log_base - 1.0) <= ROUNDING:
+        yield operand_at(node, 0), (scaled[2],)
 
 
 def _log_totals(value: ir.Value, log_base: float, info: ShapeInfo) -> Iterator[_Logarithm]:
     """Case 9: a logarithm of a sum of exponentials to this base, whatever is summed up."""
     for logarithm, factor, scaling in _factored(value, info):
         node = logarithm.producer()
-        if node is None or abs(factor * log_base - 1.0) > ROUNDING or not is_op(node, "Log", "ReduceLogSum"):
+        if abs(factor * log_base - 1.0) > ROUNDING or not is_op(node, "Log", "ReduceLogSum"):
             continue
         total, last = logarithm, tuple[ir.Node, ...]()
         reductions: tuple[str, ...] = ("ReduceLogSum",)
-        if is_op(node, "Log") and node.inputs[0] is not None:
+        if is_op(node, "Log"):
             total, last = _total_of(node, info)
             reductions = SUMS
         summed = _reduced_value(total, info)
-        sums = None if summed is None else reduction_of(total, reductions, summed, info)
-        if summed is None or sums is None:
-            continue
-        for each in exponentials(summed, info):
-            if abs(each.log_base / log_base - 1.0) <= ROUNDING:
-                yield _Logarithm(each.exponent, sums[0], (*each.nodes, *sums[1], *last, *scaling))
+        sums = reduction_of(total, reductions, summed, info)
+        for exponential in exponentials(summed, info):
+            if sums is not None and abs(exponential.log_base / log_base - 1.0) <= ROUNDING:
+                yield _Logarithm(exponential.exponent, sums[0], (*exponential.nodes, *sums[1], *last, *scaling))
 
 
 def _factored(value: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, float, tuple[ir.Node, ...]]]:
     """Case 10: how a value may be read as a logarithm times a number: the logarithm, the number and the nodes."""
     yield value, 1.0, ()
-    if (found := times(value, info)) is not None:
-        logarithm, layout = row_source(found[0], info)
-        yield logarithm, found[1], (*layout, found[2])
+    if (scaled := times(value, info)) is not None:
+        logarithm, layout = row_source(scaled[0], info)
+        yield logarithm, scaled[1], (*layout, scaled[2])
 
 
 def _total_of(log: ir.Node, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Case 9: the total that a Log takes, and the nodes from it to the logarithm."""
-    total, nodes = log.outputs[0], tuple[ir.Node, ...]()
-    while (node := total.producer()) is not None and is_op(node, "Log" if not nodes else "Abs"):
-        if node.inputs[0] is None:
-            break
-        total, layout = row_source(node.inputs[0], info)
+    total, layout = row_source(operand_at(log, 0), info)
+    nodes = (*layout, log)
+    while is_op(node := total.producer(), "Abs"):
+        total, layout = row_source(operand_at(node, 0), info)
         nodes = (*layout, node, *nodes)
     return total, nodes
 
 
-def _reduced_value(total: ir.Value, info: ShapeInfo) -> ir.Value | None:
+def _reduced_value(total: ir.Value, info: ShapeInfo) -> ir.Value:
     """What a reduction reduces, also one between two casts."""
-    node = total.producer()
-    inner = node.inputs[0] if node is not None and node.inputs else None
-    if inner is None or not is_op(node, "Cast"):
+    inner = operand_at(total.producer(), 0)
+    if not is_op(total.producer(), "Cast"):
         return inner
-    widening = cast_reduced_by(row_source(inner, info)[0])
-    return None if widening is None else widening.inputs[0]
+    return operand_at(cast_reduced_by(row_source(inner, info)[0]), 0)
 
 
 def _difference_again(one: ir.Value, other: ir.Value) -> tuple[ir.Node, ...] | None:
@@ -249,6 +276,6 @@ def _difference_again(one: ir.Value, other: ir.Value) -> tuple[ir.Node, ...] | N
     if one is other:
         return ()
     left, right = one.producer(), other.producer()
-    if left is None or right is None or not (is_op(left, "Sub") and is_op(right, "Sub")):
+    if not is_op(left, "Sub") or not is_op(right, "Sub") or list(left.inputs) != list(right.inputs):
         return None
-    return (left,) if list(left.inputs) == list(right.inputs) else None
+    return (left,)

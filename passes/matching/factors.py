@@ -1,5 +1,8 @@
 """Factors that are no single number: moved from the scores to the query, and from the probabilities to the result.
 
+    scores = (q @ k.transpose(-2, -1)) * logit_scale.exp()          [heads, 1, 1]
+    output = (p * gate) @ v
+
 Grammar; the code cites the numbers of the cases. t does not run along the keys: it is one number for each head, row or
 batch entry, or one in all.
 
@@ -34,7 +37,9 @@ another number than -inf into the scores, and guards that test the scores.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -43,7 +48,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import constant, is_op
+from fa_compiler.passes.ir.nodes import constant, inputs_of, is_op
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 
@@ -71,35 +76,53 @@ class Factor:
 GUARD_FIRST = "guard the probabilities before they are multiplied"
 
 
-def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
+def operand(node: ir.Node | None, value: ir.Value) -> tuple[ir.Value, bool] | None:
     """The other operand of a Mul or Div that a value goes into, and whether it divides."""
-    left, right = (node.inputs[0], node.inputs[1]) if is_op(node, "Mul", "Div") else (None, None)
+    if not is_op(node, "Mul", "Div"):
+        return None
+    left, right = node.inputs[:2]
     if right is not None and left is value:
         return right, node.op_type == "Div"
-    return (left, False) if left is not None and right is value and node.op_type == "Mul" else None
+    if left is not None and right is value and node.op_type == "Mul":
+        return left, False
+    return None
+
+
+def factorings(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value, bool]]:
+    """How a Mul or Div may be read as a tensor with a factor on it: the tensor, the factor, and whether it divides."""
+    for value in inputs_of(node):
+        if (other := operand(node, value)) is not None:
+            yield value, *other
 
 
 def immoderate(value: ir.Value, divides: bool, viewer: Viewer, largest_divisor: float = LARGEST) -> str | None:
     """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
-    interval = viewer.facts.bounds.unless_nan(value) if number is None else (number, number)
-    if interval is None or not max(map(abs, interval)) <= (largest_divisor if divides else LARGEST):
+    interval = (number, number) if number is not None else viewer.facts.bounds.unless_nan(value)
+    largest = largest_divisor if divides else LARGEST
+    if interval is None or not max(map(abs, interval)) <= largest:
         return f"the factor {value.name!r} is not proven to be of moderate size"
+    if divides and not _is_off_zero(value, interval):
+        return f"the divisor {value.name!r} is not proven to be other than 0"
+    return None
+
+
+def _is_off_zero(value: ir.Value, interval: tuple[float, float]) -> bool:
+    """Are all numbers of a tensor, which are in this interval, proven not to be near 0?"""
     array = constant(value)
-    apart = interval[0] >= SMALLEST or interval[1] <= -SMALLEST
     if array is not None:
-        apart = bool((np.abs(array) >= SMALLEST).all())
-    return f"the divisor {value.name!r} is not proven to be other than 0" if divides and not apart else None
+        return bool((np.abs(array) >= SMALLEST).all())
+    return interval[0] >= SMALLEST or interval[1] <= -SMALLEST
 
 
 def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
     """The factor `value` on scores of the arrangement `dims`. Raises Decline."""
     reason = immoderate(value, divides, viewer, largest_divisor=math.inf)
     if reason is None:  # 1
-        return _factor(node, value, divides, dims, viewer)
+        return _factor_of(node, value, divides, dims, viewer)
     if viewer.facts.options.target != "ort" or viewer.info.scalar(value) is not None:
         raise Decline(Code.SCALE, reason, node)
-    return replace(_factor(node, value, divides, dims, viewer), unbounded=True)  # 2
+    return replace(_factor_of(node, value, divides, dims, viewer), unbounded=True)  # 2
 
 
 def on_probabilities(
@@ -112,10 +135,10 @@ def on_probabilities(
     if guarded and viewer.info.scalar(value) is None and viewer.facts.bounds.always(value) is None:
         reason = f"the factor {value.name!r} may be NaN, and the guard behind it makes 0 of that"
         raise Decline(Code.PROBABILITY_TERM, reason, node, GUARD_FIRST)
-    return _factor(node, value, divides, dims, viewer)
+    return _factor_of(node, value, divides, dims, viewer)
 
 
-def _factor(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
+def _factor_of(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
     if (number := viewer.info.scalar(value)) is not None:
         return Factor(node, None, number, divides)
     return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value)
@@ -123,12 +146,14 @@ def _factor(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, vi
 
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:
     """Decline factors that differ along other dimensions than these."""
-    known = {axis for dim in space.resolve_all(allowed) for axis in dim}
-    for each in factors:
-        own = () if each.view is None else space.resolve_all(each.view.base_dims)
-        if any(axis not in known for dim in own for axis in dim):
+    known = set(chain.from_iterable(space.resolve_all(allowed)))
+    for factor in factors:
+        if factor.view is None:
+            continue
+        if not known.issuperset(chain.from_iterable(space.resolve_all(factor.view.base_dims))):
             hint = "multiply the key by it, before its product with the query" if code == Code.SCALE else None
-            raise Decline(code, f"{each.node.op_type} by a tensor that differs between keys", each.node, hint)
+            reason = f"{factor.node.op_type} by a tensor that differs between keys"
+            raise Decline(code, reason, factor.node, hint)
 
 
 def multiplied(
@@ -137,19 +162,26 @@ def multiplied(
     """A value of this arrangement times the factors."""
     dtype = builder.info.dtype(value)
     assert dtype is not None
-    for each in factors:
-        if each.view is None:
-            other = builder.constant(np.array(each.number, dtype=dtype.numpy()), "number")
-        else:
-            owned = {axis for dim in each.view.base_dims for axis in dim}
-            target = tuple(dim if any(axis in owned for axis in dim) else () for dim in dims)
-            plan = plan_moves(each.view.base_dims, target)
-            assert plan is not None
-            other = emitter.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
-            if each.unbounded:
-                other = scaled(other, RESERVE if each.divides else 1 / RESERVE, builder)
-        value = builder.op("Div" if each.divides else "Mul", [value, other], dtype)
+    for factor in factors:
+        other = _factor_tensor(factor, dims, dtype, builder, emitter)
+        value = builder.op("Div" if factor.divides else "Mul", [value, other], dtype)
     return value
+
+
+def _factor_tensor(
+    factor: Factor, dims: Arrangement, dtype: ir.DataType, builder: Builder, emitter: LayoutEmitter
+) -> ir.Value:
+    """A factor as a tensor beside a value of this arrangement."""
+    if factor.view is None:
+        return builder.constant(np.array(factor.number, dtype=dtype.numpy()), "number")
+    own = factor.view.base_dims
+    owned = set(chain.from_iterable(own))
+    plan = plan_moves(own, tuple(dim if not owned.isdisjoint(dim) else () for dim in dims))
+    assert plan is not None
+    other = emitter.apply(builder.cast(factor.view.base, dtype), own, plan)
+    if not factor.unbounded:
+        return other
+    return scaled(other, RESERVE if factor.divides else 1 / RESERVE, builder)
 
 
 def scaled(value: ir.Value, factor: float, builder: Builder) -> ir.Value:

@@ -46,6 +46,11 @@ class FinalScores:
     softcap: float = 0.0
     rounded: tuple[ir.Node, ...] = ()
 
+    @property
+    def unbounded(self) -> Factor | None:
+        """The first factor of unknown size."""
+        return next((factor for factor in self.factors if factor.unbounded), None)
+
     @staticmethod
     def of(
         path: ScorePath,
@@ -64,10 +69,10 @@ class FinalScores:
         def take_product(step: Add[ir.Value], walk: ScoreWalk) -> bool:
             if not may_join or added or walk.terms or walk.scale == 0.0 or walk.softcap != 0.0:
                 return False
-            found = added_product(step.operand, step.sign / walk.scale, walk.dims, step.node, viewer)
-            if found is None or not 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO:
+            product = added_product(step.operand, step.sign / walk.scale, walk.dims, step.node, viewer)
+            if product is None or not 1 / LARGEST_RATIO <= abs(product.ratio) <= LARGEST_RATIO:
                 return False
-            added.append(found)
+            added.append(product)
             return True
 
         walk = ScoreWalk(viewer, seen, path.product.output, qk.out, path.product.factor * qk.scale, take_product)

@@ -1,5 +1,12 @@
 """Guards after the softmax: what puts zeros into probabilities, and what that means for the mask.
 
+Safe softmaxes end with one of these; `p` is `scores.softmax(-1)`:
+
+    p = torch.where(p.isnan(), 0, p)
+    p = torch.where((scores == -inf).all(-1, keepdim=True), 0, p)
+    p = torch.where(bias.amax(-1, keepdim=True) == -inf, 0, p)
+    p = torch.where(mask, p, 0)
+
 Grammar of a guarded value, p the probabilities, read by nothing else; the code cites the numbers of the cases:
 
     guarded :=
@@ -40,7 +47,7 @@ Refused: a guard that tests something else, or along other axes. A new kind of g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -49,13 +56,27 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.formula import negation
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import axes_of, data_readers, int_attr, is_op
+from fa_compiler.passes.ir.nodes import (
+    axes_of,
+    data_readers,
+    first,
+    holds_output,
+    int_attr,
+    is_op,
+    nodes_of_type,
+    operand_at,
+    operands,
+    output_of,
+    outputs_of,
+    producer,
+    sole,
+)
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_ops import Add, MaskTerm, Select, Term
 from fa_compiler.passes.masks.structure import kept
 from fa_compiler.passes.matching.factors import Factor
-from fa_compiler.passes.values.patterns import Bind, Number, OneOf, Op, match
+from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MAX_STEPS = 12
@@ -74,8 +95,8 @@ SOFTMAX_OF_SCORES = OneOf((EXPONENTIALS, Op("Div", EXPONENTIALS, Bind("total")))
 
 @dataclass(frozen=True)
 class GuardQuery:
-    """The question whether probabilities are guarded: the softmax's output, the value reached from it, and the nodes
-    that read that value. With `among` only these count as readers."""
+    """The question whether probabilities are guarded: the output of the softmax, the probabilities at the place that
+    was reached, and their readers. With `among` only these nodes count as readers."""
 
     softmax: ir.Value
     value: ir.Value
@@ -86,15 +107,28 @@ class GuardQuery:
     def chosen(self) -> tuple[ir.Node, ir.Value, bool] | None:
         """The Where that alone reads the probabilities and puts 0 into them, its condition, and whether it keeps them
         where that is true."""
-        where = self.readers[0] if len(self.readers) == 1 else None
-        found = None if where is None else match(CHOICE, where.outputs[0], self.viewer.info, {P.name: self.value})
-        if where is None or found is None or not self.is_zero(found["other"]):
+        where = sole(self.readers)
+        choice = match(CHOICE, output_of(where), self.viewer.info, {P.name: self.value})
+        if where is None or choice is None or not self.is_zero(choice["other"]):
             return None
-        return where, found["condition"], where.inputs[1] is self.value
+        return where, choice["condition"], where.inputs[1] is self.value
 
     def is_zero(self, value: ir.Value) -> bool:
         """Is a tensor 0 throughout, and no larger than the probabilities?"""
         return self.viewer.uniform_value(value, self.value) == 0.0
+
+    def nan_test(self) -> Match | None:
+        """The NaN guard that a reader of the probabilities, or of what a reader casts them to, applies."""
+        casts = list(nodes_of_type(self.readers, "Cast"))
+        readers = [*self.readers, *(reader for node in casts for reader in data_readers(node.outputs[0]))]
+        where = next(nodes_of_type(readers, "Where"), None)
+        return match(NAN_TEST, output_of(where), self.viewer.info, {P.name: self.value})
+
+    def is_closed(self, nodes: Sequence[ir.Node]) -> bool:
+        """Do only these nodes read the probabilities, and what these nodes make, but for the result of the last?"""
+        inner = outputs_of(nodes[:-1])
+        readers = [node for value in inner for node in data_readers(value) if self.among is None or node in self.among]
+        return {*self.readers, *readers} <= set(nodes) and not holds_output(inner)
 
 
 @dataclass(frozen=True)
@@ -138,24 +172,17 @@ class NanGuard(Guard):
     @staticmethod
     def read(asked: GuardQuery) -> Guard | None:
         """The guard, when exactly its own nodes read the probabilities."""
-        info = asked.viewer.info
-        casts = [node for node in asked.readers if is_op(node, "Cast")]
-        readers = [*asked.readers, *(reader for node in casts for reader in data_readers(node.outputs[0]))]
-        where = next((node for node in readers if is_op(node, "Where")), None)
-        found = None if where is None else match(NAN_TEST, where.outputs[0], info, {P.name: asked.value})
-        if where is None or found is None or not set(asked.readers) <= set(found.nodes):
+        guard = asked.nan_test()
+        if guard is None or not asked.is_closed(guard.nodes) or not asked.is_zero(guard["other"]):
             return None
-        types = [info.dtype(each.outputs[0]) for each in found.nodes if is_op(each, "Cast")]
+        casts = list(nodes_of_type(guard.nodes, "Cast"))
+        types = [asked.viewer.info.dtype(cast.outputs[0]) for cast in casts]
         if not all(kind is not None and kind.is_floating_point() for kind in types):
             return None
-        inner = [output for node in found.nodes if node is not where for output in node.outputs]
-        reads = [node for value in inner for node in data_readers(value) if asked.among is None or node in asked.among]
-        if not set(reads) <= set(found.nodes) or any(value.is_graph_output() for value in inner):
-            return None
-        tested, kept = (None if found.get(name) is None else found[name].producer() for name in ("tested", "kept"))
-        tests = () if tested is None or tested is kept else (tested,)
-        passed = tuple(node for node in found.nodes if node not in tests)
-        return NanGuard(where, tests, passed) if asked.is_zero(found["other"]) else None
+        tested, kept = guard.get("tested"), guard.get("kept")
+        tests = tuple(cast for cast in casts if cast.outputs[0] is tested is not kept)
+        passed = tuple(node for node in guard.nodes if node not in tests)
+        return NanGuard(guard.nodes[-1], tests, passed)
 
     def meaning(self, masked: MaskedScores) -> RowGuard:
         return RowGuard.NAN
@@ -163,7 +190,7 @@ class NanGuard(Guard):
 
 @dataclass(frozen=True)
 class ScoreGuard(Guard):
-    """Case 2: exact, for the rows that it makes 0 are those whose scores are -inf throughout."""
+    """Case 2: exact, for the guard makes a row 0 exactly where all scores of the row are -inf."""
 
     @staticmethod
     def read(asked: GuardQuery) -> Guard | None:
@@ -175,8 +202,7 @@ class ScoreGuard(Guard):
         return ScoreGuard(where, tests) if tests else None
 
     def meaning(self, masked: MaskedScores) -> RowGuard:
-        tested = self.tests[0].inputs[0]
-        dims, resolve = None if tested is None else masked.seen.get(tested), masked.viewer.space.resolve
+        dims, resolve = masked.seen.get(operand_at(self.tests[0], 0)), masked.viewer.space.resolve
         if not dims or resolve(dims[-1]) != resolve(masked.kv_seq):
             reason = "the guard tests the scores along another axis than the keys'"
             raise Decline(Code.PROBABILITY_TERM, reason, self.where)
@@ -194,22 +220,20 @@ class BiasGuard(Guard):
         """The guard, with what it tests."""
         if (chosen := asked.chosen()) is None:
             return None
-        found = match(BIAS_TEST, chosen[0].outputs[0], asked.viewer.info, {P.name: asked.value})
-        reduce = None if found is None else found["maximum"].producer()
-        if found is None or reduce is None or int_attr(reduce, "keepdims", 1) != 1 or axes_of(reduce) != [-1]:
+        where = chosen[0]
+        test = match(BIAS_TEST, where.outputs[0], asked.viewer.info, {P.name: asked.value})
+        reduce = None if test is None else test["maximum"].producer()
+        if test is None or reduce is None or int_attr(reduce, "keepdims", 1) != 1 or axes_of(reduce) != [-1]:
             return None
-        return BiasGuard(chosen[0], bias=found["bias"])
+        return BiasGuard(where, bias=test["bias"])
 
     def meaning(self, masked: MaskedScores) -> RowGuard:
         """The guard has to test the one bias there is, along the same axes."""
-        space, terms = masked.viewer.space, masked.terms
-        term = terms[0] if len(terms) == 1 else None
-        if isinstance(term, Add) and term.operand.value is self.bias and term.sign > 0 and term.operand.dims:
-            own = space.resolve_all(term.operand.dims)
-            guarded = space.resolve_all(masked.seen[self.where.outputs[0]])[-len(own) :]
-            rows = list(zip(own[:-1], guarded[:-1], strict=False))
-            same_rows = len(own) == len(guarded) and all(not mine or mine == theirs for mine, theirs in rows)
-            if same_rows and own[-1] in ((), space.resolve(masked.kv_seq)):
+        term = sole(masked.terms)
+        if isinstance(term, Add) and term.operand.value is self.bias and term.sign > 0:
+            space = masked.viewer.space
+            own, guarded = space.resolve_all(term.operand.dims), space.resolve_all(masked.seen[self.where.outputs[0]])
+            if own and _tests_rows(own, guarded, space.resolve(masked.kv_seq)):
                 return RowGuard.BIAS
         reason = "the guard tests something other than the bias of the scores"
         raise Decline(Code.PROBABILITY_TERM, reason, self.where)
@@ -225,8 +249,10 @@ class SelectionGuard(Guard):
     @staticmethod
     def read(asked: GuardQuery) -> Guard | None:
         """Any Where that puts 0 into the probabilities; `meaning` then compares its condition with the mask."""
-        chosen = asked.chosen()
-        return None if chosen is None else SelectionGuard(chosen[0], condition=chosen[1], keep=chosen[2])
+        if (chosen := asked.chosen()) is None:
+            return None
+        where, condition, keep = chosen
+        return SelectionGuard(where, condition=condition, keep=keep)
 
     def meaning(self, masked: MaskedScores) -> RowGuard:
         """Zeros where the one mask masks."""
@@ -247,53 +273,69 @@ GUARDS: tuple[Callable[[GuardQuery], Guard | None], ...] = (
 """The kinds of guards, tried in order."""
 
 
+def _tests_rows(own: Arrangement, guarded: Arrangement, keys: Axes) -> bool:
+    """Is a number for each row of a bias one for the same rows of the guarded probabilities?"""
+    aligned = guarded[-len(own) :]
+    rows = zip(own[:-1], aligned[:-1], strict=False)
+    same_rows = len(own) == len(aligned) and all(not mine or mine == theirs for mine, theirs in rows)
+    return same_rows and own[-1] in ((), keys)
+
+
 def guard_after(asked: GuardQuery) -> Guard | None:
     """The guard that probabilities are read by, if any."""
-    return next((found for read in GUARDS if (found := read(asked)) is not None), None)
+    return first(read(asked) for read in GUARDS)
 
 
-def score_tests(condition: ir.Value | None, keep: bool, softmax: ir.Value, info: ShapeInfo) -> tuple[ir.Node, ...]:
+def score_tests(condition: ir.Value, keep: bool, softmax: ir.Value, info: ShapeInfo) -> tuple[ir.Node, ...]:
     """The nodes that compute the condition of a score guard, first the comparison; none when it is no such guard.
 
     `keep` says whether the guard keeps a probability where the condition is true.
     """
     nodes: list[ir.Node] = []
-    reduced = False
-    value, wanted = condition, keep
-    while value is not None and len(nodes) < MAX_STEPS:
-        node = value.producer()
-        if node is None or value.is_graph_output() or sum(1 for _ in value.uses()) != 1:
-            return ()
+    wanted, reduced = keep, False
+    for node in _private_makers(condition):
         nodes.append(node)
         if is_op(node, "Not"):  # 6
             wanted = not wanted
-        elif is_op(node, "ReduceMax", "ReduceMin"):  # 5 and 8
-            shape = info.shape(node.inputs[0]) if node.inputs[0] is not None else None
-            last = shape is not None and axes_of(node) in ([-1], [len(shape) - 1])
-            # A maximum asks for any score that is kept, a minimum whether all are dropped.
-            fits = wanted == (node.op_type == "ReduceMax")
-            if reduced or not fits or not last or int_attr(node, "keepdims", 1) != 1:
-                return ()
+        elif not reduced and _reduces_keys(node, wanted, info):  # 5 and 8
             reduced = True
-        elif is_op(node, "Equal"):  # 9
-            return tuple(reversed(nodes)) if reduced and not wanted and _of_scores(node, softmax, info) else ()
-        elif not is_op(node, "Cast") or not _keeps_truth(node, info):
+        elif is_op(node, "Equal") and reduced and not wanted and _of_scores(node, softmax, info):  # 9
+            return tuple(reversed(nodes))
+        elif not _keeps_truth(node, info):  # 7
             return ()
-        value = node.inputs[0]
     return ()
 
 
-def _keeps_truth(cast: ir.Node, info: ShapeInfo) -> bool:
-    """Case 7: is a cast from booleans to numbers, or from numbers to booleans?"""
-    source = cast.inputs[0]
-    kinds = (None if source is None else info.dtype(source)), info.dtype(cast.outputs[0])
-    return None not in kinds and ir.DataType.BOOL in kinds
+def _private_makers(value: ir.Value) -> Iterator[ir.Node]:
+    """The nodes that make a value, upwards along their first inputs, while nothing else reads what each of them
+    makes."""
+    for _ in range(MAX_STEPS):
+        node = value.producer()
+        if node is None or value.is_graph_output() or len(value.uses()) != 1:
+            return
+        yield node
+        value = operand_at(node, 0)
+
+
+def _reduces_keys(node: ir.Node, keep: bool, info: ShapeInfo) -> bool:
+    """Cases 5 and 8: does a node reduce the last axis in the way that its result needs? A maximum asks for any score
+    that is kept, a minimum whether all are dropped."""
+    if not is_op(node, "ReduceMax" if keep else "ReduceMin") or int_attr(node, "keepdims", 1) != 1:
+        return False
+    shape = info.shape(operand_at(node, 0))
+    return shape is not None and axes_of(node) in ([-1], [len(shape) - 1])
+
+
+def _keeps_truth(node: ir.Node, info: ShapeInfo) -> bool:
+    """Case 7: is this a cast from booleans to numbers, or from numbers to booleans?"""
+    kinds = info.dtype(operand_at(node, 0)), info.dtype(node.outputs[0])
+    return is_op(node, "Cast") and None not in kinds and ir.DataType.BOOL in kinds
 
 
 def _of_scores(equal: ir.Node, softmax: ir.Value, info: ShapeInfo) -> bool:
     """Case 9: is this Equal(scores, -inf)?"""
-    scores, number = equal.inputs[0], equal.inputs[1]
-    if scores is None or number is None or info.scalar(number) != -math.inf:
+    scores, number = operands(equal)
+    if info.scalar(number) != -math.inf:
         return False
     return match(SOFTMAX_OF_SCORES, softmax, info, {SCORES.name: scores}) is not None
 
@@ -305,21 +347,23 @@ def product_guard(
 ) -> Factor | None:
     """The factor on the probabilities that is 0 where the one mask masks, and 1 elsewhere."""
     mask = only_mask(terms)
-    for each in factors:
-        if mask is None or each.view is None or each.value is None or each.divides:
+    if mask is None:
+        return None
+    for factor in factors:
+        if factor.view is None or factor.value is None or factor.divides:
             continue
-        numbers = viewer.facts.sets.of(each.value)
-        if numbers is not None and numbers <= {0.0, 1.0} and _keeps(each.value, True, each.view.dims, mask, viewer):
-            return each
+        numbers = viewer.facts.sets.of(factor.value)
+        is_choice = numbers is not None and numbers <= {0.0, 1.0}
+        if is_choice and _keeps(factor.value, True, factor.view.dims, mask, viewer):
+            return factor
     return None
 
 
 def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
     """The mask that a guard is compared with: the only selection, or without selections the only addend; else None."""
-    masks = [term for term in terms if isinstance(term, Add | Select)]
-    selects = [term for term in masks if isinstance(term, Select)]
-    found = selects or masks
-    return found[0] if len(found) == 1 else None
+    selects: list[MaskTerm] = [term for term in terms if isinstance(term, Select)]
+    addends: list[MaskTerm] = [term for term in terms if isinstance(term, Add)]
+    return sole(selects or addends)
 
 
 def _keeps(
@@ -333,23 +377,26 @@ def _keeps(
     if viewer.space.resolve_all(dims) != viewer.space.resolve_all(mask.operand.dims):
         return False
     if isinstance(mask, Select):
-        (own, turned), (other, turned_too) = (bare(each, viewer.info) for each in (mask.operand.value, condition))
+        own, turned = bare(mask.operand.value, viewer.info)
+        other, turned_too = bare(condition, viewer.info)
         if own is other:
             return (mask.keep ^ turned) == (keep ^ turned_too)
     shape = viewer.info.shape(condition)
     if shape is None or shape != viewer.info.shape(mask.operand.value):
         return False
     positions = viewer.facts.positions(shape)
-    truth, left = positions.truth(condition, positions.identity_index), kept(mask, positions)
-    return truth is not None and left == (truth if keep else negation(truth))
+    truth = positions.truth(condition, positions.identity_index)
+    if truth is None:
+        return False
+    return kept(mask, positions) == (truth if keep else negation(truth))
 
 
 def bare(condition: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, bool]:
     """A condition without the casts of booleans and negations around it, and whether these negate it."""
     value, negated = condition, False
-    while value is not None and is_op(node := value.producer(), "Cast", "Identity", "Not") and node is not None:
-        source = node.inputs[0]
-        if source is None or info.dtype(source) != ir.DataType.BOOL:
+    while is_op(node := producer(value), "Cast", "Identity", "Not"):
+        source = operand_at(node, 0)
+        if info.dtype(source) != ir.DataType.BOOL:
             break
         negated ^= node.op_type == "Not"
         value = source

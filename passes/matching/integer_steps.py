@@ -1,7 +1,10 @@
 """Attention in the operators on integers that ONNX Runtime's quantiser writes with QuantFormat.QOperator.
 
-Grammar; the code cites the numbers of the cases. Each of these operators computes in real numbers what its name says,
-of integers that stand for (integer - zero point) * scale, and rounds the result to integers again:
+    p = qlinear_softmax(qlinear_add(qlinear_matmul(q, k), mask))
+    output = qlinear_matmul(p, v)
+
+Grammar; the code cites the numbers of the cases. An integer stands for (integer - zero point) * scale. The operators
+compute with these real numbers, and round the result to integers again:
 
     softmax :=
       1     QLinearSoftmax(scores)                         of com.microsoft, along the last axis
@@ -25,13 +28,27 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import constant, data_readers, input_of, int_attr, is_op, producer, reached
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    data_readers,
+    first,
+    input_of,
+    inputs_of,
+    int_attr,
+    is_op,
+    nodes_of_type,
+    operand_at,
+    outputs_of,
+    producer,
+    reached,
+    sole,
+)
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTRIB = "com.microsoft"
-SUMS = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
+SUMS = ("QLinearAdd", "QLinearMul")
 BETWEEN = (*LAYOUT_OPS, "Cast", "Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Clip", "IsNaN", "Expand")
 """5 and 7: operators in float32. The attention matcher, which follows, says what they may be."""
 LONGEST = 16
@@ -49,8 +66,8 @@ class Integers:
 
 @dataclass(frozen=True)
 class Step:
-    """An operator on integers: what it computes, its operands that are integers of numbers, and its result. A layout
-    operator has the other inputs of its node."""
+    """An operator on integers: the operator that it stands for, the operands that are integers of numbers, and the
+    result. A layout operator has the other inputs of its node."""
 
     node: ir.Node
     op_type: str
@@ -63,99 +80,121 @@ def is_contrib(node: ir.Node | None, *op_types: str) -> bool:
     return node is not None and node.domain == CONTRIB and node.op_type in op_types and unknown_part(node) is None
 
 
+@dataclass(frozen=True)
+class Form:
+    """The inputs of an operator on integers: the operator that it stands for, the places of the operands, and the place
+    of the result's scale. A scale stands behind each operand, and a zero point behind each scale."""
+
+    op_type: str
+    operands: tuple[int, ...]
+    result: int
+
+
+FORMS = {
+    "QLinearMatMul": Form("MatMul", (0, 3), 6),
+    "QLinearAdd": Form("Add", (0, 3), 6),
+    "QLinearMul": Form("Mul", (0, 3), 6),
+    "QLinearSoftmax": Form("Softmax", (0,), 3),  # 1
+}
+
+
 def integer_steps(softmax: ir.Node, info: ShapeInfo) -> list[Step] | None:
     """The operators of the grammar around a QLinearSoftmax, in the order of computation; None where it does not fit."""
     last, shape = _step(softmax, info), info.shape(softmax.outputs[0])
     if last is None or shape is None or int_attr(softmax, "axis", -1) not in (-1, len(shape) - 1):
         return None
     above = _scores(last.operands[0].value, info, LONGEST, set())
-    below = None if above is None else _to_product(last.result, info, LONGEST)
-    return None if above is None or below is None else [*above, last, *below]
+    below = above and _to_product(last.result, info, LONGEST)
+    return above and below and [*above, last, *below]
 
 
-def _scores(value: ir.Value, info: ShapeInfo, left: int, seen: set[ir.Value]) -> list[Step] | None:
+def _scores(value: ir.Value, info: ShapeInfo, depth: int, seen: set[ir.Value]) -> list[Step] | None:
     """The operators that make scores (2 to 5). The last one makes these integers, or what they are rounded from. What
     is in `seen` was searched in vain."""
     node = value.producer()
-    if node is None or left == 0 or value.is_graph_output() or value in seen:
+    if node is None or depth == 0 or value.is_graph_output() or value in seen:
         return None
     seen.add(value)
-    if is_op(node, "QuantizeLinear"):  # 5
-        starts = map(producer, reached(node.inputs[:1], _operands_between, LONGEST))
-        sources = [each.inputs[0] for each in starts if each is not None and is_op(each, "DequantizeLinear")]
-        found = (_scores(each, info, left - 1, seen) for each in sources if each is not None)
-        return next((steps for steps in found if steps is not None), None)
-    if is_op(node, *LAYOUT_OPS) and node.inputs[0] is not None:  # 4
-        above = _scores(node.inputs[0], info, left - 1, seen)
-        return None if above is None else [*above, _moving(node, above[-1].result)]
     step = _step(node, info)
-    if step is None or step.op_type == "Softmax":
-        return None
-    if step.op_type == "MatMul":  # 2
+    if step is not None and step.op_type == "MatMul":  # 2
         return [step]
-    for operand in step.operands:  # 3
-        if (above := _scores(operand.value, info, left - 1, seen)) is not None:
-            return [*above, step]
-    return None
+    above = first(_scores(source, info, depth - 1, seen) for source in _scores_before(node, step))
+    if above is None or is_op(node, "QuantizeLinear"):
+        return above
+    return [*above, step or _layout_step(node, above[-1].result)]
 
 
-def _to_product(probabilities: Integers, info: ShapeInfo, left: int) -> list[Step] | None:
+def _scores_before(node: ir.Node, step: Step | None) -> list[ir.Value]:
+    """Cases 3 to 5: the integers that may be the scores from which a node makes scores; `step` is what it computes."""
+    if is_op(node, "QuantizeLinear"):  # 5
+        makers = map(producer, reached(inputs_of(node)[:1], _operands_between, LONGEST))
+        return [operand_at(maker, 0) for maker in nodes_of_type(makers, "DequantizeLinear")]
+    if is_op(node, *LAYOUT_OPS):  # 4
+        return inputs_of(node)[:1]
+    if step is None or step.op_type == "Softmax":
+        return []
+    return [operand.value for operand in step.operands]  # 3
+
+
+def _to_product(probabilities: Integers, info: ShapeInfo, depth: int) -> list[Step] | None:
     """The operators that follow the softmax, up to the product with the values (6 to 8)."""
     value = probabilities.value
-    readers = data_readers(value)
-    if len(readers) != 1 or left == 0 or value.is_graph_output():
+    node = sole(data_readers(value))
+    if node is None or depth == 0 or value.is_graph_output():
         return None
-    (node,) = readers
     if is_op(node, "DequantizeLinear"):  # 7
-        behind = reached(node.outputs, _results_between, LONGEST)
-        ends = dict.fromkeys(each for value in behind for each in data_readers(value) if is_op(each, "QuantizeLinear"))
-        forms = [_integers(end.outputs[0], end, 1, info) for end in ends]
-        return _to_product(forms[0], info, left - 1) if len(forms) == 1 and forms[0] is not None else None
+        rounded = _rounded_after(node, info)
+        return None if rounded is None else _to_product(rounded, info, depth - 1)
     if is_op(node, *LAYOUT_OPS):  # 6
-        step = _moving(node, probabilities)
-        below = _to_product(step.result, info, left - 1)
-        return None if below is None else [step, *below]
+        step = _layout_step(node, probabilities)
+        below = _to_product(step.result, info, depth - 1)
+        return below and [step, *below]
     product = _step(node, info)  # 8
-    found = product is not None and product.op_type == "MatMul" and product.operands[0].value is value
-    return [product] if product is not None and found else None
+    if product is None or product.op_type != "MatMul" or product.operands[0].value is not value:
+        return None
+    return [product]
 
 
-def _operands_between(value: ir.Value | None) -> list[ir.Value | None]:
-    node = producer(value)
-    return list(node.inputs) if node is not None and is_op(node, *BETWEEN) else []
+def _rounded_after(start: ir.Node, info: ShapeInfo) -> Integers | None:
+    """Case 7: the integers that the results of a DequantizeLinear are rounded to, where only one node does so."""
+    behind = reached(start.outputs, _results_between, LONGEST)
+    readers = dict.fromkeys(reader for value in behind for reader in data_readers(value))
+    end = sole(nodes_of_type(readers, "QuantizeLinear"))
+    return None if end is None else _integers(end.outputs[0], end, 1, info)
+
+
+def _operands_between(value: ir.Value) -> list[ir.Value]:
+    node = value.producer()
+    return inputs_of(node, *BETWEEN)
 
 
 def _results_between(value: ir.Value) -> list[ir.Value]:
-    return [output for node in data_readers(value) if is_op(node, *BETWEEN) for output in node.outputs]
+    return outputs_of(nodes_of_type(data_readers(value), *BETWEEN))
 
 
-def _moving(node: ir.Node, form: Integers) -> Step:
+def _layout_step(node: ir.Node, form: Integers) -> Step:
     """A layout operator on integers of this form."""
-    assert node.inputs[0] is not None
-    operand = Integers(node.inputs[0], form.scale, form.point)
+    operand = Integers(operand_at(node, 0), form.scale, form.point)
     return Step(node, node.op_type, (operand,), Integers(node.outputs[0], form.scale, form.point))
 
 
 def _step(node: ir.Node, info: ShapeInfo) -> Step | None:
     """An operator on integers; None for other nodes, and where a scale or zero point is missing or several numbers."""
-    if is_op(node, "QLinearMatMul"):
-        op_type = "MatMul"
-    elif is_contrib(node, *SUMS):
-        op_type = SUMS[node.op_type]
-    elif is_contrib(node, "QLinearSoftmax"):  # 1
-        op_type = "Softmax"
-    else:
+    form = FORMS.get(node.op_type)
+    if form is None or not (is_op(node, "QLinearMatMul") or is_contrib(node, "QLinearSoftmax", *SUMS)):
         return None
-    operands = [_integers(input_of(node, k), node, k + 1, info) for k in ((0,) if op_type == "Softmax" else (0, 3))]
-    result = _integers(node.outputs[0], node, 3 if op_type == "Softmax" else 6, info)
-    known = tuple(each for each in operands if each is not None)
-    return Step(node, op_type, known, result) if result is not None and len(known) == len(operands) else None
+    operands = [_integers(input_of(node, place), node, place + 1, info) for place in form.operands]
+    result = _integers(node.outputs[0], node, form.result, info)
+    known = tuple(operand for operand in operands if operand is not None)
+    if result is None or len(known) < len(operands):
+        return None
+    return Step(node, form.op_type, known, result)
 
 
 def _integers(value: ir.Value | None, node: ir.Node, place: int, info: ShapeInfo) -> Integers | None:
     """The tensor whose scale and zero point are the inputs from `place` on; None where they are not one number each."""
-    scale, point = input_of(node, place), input_of(node, place + 1)
-    numbers = [constant(each, limit=1) for each in (scale, point)]
-    if value is None or scale is None or point is None or any(each is None or each.size != 1 for each in numbers):
+    scale, point = operand_at(node, place), operand_at(node, place + 1)
+    numbers = [constant(number, limit=1) for number in (scale, point)]
+    if value is None or any(number is None or number.size != 1 for number in numbers):
         return None
     return Integers(value, scale, point) if info.dtype(scale) == ir.DataType.FLOAT else None

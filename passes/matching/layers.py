@@ -1,8 +1,10 @@
 """A softmax of what layers make, told apart from attention.
 
+    experts = torch.nn.Linear(d, n)(x).softmax(-1)
+
 A router, a pooling layer, a classifier, the bins of a distribution and linear attention have no scores of rows and
-keys: what their softmax takes comes from a product with weights, or it is made of weights alone. All of them are
-declined by one rule, with the code of a softmax that is no attention:
+keys. Their softmax takes the product of a tensor with weights, or weights alone. One rule declines all of them, with
+the code of a softmax that is no attention:
 
     made :=                                                what the softmax takes, where it is no product of query and
                                                            key that is followed to its end, or not over the keys' axis
@@ -23,11 +25,23 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, if_possible, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, reached, source_through
-from fa_compiler.passes.layout.contraction import Contraction, any_contraction
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    inputs_of,
+    is_op,
+    is_weight,
+    nodes_of_type,
+    operands,
+    outputs_of,
+    reached,
+    readers_of,
+    source_through,
+)
+from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probability_path import ProbabilityPath
-from fa_compiler.passes.matching.scores import ScorePath, find_scores, takes_scores
+from fa_compiler.passes.matching.scores import ScorePath, find_scores, product_at, takes_scores
+from fa_compiler.passes.matching.weights import holds_weights, is_matrix
 from fa_compiler.passes.ops.movers import MOVES
 
 BETWEEN = (
@@ -43,7 +57,7 @@ LIMIT = 64
 """So many values are looked at."""
 
 
-def layers_apart(decline: Decline, before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Decline:
+def decline_of_layers(decline: Decline, before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Decline:
     """A decline about a layer instead of one about an axis, if an operand of the first product is a weight."""
     if decline.code != Code.AXIS or not any(holds_weights(value, viewer) for value in before.product.operands):
         return decline
@@ -57,9 +71,12 @@ def scores_of_attention(value: ir.Value, after: ProbabilityPath, viewer: Viewer)
     layers make what the softmax takes."""
 
     def words(decline: Decline) -> Decline:
-        maker = _maker(value, viewer) if decline.code in (Code.NO_SCORES_MATMUL, Code.SCORE_TERM, Code.SCALE) else None
-        what = None if maker is None else _what_it_is(maker, after, viewer)
-        return decline if what is None else Decline(Code.NOT_ATTENTION, what, decline.culprit)
+        if decline.code not in (Code.NO_SCORES_MATMUL, Code.SCORE_TERM, Code.SCALE):
+            return decline
+        maker = _maker(value, viewer)
+        if maker is None:
+            return decline
+        return Decline(Code.NOT_ATTENTION, _what_it_is(maker, after, viewer), decline.culprit)
 
     return reworded(lambda: find_scores(value, viewer), words)
 
@@ -68,36 +85,28 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
     """What makes a softmax's input, in words, if layers do, or it is made of weights; else None."""
     layer, given = None, False
 
-    def sources(value: ir.Value) -> list[ir.Value]:
-        node = value.producer()
-        operands = node.inputs if node is not None and is_op(node, *BETWEEN) else ()
-        return [each for each in operands if each is not None]
+    def sources(made: ir.Value) -> list[ir.Value]:
+        node = made.producer()
+        return inputs_of(node, *BETWEEN)
 
-    for each in reached([value], sources):
-        node = each.producer()
-        if node is None or _is_other_than_scores(each, viewer):
-            given |= not is_weight(each)
+    for made in reached([value], sources):
+        node = made.producer()
+        if node is None or _is_other_than_scores(made, viewer):
+            given |= not is_weight(made)
         elif is_op(node, "Conv") and not takes_scores(node, viewer):  # 1
             layer = "a convolution makes"
-        elif is_op(node, "MatMul", "Gemm") and any(
-            operand is not None and is_matrix(operand, viewer) for operand in node.inputs[:2]
-        ):
+        elif is_op(node, "MatMul", "Gemm") and any(is_matrix(operand, viewer) for operand in operands(node)[:2]):
             layer = LINEAR
         elif not is_op(node, *BETWEEN, "Constant"):
             return None
-    return layer or (None if given else WEIGHTS)  # 2
+    if layer is not None or given:
+        return layer
+    return WEIGHTS  # 2
 
 
 def _is_other_than_scores(value: ir.Value, viewer: Viewer) -> bool:
     """Is it a condition, a size or a position? Whatever makes it, it is no scores."""
     return viewer.info.dtype(value) in (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
-
-
-def is_matrix(value: ir.Value, viewer: Viewer) -> bool:
-    """Is a value a matrix of weights, rearranged or not?"""
-    view = viewer.view(value)
-    base = value if view is None else view.base
-    return is_weight(base) and len(viewer.info.shape(base) or ()) == 2
 
 
 def _what_it_is(maker: str, after: ProbabilityPath, viewer: Viewer) -> str:
@@ -115,29 +124,23 @@ def _what_it_is(maker: str, after: ProbabilityPath, viewer: Viewer) -> str:
 def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewer) -> bool:
     """Is the product multiplied by queries, or the value a product of keys and values?"""
 
-    def following(each: ir.Value) -> list[ir.Value]:
-        return [output for node in distinct_consumers(each) if is_op(node, *SCALING) for output in node.outputs]
+    def following(scaled: ir.Value) -> list[ir.Value]:
+        return outputs_of(nodes_of_type(distinct_consumers(scaled), *SCALING))
 
     values = reached([product.output], following, LIMIT)
-    readers = (any_contraction(node, viewer.info) for each in values for node in distinct_consumers(each))
-    inner = any_contraction(source_through(value, *SCALING).producer(), viewer.info)
-    return any(
-        found is not None and found.summed and not any(holds_weights(each, viewer) for each in found.operands)
-        for found in (inner, *readers)
-    )
-
-
-def holds_weights(value: ir.Value, viewer: Viewer) -> bool:
-    """Does a value hold weights, rearranged or not?"""
-    view = viewer.view(value)
-    return is_weight(value if view is None else view.base)
+    readers = (product_at(node, viewer.info) for node in readers_of(values))
+    inner = product_at(source_through(value, *SCALING).producer(), viewer.info)
+    products = (multiplied for multiplied in (inner, *readers) if multiplied is not None)
+    return any(not any(holds_weights(operand, viewer) for operand in multiplied.operands) for multiplied in products)
 
 
 def _talking_heads(before: ScorePath, viewer: Viewer) -> Decline | None:
     """A Decline with a code of attention where a linear layer takes scores."""
     for value in before.product.operands:
-        inner = None if holds_weights(value, viewer) else if_possible(partial(find_scores, value, viewer, inner=True))
-        if inner is not None and not any(holds_weights(each, viewer) for each in inner.product.operands):
+        if holds_weights(value, viewer):
+            continue
+        inner = if_possible(partial(find_scores, value, viewer, inner=True))
+        if inner is not None and not any(holds_weights(operand, viewer) for operand in inner.product.operands):
             reason = "talking heads: a linear layer mixes the scores of several heads"
             return Decline(Code.SCORE_TERM, reason, before.product.node, "")
     return None

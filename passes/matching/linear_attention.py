@@ -1,5 +1,8 @@
 """Attention without a softmax. It is left as it is, and the report names it, with the operator that can take it.
 
+    state = phi(k).transpose(-2, -1) @ v
+    output = phi(q) @ state
+
 Grammar, read upwards from the node that is named; the code cites the numbers of the cases:
 
     linear_attention :=
@@ -33,10 +36,23 @@ from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import STANDARD, distinct_consumers, is_op, reached, text_attr
+from fa_compiler.passes.ir.nodes import (
+    STANDARD,
+    distinct_consumers,
+    inputs_of,
+    is_op,
+    nodes_of_type,
+    operand_at,
+    operands,
+    outputs_of,
+    reached,
+    readers_of,
+    text_attr,
+)
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.layers import BETWEEN, holds_weights, is_matrix
+from fa_compiler.passes.matching.layers import BETWEEN
+from fa_compiler.passes.matching.weights import holds_weights, is_matrix
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.values.facts import Facts
 
@@ -96,16 +112,12 @@ class _Search:
     def _products_of(self, node: ir.Node) -> list[Contraction]:
         """The product that a node is, summed over one label; also of two operands of an Einsum whose third one only
         scales the result, as 1 / (Q z)."""
-        found = any_contraction(node, self.viewer.info)
-        made = [] if found is None else [found]
-        terms, _, out = text_attr(node, "equation", "").replace(" ", "").partition("->")
-        labels = [tuple(term) for term in terms.split(",")]
-        if is_op(node, "Einsum") and len(labels) == len(node.inputs) == 3 and "." not in terms:
-            for left, right in ((0, 1), (0, 2), (1, 2)):
-                one, two, scale = node.inputs[left], node.inputs[right], labels[3 - left - right]
-                if one is not None and two is not None and set(scale) <= set(out):
-                    made.append(Contraction(node, (one, two), (labels[left], labels[right]), tuple(out)))
-        return [each for each in made if len(each.summed) == 1 and not self._is_layer(each)]
+        products = [any_contraction(node, self.viewer.info), *_scaled_einsums(node)]
+        return [product for product in products if product is not None and self._is_of_tensors(product)]
+
+    def _is_of_tensors(self, product: Contraction) -> bool:
+        """Is a product summed over one label, and none of its operands weights?"""
+        return len(product.summed) == 1 and not self._is_layer(product)
 
     def _is_layer(self, product: Contraction) -> bool:
         """Is one of the operands weights?"""
@@ -114,32 +126,36 @@ class _Search:
     def _by_state(self, outer: Contraction) -> Iterator[tuple[str, set[ir.Node]]]:
         """Case 2: the product is that of queries and a state."""
         for side in (0, 1):
-            query, state = outer.operands[1 - side], outer.operands[side]
-            layers = self._layers(query), self._running(state)
-            if all(layers):
-                yield SUMMED, {*layers[0], *layers[1]}
+            query, state = self._layers(outer.operands[1 - side]), self._running(outer.operands[side])
+            if query and state:
+                yield SUMMED, query | state
                 continue
-            inner = self._product_in(state, STATES)
+            inner = self._product_in(outer.operands[side], STATES)
             if inner is None or not self._is_long(inner) or self._is_longer(outer, inner):
                 continue
-            features = self._size(outer, outer.summed[0])
-            for key, value in (inner.operands, inner.operands[::-1]):
-                free = [label for label in inner.labels[inner.operands.index(key)] if label in inner.out]
-                fits = any(self._size(inner, label) == features for label in free)
-                layers = self._layers(query), self._layers(key)
-                if fits and all(layers) and not self._is_probable(value):
-                    yield SUMMED, {*layers[0], *layers[1]}
-                    break
+            key = self._key_layers(inner, self._size(outer, outer.summed[0]))
+            if query and key:
+                yield SUMMED, query | key
+
+    def _key_layers(self, state: Contraction, features: Dim | None) -> set[ir.Node]:
+        """Case 2: the layers that make the key of a state, a product of keys and values; empty where neither operand
+        has these features."""
+        for key, value in (state.operands, state.operands[::-1]):
+            free = [label for label in state.labels[state.operands.index(key)] if label in state.out]
+            if not any(self._size(state, label) == features for label in free):
+                continue
+            if (layers := self._layers(key)) and not self._is_probable(value):
+                return layers
+        return set()
 
     def _running(self, state: ir.Value) -> set[ir.Node]:
         """Case 5: the layers that make key and value of a running sum of their products."""
         for value in _upward([state], MOVING):
             node = value.producer()
-            summed = None if node is None or not is_op(node, "CumSum") else node.inputs[0]
-            product = None if summed is None else summed.producer()
-            if product is not None and is_op(product, "Mul"):
-                parts = [set[ir.Node]() if each is None else self._layers(each) for each in product.inputs]
-                return parts[0] | parts[1] if all(parts) else set()
+            product = operand_at(node, 0).producer()
+            if is_op(node, "CumSum") and is_op(product, "Mul"):
+                key, other = map(self._layers, operands(product))
+                return key | other if key and other else set()
         return set()
 
     def _by_weights(self, outer: Contraction) -> Iterator[tuple[str, set[ir.Node]]]:
@@ -156,62 +172,59 @@ class _Search:
         """Case 4."""
         for output in graph.outputs:
             rank = len(self.viewer.info.shape(output) or ())
-            add = _start(output, ("Identity", "Cast")).producer()
-            if add is None or rank < 3 or not is_op(add, "Add") or add.graph is not graph:
+            add = _source(output, ("Identity", "Cast")).producer()
+            if rank < 3 or not is_op(add, "Add") or add.graph is not graph:
                 continue
-            for state in add.inputs:
-                decayed = [] if state is None else _upward([state], (*LAYOUT_OPS, "Cast", "Mul", "Add"))
-                inputs = [value for value in decayed if value in graph.inputs and value.const_value is None]
-                sizes = {self.viewer.info.shape(value) for value in inputs}
-                if self.viewer.info.shape(output) in sizes and self._is_read(add.outputs[0]):
-                    yield LinearAttention(add, UPDATED)
-                    break
+            if any(self._is_state(state, output, graph) for state in inputs_of(add)) and self._is_read(add.outputs[0]):
+                yield LinearAttention(add, UPDATED)
+
+    def _is_state(self, value: ir.Value, output: ir.Value, graph: ir.Graph) -> bool:
+        """Case 4: is a value made of an input of the graph that is as large as an output?"""
+        decayed = _upward([value], (*LAYOUT_OPS, "Cast", "Mul", "Add"))
+        inputs = [value for value in decayed if value in graph.inputs and value.const_value is None]
+        return self.viewer.info.shape(output) in {self.viewer.info.shape(value) for value in inputs}
 
     def _is_read(self, state: ir.Value) -> bool:
         """Does a product of two tensors read it, or a sum of its products with another one?"""
 
         def moved(value: ir.Value) -> list[ir.Value]:
-            nodes = [node for node in distinct_consumers(value) if is_op(node, *LAYOUT_OPS, "Cast")]
-            return [output for node in nodes for output in node.outputs]
+            return outputs_of(nodes_of_type(distinct_consumers(value), *LAYOUT_OPS, "Cast"))
 
-        for value in reached([state], moved, LIMIT):
-            for node in distinct_consumers(value):
-                product = any_contraction(node, self.viewer.info)
-                multiplied = is_op(node, "Mul") and node.inputs[0] is not node.inputs[1]
-                summed = multiplied and any(is_op(each, "ReduceSum") for each in distinct_consumers(node.outputs[0]))
-                if summed or (product is not None and not self._is_layer(product)):
-                    return True
-        return False
+        return any(map(self._multiplies, readers_of(reached([state], moved, LIMIT))))
+
+    def _multiplies(self, node: ir.Node) -> bool:
+        """Is a node a product of two tensors, or the first half of one, whose sum follows?"""
+        if is_op(node, "Mul") and node.inputs[0] is not node.inputs[1]:
+            return any(is_op(reader, "ReduceSum") for reader in distinct_consumers(node.outputs[0]))
+        product = any_contraction(node, self.viewer.info)
+        return product is not None and not self._is_layer(product)
 
     def _product_in(self, value: ir.Value, through: Sequence[str]) -> Contraction | None:
         """The product of two tensors that a value is made of by these operators, without probabilities."""
         values = list(_upward([value], through))
-        if any(each in self.probabilities for each in values):
+        if any(made in self.probabilities for made in values):
             return None
-        products = (any_contraction(each.producer(), self.viewer.info) for each in values)
-        return next(
-            (found for found in products if found is not None and len(found.summed) == 1 and not self._is_layer(found)),
-            None,
-        )
+        products = (any_contraction(made.producer(), self.viewer.info) for made in values)
+        return next((product for product in products if product is not None and self._is_of_tensors(product)), None)
 
     def _layers(self, value: ir.Value) -> set[ir.Node]:
         """The layers that make queries or keys; empty where a product of two tensors or a softmax has a part in it."""
         layers = set[ir.Node]()
-        for each in _upward([value], FEATURES):
-            node = each.producer()
-            if each in self.probabilities:
+        for made in _upward([value], FEATURES):
+            node = made.producer()
+            if made in self.probabilities:
                 return set()
-            if is_op(node, "Conv") and node is not None:
+            if is_op(node, "Conv"):
                 layers.add(node)
-            elif is_op(node, "MatMul", "Gemm", "Einsum") and node is not None:
-                if any(operand is not None and is_matrix(operand, self.viewer) for operand in node.inputs[:2]):
+            elif is_op(node, "MatMul", "Gemm", "Einsum"):
+                if any(is_matrix(operand, self.viewer) for operand in operands(node)[:2]):
                     layers.add(node)
-                elif not any(operand is not None and holds_weights(operand, self.viewer) for operand in node.inputs):
+                elif not any(holds_weights(operand, self.viewer) for operand in operands(node)):
                     return set()
         return layers
 
     def _is_probable(self, value: ir.Value) -> bool:
-        return any(each in self.probabilities for each in _upward([value], FEATURES))
+        return any(made in self.probabilities for made in _upward([value], FEATURES))
 
     def _size(self, product: Contraction, label: str) -> Dim | None:
         """The size of a dimension of a product."""
@@ -228,21 +241,34 @@ class _Search:
 
     def _is_longer(self, product: Contraction, other: Contraction) -> bool:
         """Is a product summed over more than another? What differs from run to run counts as more."""
-        sizes = [self._size(each, each.summed[0]) for each in (product, other)]
-        one, two = (None if size is None else size.const for size in sizes)
-        return two is not None and (one is None or one > two)
+        length, shorter = (self._size(summed, summed.summed[0]) for summed in (product, other))
+        if shorter is None or shorter.const is None:
+            return False
+        return length is None or length.const is None or length.const > shorter.const
 
 
-def _start(value: ir.Value, through: Sequence[str]) -> ir.Value:
+def _source(value: ir.Value, through: Sequence[str]) -> ir.Value:
     *_, start = _upward([value], through)
     return start
+
+
+def _scaled_einsums(node: ir.Node) -> Iterator[Contraction]:
+    """The products of two operands of an Einsum of three, whose third one scales the result."""
+    terms, _, out = text_attr(node, "equation", "").replace(" ", "").partition("->")
+    labels = [tuple(term) for term in terms.split(",")]
+    if not is_op(node, "Einsum") or not len(labels) == len(node.inputs) == 3 or "." in terms:
+        return
+    given = operands(node)
+    for left, right, scale in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
+        if set(labels[scale]) <= set(out):
+            yield Contraction(node, (given[left], given[right]), (labels[left], labels[right]), tuple(out))
 
 
 def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.Value]:
     """The values that some values are made of by these operators, they first."""
 
-    def sources(each: ir.Value) -> list[ir.Value]:
-        node = each.producer()
-        return [] if node is None or not is_op(node, *through) else [made for made in node.inputs if made is not None]
+    def sources(made: ir.Value) -> list[ir.Value]:
+        node = made.producer()
+        return inputs_of(node, *through)
 
     return reached(values, sources, LIMIT)

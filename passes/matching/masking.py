@@ -23,6 +23,7 @@ than 0. The logarithm is then rounded as it is without a mask.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -30,7 +31,6 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.nodes import producer
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
@@ -46,6 +46,7 @@ from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_
 from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import FoundSink, sink_lower_bound
+from fa_compiler.passes.matching.weights import base_of
 
 LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
 
@@ -70,47 +71,98 @@ class Masking:
     @staticmethod
     def of(paths: AttentionPaths, key: KeySide, probabilities: Probabilities, found_sink: FoundSink | None) -> Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
-        anchor, after, viewer, terms = paths.anchor, paths.after, paths.viewer, paths.scores.terms
-        factors, seen = probabilities.factors, probabilities.seen
-        masked = MaskedScores(terms, key.kv_seq, viewer, seen)
-        guard = tested = RowGuard.NONE if after.guard is None else after.guard.meaning(masked)
-        if after.divided is not None:
-            terms = (*terms, BoundedScores(viewer.facts).mask_of(after.divided, key.kv_seq, viewer, seen))
-            guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
-        mask = product_guard(factors, terms, viewer) if guard is RowGuard.NONE else None
-        if mask is not None:
-            guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not mask)
-        row = key.row(paths.qk, terms, viewer)
-        q_seq = key.q_seq(paths.qk, row, viewer.space)
-        if found_sink is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
-            raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
-        guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
-        values = TermValues(viewer, None if found_sink is None else sink_lower_bound(found_sink, viewer.facts, guarded))
-        factor = next((each for each in paths.scores.factors if each.unbounded), None)
-        planner = MaskPlanner(values, Grid.of(q_seq, key.kv_seq, viewer.space), unbounded=factor is not None)
-        bare = anchor.sink is not None and anchor.sink.clamped_max is None
-        if (paths.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
-            _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
-        if paths.route.gradient:
-            planner = replace(planner, packing=probabilities.dropout is None, gradient=True)
-        stays_bias = _stays_bias(factor) if factor is not None and planner.outweighs_masks(terms) else None
-        plan = plan_with_missed(planner, terms, guard, stays_bias)
+        guarded, space = Guarded.of(paths, key, probabilities), paths.viewer.space
+        terms, guard = guarded.terms, guarded.guard
+        row = key.row(paths.qk, terms, paths.viewer)
+        q_seq = key.q_seq(paths.qk, row, space)
+        planner = MaskPlanner(
+            TermValues(paths.viewer, guarded.lower_bound(found_sink, paths)),
+            Grid.of(q_seq, key.kv_seq, space),
+            packing=not paths.route.gradient or probabilities.dropout is None,
+            gradient=paths.route.gradient,
+            unbounded=paths.scores.unbounded is not None,
+        )
+        guarded.check_empty_rows(paths, planner.values)
+        plan = plan_with_missed(planner, terms, guard, _stays_bias(paths, planner, terms))
         if paths.gate is not None and plan.nan_rows:
-            _check_below_infinity(values, terms)
+            _check_below_infinity(planner.values, terms)
             plan = replace(plan, nan_rows="")
-        if after.divided is not None or anchor.overflows:
-            plan = plan.assuming(BOUNDED_SCORES)
-        if anchor.overflows and paths.finite is not None:
-            plan = plan.assuming(NO_EMPTY_ROWS)
-        if anchor.rounds and paths.finite is not None:
-            plan = plan.assuming(*_assumed_for_logarithm(planner, terms, paths.finite))
-        if any(rounding_starts(node) for node in (*paths.before.nodes, *after.nodes)):
-            plan = plan.assuming(DROP_ROUNDINGS)
-        return Masking(plan, planner, row, tested, factors, terms, guard)
+        if words := tuple(_assumed(paths, planner, terms)):
+            plan = plan.assuming(*words)
+        return Masking(plan, planner, row, guarded.tested, guarded.factors, terms, guard)
 
 
-def _stays_bias(factor: Factor) -> Missed:
-    """Why every mask stays a bias beside a factor of unknown size."""
+@dataclass(frozen=True)
+class Guarded:
+    """The terms of an attention, and what zeroes rows behind its softmax.
+
+    `guard` belongs to the terms, among which is a mask by which probabilities are divided again. `tested` is the
+    meaning of the guard's nodes alone, and `factors` are the factors on the probabilities that are no mask.
+    """
+
+    terms: tuple[Term, ...]
+    guard: RowGuard
+    tested: RowGuard
+    factors: tuple[Factor, ...]
+
+    @staticmethod
+    def of(paths: AttentionPaths, key: KeySide, probabilities: Probabilities) -> Guarded:
+        """What the guard, a division and the factors behind the softmax come to. Raises Decline."""
+        after, viewer, terms, factors = paths.after, paths.viewer, paths.scores.terms, probabilities.factors
+        tested = RowGuard.NONE
+        if after.guard is not None:
+            tested = after.guard.meaning(MaskedScores(terms, key.kv_seq, viewer, probabilities.seen))
+        guard = tested
+        if after.divided is not None:
+            mask = BoundedScores(viewer.facts).mask_of(after.divided, key.kv_seq, viewer, probabilities.seen)
+            terms, guard = (*terms, mask), RowGuard.NAN if after.divided.zeros else RowGuard.NONE
+        if guard is RowGuard.NONE and (choice := product_guard(factors, terms, viewer)) is not None:
+            others = tuple(factor for factor in factors if factor is not choice)
+            return Guarded(terms, RowGuard.PRODUCT, tested, others)
+        return Guarded(terms, guard, tested, factors)
+
+    @property
+    def by_mask(self) -> bool:
+        """Does the guard zero the rows that the mask masks?"""
+        return self.guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
+
+    def lower_bound(self, sink: FoundSink | None, paths: AttentionPaths) -> float | None:
+        """A number that every sink is above; None without a sink. Raises Decline."""
+        if sink is None:
+            return None
+        if self.guard in (RowGuard.BIAS, RowGuard.SCORES):
+            reason = "a guard that tests the scores, not the sink beside them"
+            raise Decline(Code.PROBABILITY_TERM, reason, paths.anchor.node)
+        return sink_lower_bound(sink, paths.viewer.facts, self.by_mask)
+
+    def check_empty_rows(self, paths: AttentionPaths, values: TermValues) -> None:
+        """Decline terms that may make a whole row -inf beside a gate, or a sink in the total alone."""
+        total = paths.anchor.sink
+        leaves_nan = paths.gate is not None or (total is not None and total.clamped_max is None)
+        if leaves_nan and self.guard is RowGuard.SELECTION:
+            _check_finite(values, self.terms, only_mask(self.terms))
+        elif leaves_nan and self.guard in (RowGuard.PRODUCT, RowGuard.NONE):
+            _check_finite(values, self.terms, None)
+
+
+def _assumed(paths: AttentionPaths, planner: MaskPlanner, terms: tuple[Term, ...]) -> Iterator[str]:
+    """What the user vouches for beside the plan. Raises Decline."""
+    anchor = paths.anchor
+    if paths.after.divided is not None or anchor.overflows:
+        yield BOUNDED_SCORES
+    if anchor.overflows and paths.finite is not None:
+        yield NO_EMPTY_ROWS
+    if anchor.rounds and paths.finite is not None:
+        yield from _assumed_for_logarithm(planner, terms, paths.finite)
+    if any(rounding_starts(node) for node in (*paths.before.nodes, *paths.after.nodes)):
+        yield DROP_ROUNDINGS
+
+
+def _stays_bias(paths: AttentionPaths, planner: MaskPlanner, terms: tuple[Term, ...]) -> Missed | None:
+    """Why every mask stays a bias beside a factor of unknown size; None where none has to."""
+    factor = paths.scores.unbounded
+    if factor is None or not planner.outweighs_masks(terms):
+        return None
     reason = "scores times a factor of unknown size may outweigh the number of the mask"
     hint = "make the factor a constant, or mask with -inf"
     return Missed(MissedCode.DENSE_MASK, reason, label(factor.node), hint)
@@ -118,18 +170,18 @@ def _stays_bias(factor: Factor) -> Missed:
 
 def _assumed_for_logarithm(planner: MaskPlanner, terms: tuple[Term, ...], finite: Term) -> tuple[str, ...]:
     """What the user vouches for beside a softmax that subtracts the logarithm of its sum. Raises Decline."""
-    masks = [term for term in terms if not isinstance(term, Scale)]
-    lowering = all(_only_lowers(planner.values, terms, index) for index in range(len(terms)))
-    if lowering and len(masks) == 1 and planner.never_empty(terms):
-        return ()
-    if lowering and NO_EMPTY_ROWS in planner.options.assume:
-        return (NO_EMPTY_ROWS,)
     reason = (
         "the softmax is spelt exp(scores - log(sum(exp(scores)))), and the logarithm is rounded away in a row "
         "whose scores are all as large as the numbers of a mask, which this term may bring about"
     )
-    advice = f"{NO_EMPTY_ROWS_HINT}; or {LOGARITHM_ADVICE}" if lowering else LOGARITHM_ADVICE
-    raise Decline(Code.SCORE_TERM, reason, finite.node, advice)
+    if not all(_only_lowers(planner.values, terms, index) for index in range(len(terms))):
+        raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
+    masks = [term for term in terms if not isinstance(term, Scale)]
+    if len(masks) == 1 and planner.never_empty(terms):
+        return ()
+    if NO_EMPTY_ROWS in planner.options.assume:
+        return (NO_EMPTY_ROWS,)
+    raise Decline(Code.SCORE_TERM, reason, finite.node, f"{NO_EMPTY_ROWS_HINT}; or {LOGARITHM_ADVICE}")
 
 
 def _only_lowers(values: TermValues, terms: tuple[Term, ...], index: int) -> bool:
@@ -163,5 +215,4 @@ def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
 
 def _is_given(value: ir.Value, viewer: Viewer) -> bool:
     """Is a value an input or initializer, rearranged or not?"""
-    view = viewer.view(value)
-    return producer(value if view is None else view.base) is None
+    return base_of(value, viewer).producer() is None

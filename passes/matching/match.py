@@ -87,12 +87,7 @@ class AttentionMatch:
         at 65504.
         """
         rope = self.rope
-        if rope is None:
-            return self
-        width, other = self.space.size(self.roles.head_dim).const, self.space.size(rope.head_dim).const
-        wider = width is not None and other is not None and width < other
-        turns = wider if abs(rope.ratio) == 1.0 or self.dtype != ir.DataType.FLOAT16 else abs(rope.ratio) > 1.0
-        if not turns:
+        if rope is None or not self._is_larger(rope):
             return self
         return replace(
             self,
@@ -103,11 +98,23 @@ class AttentionMatch:
             rope=Rope(self.query, self.key, self.roles.head_dim, 1 / rope.ratio),
         )
 
+    def _is_larger(self, rope: Rope) -> bool:
+        """Should the added product be that of query and key?"""
+        if abs(rope.ratio) != 1.0 and self.dtype == ir.DataType.FLOAT16:
+            return abs(rope.ratio) > 1.0
+        width, other = self.space.size(self.roles.head_dim).const, self.space.size(rope.head_dim).const
+        return width is not None and other is not None and width < other
+
     @property
     def views(self) -> tuple[View, ...]:
         """Query, key and value, and the query and key of the added product."""
         rope = () if self.rope is None else (self.rope.query, self.rope.key)
         return (self.query, self.key, self.value, *rope)
+
+    @property
+    def key_views(self) -> tuple[View, ...]:
+        """Key and value, and the key of the added product."""
+        return (self.key, self.value) if self.rope is None else (self.key, self.value, self.rope.key)
 
     def within(self, space: KnownAxes) -> AttentionMatch:
         """The same match in a branch of its space, where axes may have been split further."""
@@ -126,8 +133,7 @@ class AttentionMatch:
         """The same match with the heads in another order, in which those that share a head of key and value are
         neighbours; itself where they are, or where none is shared. The order of heads is that of the operands alone."""
         heads = self.roles.heads
-        keys = (self.key, self.value, *(() if self.rope is None else (self.rope.key,)))
-        shared = owned_heads(keys, heads, self.space)
+        shared = owned_heads(self.key_views, heads, self.space)
         if shared == heads[: len(shared)] or not shared:
             return self
         rest = tuple(axis for axis in heads if axis not in shared)

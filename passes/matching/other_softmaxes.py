@@ -1,5 +1,8 @@
 """Softmaxes that are no anchors. They are left as they are, and the report names them, so that none is passed over.
 
+    e = scores.exp()
+    output = (e @ v) / e.sum(-1, keepdim=True)
+
 Grammar, read upwards from the node that is named; e is an exponential that belongs to no anchor:
 
     other :=
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import onnx_ir as ir
 
@@ -35,7 +39,22 @@ from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import constant, distinct_consumers, int_attr, is_op, reached, source_through
+from fa_compiler.passes.ir.nodes import (
+    ABSENT,
+    constant,
+    distinct_consumers,
+    first,
+    inputs_of,
+    int_attr,
+    is_op,
+    nodes_of_type,
+    operand_at,
+    operands,
+    outputs_of,
+    reached,
+    readers_of,
+    source_through,
+)
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.exponentials import LESS
@@ -91,18 +110,16 @@ def other_softmaxes(graph: ir.Graph, anchors: Sequence[SoftmaxAnchor], facts: Fa
     biased = [OtherSoftmax(node, BIASED, advice=BIASED_ADVICE) for node in with_bias]
     anchored = {node for anchor in anchors for node in anchor.nodes}
     free = {node for node in graph if _is_exponential(node, facts.info) and node not in anchored}
-    search = _Search(facts, free)
-    found = map(search.softmax_at, graph if search.free else ())
-    written = [each for each in found if each is not None]
-    return [*quantised, *biased, *written, *search.in_parts()]
+    return [*quantised, *biased, *_Search(facts, free).of_exponentials(graph)]
 
 
-def _is_exponential(node: ir.Node, info: ShapeInfo) -> bool:
+def _is_exponential(node: ir.Node | None, info: ShapeInfo) -> TypeGuard[ir.Node]:
     """Is this Exp, or Pow of one number above 0 to a tensor?"""
     if not is_op(node, "Pow"):
         return is_op(node, "Exp")
-    base = None if node.inputs[0] is None else info.scalar(node.inputs[0])
-    return base is not None and base > 0.0 and constant(node.inputs[1]) is None
+    base, exponent = operands(node)
+    number = info.scalar(base)
+    return number is not None and number > 0.0 and constant(exponent) is None
 
 
 @dataclass(frozen=True)
@@ -113,100 +130,110 @@ class _Search:
     facts: Facts
     free: set[ir.Node]
 
+    def of_exponentials(self, graph: ir.Graph) -> Iterator[OtherSoftmax]:
+        """Cases 2 to 5: the softmaxes of the free exponentials."""
+        for node in graph if self.free else ():
+            if (softmax := self.softmax_at(node)) is not None:
+                yield softmax
+        yield from self.in_parts()
+
     def softmax_at(self, node: ir.Node) -> OtherSoftmax | None:
         """Cases 2 to 4: the softmax whose result a node gives. Its exponentials are no longer free."""
         if is_op(node, "Div", "Mul"):
-            for weights, total in _quotients(node):
-                summed = self._summed(total)
-                plain = summed & self._exponents(weights)
-                if self._take(plain or summed & self._exponents(weights, PRODUCTS)):  # 2
-                    return OtherSoftmax(node, f"{node.op_type} divides exponentials by their sum", not plain)
-        elif is_op(node, "LpNormalization") and int_attr(node, "p", 2) == 1:
-            if self._take(self._exponents(node.inputs[0])):  # 3
+            return first(self._quotient(node, *quotient) for quotient in _quotients(node))  # 2
+        if is_op(node, "LpNormalization"):
+            if int_attr(node, "p", 2) == 1 and self._claim(self._exponents(operand_at(node, 0))):  # 3
                 return OtherSoftmax(node, "LpNormalization divides exponentials by their sum")
         elif node in self.free and (less := match(LESS, node.inputs[-1], self.facts.info)) is not None:
             exponents = self._in_logarithm(less["less"])
-            if exponents and self._take({*exponents, less["x"], node.inputs[-1]}):  # 4
+            if exponents and self._claim({*exponents, less["x"], node.inputs[-1]}):  # 4
                 spelling = f"{node.op_type} is taken of scores less the logarithm of a sum of exponentials"
                 return OtherSoftmax(node, spelling)
         return None
 
+    def _quotient(self, node: ir.Node, weights: ir.Value, total: ir.Value) -> OtherSoftmax | None:
+        """Case 2: the softmax of weights that a node divides by this total."""
+        summed = self._exponents_in_total(total)
+        plain = summed & self._exponents(weights)
+        if not self._claim(plain or summed & self._exponents(weights, PRODUCTS)):
+            return None
+        return OtherSoftmax(node, f"{node.op_type} divides exponentials by their sum", weighs=not plain)
+
     def in_parts(self) -> Iterator[OtherSoftmax]:
         """Case 5: the free exponentials that are summed up and multiplied by values, both as they are."""
         for node in [node for node in self.free if self._is_part(node)]:
-            if self._take({node.inputs[-1]}):
+            if self._claim({node.inputs[-1]}):
                 yield OtherSoftmax(node, "exponentials are summed up and multiplied by values, part by part", True)
 
     def _is_part(self, node: ir.Node) -> bool:
-        kept = reached(node.outputs, lambda value: _kept(distinct_consumers(value)), LIMIT)
-        readers = [reader for value in kept for reader in distinct_consumers(value)]
-        return any(is_op(each, *SUMS) for each in readers) and any(is_op(each, *PRODUCTS) for each in readers)
+        kept = reached(node.outputs, lambda value: _kept_values(distinct_consumers(value)), LIMIT)
+        readers = list(readers_of(kept))
+        return any(is_op(node, *SUMS) for node in readers) and any(is_op(node, *PRODUCTS) for node in readers)
 
-    def _take(self, exponents: Collection[ir.Value | None]) -> bool:
+    def _claim(self, exponents: Collection[ir.Value | None]) -> bool:
         taken = {node for node in self.free if node.inputs[-1] in exponents}
         self.free.difference_update(taken)
         return bool(taken)
 
-    def _summed(self, total: ir.Value) -> set[ir.Value]:
+    def _exponents_in_total(self, total: ir.Value) -> set[ir.Value]:
         """Cases 6 to 8: the exponents of the exponentials whose sum a total or a logarithm is made of."""
-        found: set[ir.Value] = set()
+        exponents: set[ir.Value] = set()
         for value in _upward(total, (*ROW_WISE, *LOGARITHMS[:1], "Exp", "Neg")):
             node = value.producer()
-            if is_op(node, "ReduceLogSumExp") and node is not None and node.inputs[0] is not None:
-                found.add(node.inputs[0])
-            elif node is not None and (weights := self._added(node)) is not None:
-                exponents = (each.inputs[-1] for each in self._exponentials(weights))
-                found.update(each for each in exponents if each is not None)
-        return found
+            if is_op(node, "ReduceLogSumExp"):
+                exponents.update(inputs_of(node)[:1])
+            elif node is not None:
+                exponentials = self._exponentials(self._what_is_added(node))
+                exponents.update(operands(exponential)[-1] for exponential in exponentials)
+        return exponents
 
     def _in_logarithm(self, logarithm: ir.Value) -> set[ir.Value]:
         """Case 8: the exponents of the exponentials whose sum's logarithm it is made of."""
-        values = _upward(logarithm, ROW_WISE)
-        return {each for value in values if is_op(value.producer(), *LOGARITHMS) for each in self._summed(value)}
+        logarithms = [value for value in _upward(logarithm, ROW_WISE) if is_op(value.producer(), *LOGARITHMS)]
+        return {exponent for value in logarithms for exponent in self._exponents_in_total(value)}
 
-    def _added(self, node: ir.Node) -> ir.Value | None:
-        """Case 7: what a node adds up."""
+    def _what_is_added(self, node: ir.Node) -> ir.Value:
+        """Case 7: what a node adds up; ABSENT for other nodes."""
         if is_op(node, *ADDING, "ReduceLogSum") or (is_op(node, "Einsum") and len(node.inputs) == 1):
-            return node.inputs[0]
+            return operand_at(node, 0)
         if is_op(node, "MatMul", "Einsum") and len(node.inputs) == 2:
-            ones = [value is not None and self.facts.sets.only(value) == 1.0 for value in node.inputs]
-            return next((value for value, one in zip(node.inputs, ones[::-1], strict=True) if one), None)
-        return None
+            left, right = operands(node)
+            for weights, ones in ((left, right), (right, left)):
+                if self.facts.sets.only(ones) == 1.0:
+                    return weights
+        return ABSENT
 
-    def _exponents(self, weights: ir.Value | None, more: Sequence[str] = ()) -> set[ir.Value]:
+    def _exponents(self, weights: ir.Value, more: Sequence[str] = ()) -> set[ir.Value]:
         """Case 9: the exponents of the free exponentials that weights are made of."""
-        return {
-            node.inputs[-1] for node in self._exponentials(weights, more) & self.free if node.inputs[-1] is not None
-        }
+        return {operands(node)[-1] for node in self._exponentials(weights, more) & self.free}
 
-    def _exponentials(self, weights: ir.Value | None, more: Sequence[str] = ()) -> set[ir.Node]:
-        made = [] if weights is None else _upward(weights, (*ELEMENT_WISE, *more, *(("Add",) if more else ())))
-        makers = (value.producer() for value in made)
-        return {node for node in makers if node is not None and _is_exponential(node, self.facts.info)}
+    def _exponentials(self, weights: ir.Value, more: Sequence[str] = ()) -> set[ir.Node]:
+        through = (*ELEMENT_WISE, *more, "Add") if more else ELEMENT_WISE
+        makers = (value.producer() for value in _upward(weights, through))
+        return {node for node in makers if _is_exponential(node, self.facts.info)}
 
 
 def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
     """The values that a value is made of by these operators, it first."""
 
-    def sources(each: ir.Value) -> list[ir.Value]:
-        node = each.producer()
-        return [] if node is None or not is_op(node, *through) else [made for made in node.inputs if made is not None]
+    def sources(made: ir.Value) -> list[ir.Value]:
+        node = made.producer()
+        return inputs_of(node, *through)
 
     return reached([value], sources, LIMIT)
 
 
-def _kept(nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    return [output for node in nodes if is_op(node, *KEEPING) for output in node.outputs]
+def _kept_values(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    return outputs_of(nodes_of_type(nodes, *KEEPING))
 
 
-def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value | None, ir.Value]]:
+def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Case 2: what a Div or Mul may divide, and by what."""
-    left, right = node.inputs[0], node.inputs[1]
+    left, right = operands(node)
     if is_op(node, "Div"):
-        yield from () if right is None else ((left, right),)
+        yield left, right
         return
     for weights, inverse in ((left, right), (right, left)):
-        maker = None if inverse is None else source_through(inverse, *KEEPING).producer()
-        if maker is not None and is_op(maker, *INVERSES):
-            total = maker.inputs[1 if is_op(maker, "Div") else 0]
-            yield from () if total is None else ((weights, total),)
+        maker = source_through(inverse, *KEEPING).producer()
+        if is_op(maker, *INVERSES):
+            yield weights, operand_at(maker, 1 if is_op(maker, "Div") else 0)

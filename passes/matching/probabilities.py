@@ -47,14 +47,18 @@ class Probabilities:
         seen, in_front = dict(paths.dims), after.in_front_of_guard
         drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if paths.route.gradient else []
         if len(drops) != 1:
-            return Probabilities(*_walked(anchor.output, after, scores, viewer, seen, in_front), None, seen)
+            return Probabilities(
+                *_arrangement_and_factors(anchor.output, after, scores, viewer, seen, in_front), None, seen
+            )
         (drop,) = drops
         index = after.nodes.index(drop)
         before, following = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
-        dims, factors = _walked(anchor.output, before, scores, viewer, seen, in_front)
+        dims, factors = _arrangement_and_factors(anchor.output, before, scores, viewer, seen, in_front)
         dropout, scale = dropped(drop, dims, viewer)
         seen[drop.outputs[0]] = dims
-        dims, more = _walked(drop.outputs[0], following, replace(scores, dims=dims), viewer, seen, in_front)
+        dims, more = _arrangement_and_factors(
+            drop.outputs[0], following, replace(scores, dims=dims), viewer, seen, in_front
+        )
         return Probabilities(dims, (), kept_by(dropout, scale, (*factors, *more)), seen)
 
     def product(self, paths: AttentionPaths) -> Operands:
@@ -63,17 +67,17 @@ class Probabilities:
         return Operands.of(after.product, paths.viewer, given=(after.side, self.dims), factors=False)
 
 
-def _walked(
+def _arrangement_and_factors(
     start: ir.Value,
     path: ProbabilityPath,
-    found: FinalScores,
+    scores: FinalScores,
     viewer: Viewer,
     seen: dict[ir.Value, Arrangement],
     in_front: Collection[ir.Node],
 ) -> tuple[Arrangement, tuple[Factor, ...]]:
     """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them. The nodes
     `in_front` are in front of a guard."""
-    dims, found_sink, value = found.dims, found.found_sink, start
+    dims, found_sink, value = scores.dims, scores.found_sink, start
     factors: list[Factor] = []
     again = () if path.divided is None else path.divided.nodes
     for node in path.nodes:

@@ -1,5 +1,10 @@
 """From a softmax down to the product with the values.
 
+    p = scores.softmax(-1).to(v.dtype)
+    p = torch.where(p.isnan(), 0, p)
+    p = p * head_mask
+    output = p @ v
+
 Grammar, from the softmax's output downwards, every value read by nothing else:
 
       1 probabilities := softmax
@@ -40,6 +45,7 @@ from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
+    ABSENT,
     SIXTEEN_BITS,
     axes_of,
     constant,
@@ -48,10 +54,16 @@ from fa_compiler.passes.ir.nodes import (
     input_of,
     int_attr,
     is_op,
+    nodes_of_type,
     only_reader,
+    operands,
+    others_of,
+    outputs_of,
+    readers_of,
+    sole,
     source_through,
 )
-from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
+from fa_compiler.passes.layout.contraction import Contraction, unknown_rank
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
 from fa_compiler.passes.matching.factors import operand
@@ -64,6 +76,7 @@ from fa_compiler.passes.matching.scores import (
     QUANTISED_PRODUCTS,
     QUANTISING,
     mixing,
+    product_at,
     quantised_advice,
 )
 from fa_compiler.passes.ops.elementwise import drops_nothing
@@ -97,6 +110,11 @@ class ProbabilityPath:
     tests: tuple[ir.Node, ...] = ()
     tail: tuple[ir.Node, ...] = ()
     divided: Renormalised | None = None
+
+    @property
+    def all_tests(self) -> tuple[ir.Node, ...]:
+        """The removed infinity tests, and the nodes that compute the condition of the guard."""
+        return self.tests if self.guard is None else (*self.tests, *self.guard.tests)
 
     @property
     def in_front_of_guard(self) -> tuple[ir.Node, ...]:
@@ -140,11 +158,10 @@ class _Walk:
         consumers = self._consumers()
         if self._take_division(consumers) or self._take_guard(consumers):
             return None
-        if len(consumers) != 1:
+        node = sole(consumers)
+        if node is None:
             raise _read_elsewhere(self.current, consumers, self.viewer)
-        (node,) = consumers
-        product = any_contraction(node, self.viewer.info)
-        if product is not None and product.summed:
+        if (product := product_at(node, self.viewer.info)) is not None:
             return product
         self._check_passes(node)
         self.scaled |= operand(node, self.current) is not None
@@ -156,12 +173,12 @@ class _Walk:
         """Case 13: the path to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
             raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
-        made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
+        made = [self.softmax_output, *outputs_of(self.nodes)]
         _check_types(made, self.current, self.viewer)  # 3
         if (stray := self.infinity.stray(self.nodes)) is not None:
             reason = f"what {label(stray)} finds out about the probabilities is read outside of the attention, too"
             raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, stray)
-        side = 0 if product.operands[0] is self.current else 1
+        side = product.operands.index(self.current)
         tests = tuple(self.infinity.nodes)
         return ProbabilityPath(product, side, tuple(self.nodes), self.guard, tests, divided=self.divided)
 
@@ -189,18 +206,19 @@ class _Walk:
 
     def _take_guard(self, consumers: list[ir.Node]) -> bool:
         """Case 4: a guard."""
-        if len(consumers) == 1 and (
-            self.infinity.selects(consumers[0], self.current) or always_selects(consumers[0], self.current, self.viewer)
+        reader = sole(consumers)
+        if reader is not None and (
+            self.infinity.selects(reader, self.current) or always_selects(reader, self.current, self.viewer)
         ):
             return False
-        found = guard_after(GuardQuery(self.softmax_output, self.current, consumers, self.viewer, self.among))
-        if found is None:
+        guard = guard_after(GuardQuery(self.softmax_output, self.current, consumers, self.viewer, self.among))
+        if guard is None:
             return False
         if self.guard is not None or self.divided is not None:
-            raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
-        self.guard = found
-        self.nodes.extend(found.nodes)
-        self.current = found.where.outputs[0]
+            raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", guard.where)
+        self.guard = guard
+        self.nodes.extend(guard.nodes)
+        self.current = guard.where.outputs[0]
         return True
 
     def _check_passes(self, node: ir.Node) -> None:
@@ -239,19 +257,21 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
 
 def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     """Case 8: is 0 added to a value, and its size kept?"""
-    others = [value for value in node.inputs if value is not current] if is_op(node, "Add") else []
-    if len(others) != 1 or others[0] is None or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
+    if not is_op(node, "Add") or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
         return False
-    return viewer.facts.sets.only(others[0]) == 0.0
+    other = sole(others_of(node, current))
+    return other is not None and viewer.facts.sets.only(other) == 0.0
 
 
 def always_selects(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     """Case 11: does a Where give a value in every run, and keep its size?"""
     if not is_op(node, "Where") or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
         return False
-    condition, *branches = node.inputs
-    taken = None if condition is None else viewer.facts.sets.only(condition)
-    return taken is not None and branches[0 if taken else 1] is current
+    condition, chosen, other = operands(node)
+    taken = viewer.facts.sets.only(condition)
+    if taken is None:
+        return False
+    return current is (chosen if taken else other)
 
 
 def carried_output(node: ir.Node) -> ir.Value:
@@ -269,26 +289,27 @@ def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> N
 
 
 def _is_of_softmax(value: ir.Value | None) -> bool:
-    source = None if value is None else source_through(value, *MOVES, "Mul", "Div", "Cast")
-    return source is not None and is_op(source.producer(), "Softmax")
+    return is_op(source_through(value or ABSENT, *MOVES, "Mul", "Div", "Cast").producer(), "Softmax")
 
 
 def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     """Does a node take a part of the last axis?"""
-    rank = len(viewer.info.shape(value) or ())
-    axes = constant(input_of(node, 3)) if is_op(node, "Slice") else None
-    listed = [int_attr(node, "axis", 0)] if is_op(node, "Split") else [] if axes is None else axes.reshape(-1).tolist()
-    return bool(listed) and all(axis in (-1, rank - 1) for axis in listed)
+    rank, axes = len(viewer.info.shape(value) or ()), list[int]()
+    if is_op(node, "Split"):
+        axes = [int_attr(node, "axis", 0)]
+    elif is_op(node, "Slice") and (listed := constant(input_of(node, 3))) is not None:
+        axes = listed.reshape(-1).tolist()
+    return bool(axes) and all(axis in (-1, rank - 1) for axis in axes)
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Decline:
+    """Why probabilities that no node reads, or several, are not followed further."""
+    maker = value.producer()
     if not consumers:
-        return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", value.producer())
-    sums = [node for node in consumers if is_op(node, "ReduceSum")]
-    following = [reader for node in sums for reader in distinct_consumers(node.outputs[0])]
-    if sums and any(is_op(node, "Div") for node in (*consumers, *following)):
-        hint = RENORMALISED_ADVICE if is_op(value.producer(), "Mul", "Where") else None
-        return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", value.producer(), hint)
+        return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", maker)
+    if _are_divided_by_sums(consumers):
+        hint = RENORMALISED_ADVICE if is_op(maker, "Mul", "Where") else None
+        return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", maker, hint)
     if (guard := _other_nan_guard(consumers)) is not None:
         reason = f"{label(guard)} chooses by IsNaN of the probabilities p, but is not the guard Where(IsNaN(p), 0, p)"
         return Decline(Code.PROBABILITY_TERM, reason, guard, NAN_GUARD_ADVICE)
@@ -303,12 +324,22 @@ def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -
     )
 
 
+def _are_divided_by_sums(consumers: list[ir.Node]) -> bool:
+    """Do the readers of probabilities sum them up, and divide?"""
+    sums = list(nodes_of_type(consumers, "ReduceSum"))
+    following = readers_of(outputs_of(sums))
+    return bool(sums) and any(is_op(node, "Div") for node in (*consumers, *following))
+
+
 def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
     """A Where that reads the probabilities and chooses by IsNaN of them, which is not the guard of the grammar."""
-    test = next((node for node in consumers if is_op(node, "IsNaN")), None)
-    reader = None if test is None else only_reader(test.outputs[0])
-    chooser = only_reader(reader.outputs[0]) if reader is not None and is_op(reader, "Not") else reader
-    return chooser if chooser is not None and is_op(chooser, "Where") and chooser in consumers else None
+    test = next(nodes_of_type(consumers, "IsNaN"), None)
+    if test is None:
+        return None
+    chooser = only_reader(test.outputs[0])
+    if is_op(chooser, "Not"):
+        chooser = only_reader(chooser.outputs[0])
+    return chooser if is_op(chooser, "Where") and chooser in consumers else None
 
 
 def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
@@ -317,8 +348,7 @@ def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
         return False
     if is_op(node, "Gather"):
         return int_attr(node, "axis", 0) > 0
-    axes = axes_of(node) if is_op(node, "ReduceMean", "ReduceSum") else None
-    return axes == [1]
+    return is_op(node, "ReduceMean", "ReduceSum") and axes_of(node) == [1]
 
 
 def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -> bool:
@@ -336,13 +366,16 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             seen.add(id(node))
             if node.op_type in PRODUCTS:
                 return True
-            alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
-            same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv", "Trilu", *NORMALISATIONS)
-            if (
-                same
-                or _takes_heads(node, value)
-                or is_op(node, *LAYOUT_OPS, "Cast", "Dropout", "Slice", "Expand", "Pad")
-                or node.op_type in (*QUANTISING, *QUANTISED)
-            ):
+            if _may_lead_on(node, value, viewer):
                 pending.extend(node.outputs)
     return False
+
+
+def _may_lead_on(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
+    """May a node stand between a softmax and its product with values, whatever it does?"""
+    if is_op(node, *LAYOUT_OPS, "Cast", "Dropout", "Slice", "Expand", "Pad") or _takes_heads(node, value):
+        return True
+    if node.op_type in (*QUANTISING, *QUANTISED):
+        return True
+    alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
+    return alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv", "Trilu", *NORMALISATIONS)

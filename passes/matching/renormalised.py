@@ -1,5 +1,8 @@
 """Probabilities that are masked after the softmax and divided by what is left of them, as jax2onnx writes a mask.
 
+    x = scores.softmax(-1) * mask
+    p = x / x.sum(-1, keepdim=True)
+
 Grammar; the code cites the numbers of the cases. Nothing but the sum and the division reads x, nothing but the guard
 and the division reads the sum:
 
@@ -21,7 +24,18 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, places_of
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    int_attr,
+    is_op,
+    nodes_of_type,
+    operand_at,
+    operands,
+    others_of,
+    output_of,
+    places_of,
+    sole,
+)
 from fa_compiler.passes.values.patterns import Bind, Number, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -54,39 +68,39 @@ class Renormalised:
 def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalised | None:
     """How the only reader of probabilities masks them, if they are divided by their sum after it."""
     masked, x = _masked(value, node, info), node.outputs[0]
-    divide = None if masked is None else _only(x, "Div")
+    divide = _sole_reader(x, "Div")
     if masked is None or divide is None:
         return None
-    last = _only(divide.outputs[0], "Where")
+    last = _sole_reader(divide.outputs[0], "Where")
     for pattern, end, zeros in ((QUOTIENT, divide, False), (GUARDED, last, True)):
-        found = None if end is None else match(pattern, end.outputs[0], info, {"x": x})
-        if found is None or not is_closed(nodes := (node, *found.nodes)):
+        division = match(pattern, output_of(end), info, {"x": x})
+        if division is None or not is_closed(nodes := (node, *division.nodes)):
             continue
-        total, shape = found["sum"].producer(), info.shape(x)
-        axes = None if total is None else places_of(total, len(shape or ()))
-        if total is None or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
-            return None
-        return Renormalised(*masked, axes[0], zeros, nodes)
+        axis = _summed_axis(division["sum"].producer(), info)
+        return None if axis is None else Renormalised(*masked, axis, zeros, nodes)
     return None
+
+
+def _summed_axis(total: ir.Node | None, info: ShapeInfo) -> int | None:
+    """The one axis that a sum runs over and keeps, with size 1; None where it is none or several."""
+    if total is None or int_attr(total, "keepdims", 1) != 1:
+        return None
+    return sole(places_of(total, len(info.shape(operand_at(total, 0)) or ())) or ())
 
 
 def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
     """Cases 1 and 2: the condition, and whether it keeps where it is true."""
     if is_op(node, "Mul"):
-        other = next((each for each in node.inputs if each is not None and each is not value), None)
-        return None if other is None or info.scalar(other) is not None else (other, True)
-    if not is_op(node, "Where") or node.inputs[0] is None:
+        others = others_of(node, value)
+        return (others[0], True) if others and info.scalar(others[0]) is None else None
+    if not is_op(node, "Where"):
         return None
-    for keep, index in ((True, 1), (False, 2)):
-        if node.inputs[index] is value and _is(node.inputs[3 - index], 0.0, info):
-            return node.inputs[0], keep
+    condition, chosen, other = operands(node)
+    for kept, dropped, keep in ((chosen, other, True), (other, chosen, False)):
+        if kept is value and info.scalar(dropped) == 0.0:
+            return condition, keep
     return None
 
 
-def _is(value: ir.Value | None, number: float, info: ShapeInfo) -> bool:
-    return value is not None and info.scalar(value) == number
-
-
-def _only(value: ir.Value, op_type: str) -> ir.Node | None:
-    found = [node for node in distinct_consumers(value) if is_op(node, op_type)]
-    return found[0] if len(found) == 1 else None
+def _sole_reader(value: ir.Value, op_type: str) -> ir.Node | None:
+    return sole(nodes_of_type(distinct_consumers(value), op_type))

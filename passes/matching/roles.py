@@ -7,12 +7,13 @@ together; which of them count heads is free to choose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Axes, Axis, AxisSpace, KnownAxes
+from fa_compiler.passes.algebra.axes import Axes, AxisSpace, KnownAxes
 from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
@@ -21,8 +22,8 @@ from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Add, Select, Term
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
-from fa_compiler.passes.matching.layers import holds_weights
 from fa_compiler.passes.matching.sinks import FoundSink
+from fa_compiler.passes.matching.weights import holds_weights
 
 MAX_HEAD_SIZE = 768
 
@@ -57,20 +58,18 @@ class Roles:
         space, qk, after = paths.viewer.space, paths.qk, paths.after
         resolve, product = space.resolve, qk.product
         own = {row, *qk.own_labels(key.side, key.kv_seq, space)}
+        shared = [resolve(qk.out_dim(label)) for label in product.out if label not in own]
         q_seq = key.q_seq(qk, row, space)
-        shared = [label for label in product.out if label not in own]
-        varying = () if found_sink is None else found_sink.sink.varies_along(paths.viewer.info)
-        sink_heads = tuple(axis for dim in varying for axis in resolve(dim))
-        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sink_heads)
+        sink_heads = _sink_heads(found_sink, paths)
+        batch, heads = batch_and_heads(shared, sink_heads)
         if found_sink is not None and not set(sink_heads) <= set(heads):
             raise Decline(Code.SHAPE, "the sink is not one number for each head", found_sink.step.node)
-        head_dim = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
-        value_head_dim = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))
-        expected = {*batch, *heads, *q_seq, *value_head_dim}
-        if {axis for dim in space.resolve_all(pv.out) for axis in dim} != expected:
+        head_dim = _joined(resolve(qk.dims[0][label]) for label in product.summed)
+        value_head_dim = _joined(map(resolve, pv.own_dims(1 - after.side)))
+        if set(_joined(space.resolve_all(pv.out))) != {*batch, *heads, *q_seq, *value_head_dim}:
             raise Decline(Code.SHAPE, "the output's axes are not those of query and value", after.product.node)
-        groups = (batch, heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim)
-        if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
+        axes = _joined((batch, heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim))
+        if len(set(axes)) != len(axes):
             raise Decline(Code.SHAPE, "one axis would have to play two roles", product.node)
         keys, values = qk.views[key.side], pv.views[1 - after.side]
         assert keys is not None and values is not None
@@ -115,41 +114,23 @@ class KeySide:
     @staticmethod
     def of(paths: AttentionPaths) -> KeySide:
         """The key by the axes the softmax runs over. Raises Decline."""
-        anchor, qk, dims, found_sink, viewer = (
-            paths.anchor,
-            paths.qk,
-            paths.scores.dims,
-            paths.scores.found_sink,
-            paths.viewer,
-        )
-        if not anchor.axes or max(anchor.axes) >= len(dims):
-            raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
-        kv_seq = viewer.space.resolve(axis for place in anchor.axes for axis in dims[place])
-        if found_sink is not None:
-            if kv_seq != viewer.space.resolve(found_sink.axes_with_sink):
-                reason = "the scores are made longer along another axis than the softmax runs over"
-                raise Decline(Code.SCORE_TERM, reason, found_sink.step.node)
-            kv_seq = viewer.space.resolve(found_sink.kv_seq)
+        qk, node, space = paths.qk, paths.anchor.node, paths.viewer.space
+        kv_seq = _softmax_axes(paths)
         for side in (1, 0):
-            # A key may have batch dimensions that the query lacks, but not in front of a matrix of weights, as x in
-            # x W^T: that is a layer, such as the one that makes the keys of linear attention, whose softmax runs over
-            # them, too. Learned queries stand in front of the key, as Q in Q x^T, or are matrices of several heads.
-            layer = side == 0 and len(qk.free(side)) > 1 and len(qk.dims[1]) == 2
-            layer = layer and holds_weights(qk.product.operands[1], viewer)
-            if not layer and qk.own_labels(side, kv_seq, viewer.space):
+            if not _is_layer(side, qk, paths.viewer) and qk.own_labels(side, kv_seq, space):
                 return KeySide(side, kv_seq)
-        raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
+        raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", node)
 
     def row(self, qk: Operands, terms: tuple[Term, ...], viewer: Viewer) -> str | None:
         """The label of the query's dimension that counts its rows; None where the query has none, as a vector.
 
-        Of the dimensions that only the query has, those that a mask runs along are preferred, then those of open size,
-        then the last one. Any choice is right: the others become heads or batches, which masks know less often, and
-        along a batch the keys are repeated.
+        Several dimensions may belong to the query alone. A dimension that a mask runs along is preferred, then a
+        dimension of open size, then the last dimension. Any choice is right: the rest become heads or batches. But a
+        mask knows heads and batches less often, and along a batch the keys are repeated.
         """
         resolve = viewer.space.resolve
         masks = [term for term in terms if isinstance(term, Add | Select)]
-        known = {axis for term in masks for dim in term.operand.dims for axis in resolve(dim)}
+        known = set(resolve(_joined(dim for term in masks for dim in term.operand.dims)))
         free = qk.free(1 - self.side)
         axes = {label: resolve(qk.dims[1 - self.side][label]) for label in free}
         likely = [label for label in free if known.intersection(axes[label])] or free
@@ -161,6 +142,44 @@ class KeySide:
         return () if row is None else space.resolve(qk.dims[1 - self.side][row])
 
 
+def _joined(dims: Iterable[Axes]) -> Axes:
+    """The axes of several dimensions, in order."""
+    return tuple(chain.from_iterable(dims))
+
+
+def _sink_heads(found_sink: FoundSink | None, paths: AttentionPaths) -> Axes:
+    """The axes along which a sink is not one number; none without a sink."""
+    if found_sink is None:
+        return ()
+    return _joined(map(paths.viewer.space.resolve, found_sink.sink.varies_along(paths.viewer.info)))
+
+
+def _softmax_axes(paths: AttentionPaths) -> Axes:
+    """The axes that the softmax runs over, a sink beside them left out. Raises Decline."""
+    anchor, dims, found_sink = paths.anchor, paths.scores.dims, paths.scores.found_sink
+    resolve = paths.viewer.space.resolve
+    if not anchor.axes or max(anchor.axes) >= len(dims):
+        raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
+    axes = resolve(_joined(dims[place] for place in anchor.axes))
+    if found_sink is None:
+        return axes
+    if axes != resolve(found_sink.axes_with_sink):
+        reason = "the scores are made longer along another axis than the softmax runs over"
+        raise Decline(Code.SCORE_TERM, reason, found_sink.step.node)
+    return resolve(found_sink.kv_seq)
+
+
+def _is_layer(key_side: int, qk: Operands, viewer: Viewer) -> bool:
+    """With the key on this side, is the first product a layer, such as the one that makes the keys of linear attention,
+    whose softmax runs over them, too?
+
+    A key may have batch dimensions that the query lacks, but not in front of a matrix of weights, as x in x W^T.
+    Learned queries stand in front of the key, as Q in Q x^T, or are matrices of several heads.
+    """
+    in_front = key_side == 0 and len(qk.free(key_side)) > 1 and len(qk.dims[1]) == 2
+    return in_front and holds_weights(qk.product.operands[1], viewer)
+
+
 def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
     """Batch and head axes of the dimensions before rows and columns.
 
@@ -169,20 +188,16 @@ def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
     the same for every index of either; only the number of heads has to be known before the run. Dimensions with a part
     in `needed` are heads.
     """
-    if len(dims) >= 2 and any(axis in needed for dim in dims for axis in dim):
-        parts: tuple[list[Axis], list[Axis]] = [], []
-        for dim in dims:
-            parts[any(axis in needed for axis in dim)].extend(dim)
-        return tuple(parts[0]), tuple(parts[1])
-    if len(dims) >= 2:
-        known = [index for index, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)]
-        chosen = known[-1] if known else len(dims)
-        batch = tuple(axis for index, dim in enumerate(dims) for axis in dim if index != chosen)
-        return batch, dims[chosen] if known else ()
-    merged = dims[0] if dims else ()
-    if len(merged) > 1 and all(axis.size.is_const for axis in merged[1:]):
-        return merged[:1], merged[1:]
-    return merged, ()
+    if len(dims) < 2:
+        merged = _joined(dims)
+        is_merged = len(merged) > 1 and all(axis.size.is_const for axis in merged[1:])
+        return (merged[:1], merged[1:]) if is_merged else (merged, ())
+    if not set(needed).isdisjoint(_joined(dims)):
+        places = [place for place, dim in enumerate(dims) if not set(needed).isdisjoint(dim)]
+    else:
+        places = [place for place, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)][-1:]
+    batch = _joined(dim for place, dim in enumerate(dims) if place not in places)
+    return batch, _joined(dims[place] for place in places)
 
 
 def shared_heads(key: View, value: View, heads: Axes, space: KnownAxes) -> Axes:
@@ -197,5 +212,5 @@ def shared_heads(key: View, value: View, heads: Axes, space: KnownAxes) -> Axes:
 
 def owned_heads(keys: Sequence[View], heads: Axes, space: KnownAxes) -> Axes:
     """The head axes that one of these operands has of its own."""
-    owned = {axis for view in keys for dim in view.base_dims for axis in space.resolve(dim)}
+    owned = set(space.resolve(_joined(dim for view in keys for dim in view.base_dims)))
     return tuple(axis for axis in heads if axis in owned)

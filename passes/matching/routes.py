@@ -1,19 +1,20 @@
 """The routes from a softmax to products with values.
 
-An attention that shares nothing has one, and nothing else reads its scores or probabilities. The probabilities of an
-attention whose gradient is in the model, and those that several attentions share, have other readers. A route then
-names the nodes of the path to one product, and says who answers for the other readers: nothing is fused unless each of
-them is a part of what is fused as well.
+An attention that shares nothing has one route, and nothing else reads its scores or probabilities. There are further
+readers of the probabilities where several attentions share them, and where the gradient of the attention is in the
+model. A route then names the nodes of the path to one product, and says who answers for the other readers: nothing is
+fused unless every reader is fused, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import AxisSpace
-from fa_compiler.passes.ir.nodes import data_readers, distinct_consumers, is_op
+from fa_compiler.passes.ir.nodes import data_readers, is_op, outputs_of, reached, readers_of
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import drop_mask
@@ -47,47 +48,60 @@ ONLY = Route()
 """The route of an attention with one product and no other readers."""
 
 
+@dataclass
+class _Readers:
+    """What reads the probabilities, on the way to their products.
+
+    `parents` has the nodes in front of each node that was reached. `others` says whether a node was reached that is no
+    product and does not pass the probabilities on.
+    """
+
+    viewer: Viewer
+    parents: dict[ir.Node, list[ir.Node]] = field(default_factory=dict)
+    products: list[ir.Node] = field(default_factory=list)
+    others: bool = False
+
+    def follow(self, probabilities: ir.Value) -> None:
+        """Go down to all products, or until too many nodes or products are known."""
+        pending = deque([probabilities])
+        while pending and len(self.parents) < MAX_STEPS and len(self.products) <= MAX_PRODUCTS:
+            value = pending.popleft()
+            maker = value.producer()
+            for node in data_readers(value):
+                is_new = node not in self.parents
+                self.parents.setdefault(node, []).extend([] if maker is None else [maker])
+                if is_new and self._passes_on(node):
+                    pending.extend(node.outputs)
+
+    def _passes_on(self, node: ir.Node) -> bool:
+        """Does a reader pass the probabilities on? It is noted if not."""
+        if contraction(node, self.viewer.info) is not None:
+            self.products.append(node)
+            return False
+        passes = _passes(node, self.viewer)
+        self.others |= not passes
+        return passes
+
+    def path_to(self, product: ir.Node) -> tuple[ir.Node, ...]:
+        """The nodes that lead to a product, the product first."""
+        makers = reached([product], lambda node: [maker for maker in self.parents[node] if maker in self.parents])
+        return tuple(makers)
+
+
 def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
     """The paths from a softmax to the products that read its probabilities. Empty if there is a single product and
     nothing else reads a value on its path, or if there are more than MAX_PRODUCTS."""
-    viewer = Viewer(facts, AxisSpace())
-    parents: dict[ir.Node, list[ir.Node]] = {}
-    products: list[ir.Node] = []
-    pending, others = [anchor.output], False
-    while pending and len(parents) < MAX_STEPS and len(products) <= MAX_PRODUCTS:
-        value = pending.pop(0)
-        maker = value.producer()
-        for node in data_readers(value):
-            known = node in parents
-            parents.setdefault(node, []).extend([maker] if maker is not None else [])
-            if known:
-                continue
-            if contraction(node, facts.info) is not None:
-                products.append(node)
-            elif _passes(node, viewer):
-                pending.extend(node.outputs)
-            else:
-                others = True
-    if len(products) > MAX_PRODUCTS:
+    readers = _Readers(Viewer(facts, AxisSpace()))
+    readers.follow(anchor.output)
+    if len(readers.products) > MAX_PRODUCTS:
         return []
-    inner = (output for node in anchor.nodes[:-1] for output in node.outputs)
-    others |= any(reader not in anchor.nodes for output in inner for reader in distinct_consumers(output))
-    if len(products) < 2 and not others:
+    shared = any(reader not in anchor.nodes for reader in readers_of(outputs_of(anchor.nodes[:-1])))
+    if len(readers.products) < 2 and not readers.others and not shared:
         return []
-    return [_path_to(product, parents) for product in products]
+    return [readers.path_to(product) for product in readers.products]
 
 
 def _passes(node: ir.Node, viewer: Viewer) -> bool:
     """May a node stand between probabilities and their product?"""
     known = is_op(node, *PASSING) or keeps_everything(node, viewer.info)
     return known or viewer.factor(node) is not None or drop_mask(node, viewer) is not None
-
-
-def _path_to(product: ir.Node, parents: dict[ir.Node, list[ir.Node]]) -> tuple[ir.Node, ...]:
-    path, pending = dict.fromkeys([product]), [product]
-    while pending:
-        for node in parents.get(pending.pop(), []):
-            if node not in path and node in parents:
-                path[node] = None
-                pending.append(node)
-    return tuple(path)

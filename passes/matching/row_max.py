@@ -1,5 +1,8 @@
 """The maximum that is subtracted from a row before exponentials; TensorFlow replaces it by 0 where it is infinite.
 
+    row_max = x.amax(-1, keepdim=True)
+    row_max = torch.where(row_max.isfinite(), row_max, 0)
+
     row_max :=
       1     x
       2   | Where(finite, x, 0)                     0 one number, or as large as x
@@ -33,9 +36,18 @@ ROW_MAX = OneOf(
 
 def finite_row_max(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """The x of a row_max, and the nodes that keep it finite, in order; the value itself where nothing does (1)."""
-    found = match(ROW_MAX, value, info)
-    zero = None if found is None or found.get("zero") is None else constant(found["zero"])
-    if found is None or (found.get("zero") is not None and (zero is None or zero.any())):
+    held = match(ROW_MAX, value, info)
+    if held is None or not _is_zero(held.get("zero"), value, held["x"], info):
         return value, ()
-    alike = zero is None or zero.size == 1 or info.shape(value) == info.shape(found["x"]) is not None
-    return (found["x"], found.nodes) if alike else (value, ())
+    return held["x"], held.nodes
+
+
+def _is_zero(zero: ir.Value | None, value: ir.Value, x: ir.Value, info: ShapeInfo) -> bool:
+    """Cases 2 and 3: is what takes the place of an infinite maximum 0, and does it not enlarge the row? None stands for
+    the 0 of case 3."""
+    if zero is None:
+        return True
+    content = constant(zero)
+    if content is None or content.any():
+        return False
+    return content.size == 1 or info.shape(value) == info.shape(x) is not None

@@ -1,5 +1,8 @@
 """One number for each row, computed from the row: its maximum, its sum, the logarithm of its sum of exponentials.
 
+    row_max = x.amax(-1, keepdim=True)
+    total = e.float().sum(-1, keepdim=True).to(e.dtype)
+
 Grammar; the axes are those of the source x:
 
     per_row :=                                             as large as x, but for the axes of size 1
@@ -22,7 +25,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import is_op, places_of
+from fa_compiler.passes.ir.nodes import is_op, nodes_of_type, operand_at, places_of
 from fa_compiler.passes.layout.views import WIDENING
 from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
@@ -35,86 +38,99 @@ SUMS = ("ReduceSum", "ReduceL1")
 """Equal for exponentials, none of which is negative."""
 
 
+Reduction = tuple[tuple[int, ...], tuple[ir.Node, ...]]
+"""The axes that are reduced, and the nodes that do so, in order."""
+
+
 def shifted_by(
     value: ir.Value, reduction: str, info: ShapeInfo, clamped_max: tuple[ir.Value, ir.Node] | None = None
 ) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]] | None:
     """For `x - reduction(x, axes)`: the axes, x and the nodes. With `clamped_max`, a maximum and the node that bounds
     it, `x - bound(maximum)` is read in the same way (sink_totals.py)."""
-    found = match(SHIFTED, value, info)
-    if found is None:
+    difference = match(SHIFTED, value, info)
+    if difference is None:
         return None
-    row_max, holding = (found["row_max"], ()) if clamped_max is None else (clamped_max[0], clamped_max[1:])
-    per_row = reduced(row_max, (reduction,), found["x"], info)
-    return None if per_row is None else (per_row[0], found["x"], (*per_row[1], *holding, *found.nodes))
+    row_max, *holding = clamped_max or (difference["row_max"],)
+    per_row = reduced(row_max, (reduction,), difference["x"], info)
+    if per_row is None:
+        return None
+    axes, nodes = per_row
+    return axes, difference["x"], (*nodes, *holding, *difference.nodes)
 
 
-def reduced(
-    value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo
-) -> tuple[tuple[int, ...], tuple[ir.Node, ...]] | None:
+def reduced(value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo) -> Reduction | None:
     """The axes of `source` over which `value` is a per_row reduction, and the nodes."""
     row, repeating = unrepeated(value)  # 1 and 2
     start, moving = row_source(row, info)
-    found = reduction_of(start, reductions, source, info)
-    if found is None or not is_per_row(value, found[0], source, info):
+    reduction = reduction_of(start, reductions, source, info)
+    if reduction is None or not is_per_row(value, reduction[0], source, info):
         return None
-    return found[0], (*found[1], *moving, *repeating)
+    return reduction[0], (*reduction[1], *moving, *repeating)
 
 
 def unrepeated(value: ir.Value) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Case 2: the row that a per_row repeats, and the nodes that do so; the value itself and () where none does."""
     nodes: list[ir.Node] = []
     current = value
-    while is_op(node := current.producer(), "Identity") and node is not None and node.inputs[0] is not None:
+    while is_op(node := current.producer(), "Identity"):
         nodes.insert(0, node)
-        current = node.inputs[0]
-    if node is None or not is_op(node, "Expand") or node.inputs[0] is None:
+        current = operand_at(node, 0)
+    if not is_op(node, "Expand"):
         return value, ()
-    return node.inputs[0], (node, *nodes)
+    return operand_at(node, 0), (node, *nodes)
 
 
 def row_source(row: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Cases 4 and 5: what a row's layout starts from, and the nodes of the layout."""
     nodes: list[ir.Node] = []
-    while is_op(node := row.producer(), "Identity", *RESHAPES, "Max", "Expand") and node is not None:
-        found = match(ABOVE_NOTHING, row, info) if node.op_type == "Max" else None
-        inner = node.inputs[0] if node.op_type != "Max" else None if found is None else found["x"]
-        if inner is None or (node.op_type == "Expand" and not info.shape(inner) == info.shape(row) is not None):
-            break
+    while (node := row.producer()) is not None and (inner := _laid_out(node, info)) is not None:
         nodes.insert(0, node)
         row = inner
     return row, tuple(nodes)
 
 
-def reduction_of(
-    value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo
-) -> tuple[tuple[int, ...], tuple[ir.Node, ...]] | None:
+def _laid_out(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
+    """Cases 4 and 5: the row that a node lays out in another way; None for other nodes."""
+    source, result = operand_at(node, 0), node.outputs[0]
+    if is_op(node, "Max"):
+        above = match(ABOVE_NOTHING, result, info)
+        return None if above is None else above["x"]
+    same_size = is_op(node, "Expand") and info.shape(source) == info.shape(result) is not None
+    return source if same_size or is_op(node, "Identity", *RESHAPES) else None
+
+
+def reduction_of(value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo) -> Reduction | None:
     """Cases 3 and 6: the axes of `source` over which `value` reduces it, and the nodes; at least one axis."""
-    node, shape = value.producer(), info.shape(source)
-    nodes: tuple[ir.Node, ...] = ()
-    if is_op(node, "Cast") and node is not None and info.dtype(value) == info.dtype(source) is not None:
-        if node.inputs[0] is None:
-            return None
-        inner, layout = row_source(node.inputs[0], info)
-        widening = cast_reduced_by(inner)
-        if widening is None or (info.dtype(source), info.dtype(widening.outputs[0])) not in WIDENING:
-            return None
-        reduction = inner.producer()
-        assert reduction is not None
-        nodes, node, start = (widening, reduction, *layout, node), reduction, widening.inputs[0]
+    last = value.producer()
+    if is_op(last, "Cast") and info.dtype(value) == info.dtype(source) is not None:
+        nodes = _widened_sum(last, source, info)
     else:
-        start = None if node is None or not node.inputs else node.inputs[0]
-    if node is None or not is_op(node, *reductions) or start is not source or shape is None:
+        nodes = (last,) if last is not None and operand_at(last, 0) is source else ()
+    shape = info.shape(source)
+    reduction = next(nodes_of_type(nodes, *reductions), None)
+    if reduction is None or shape is None:
         return None
-    axes = tuple(sorted(set(places_of(node, len(shape)) or ())))
-    return (axes, nodes or (node,)) if axes else None
+    axes = tuple(sorted(set(places_of(reduction, len(shape)) or ())))
+    return (axes, nodes) if axes else None
+
+
+def _widened_sum(last: ir.Node, source: ir.Value, info: ShapeInfo) -> tuple[ir.Node, ...]:
+    """Case 6: the nodes that sum up a tensor in a wider type, where this Cast is the last of them; else ()."""
+    row, layout = row_source(operand_at(last, 0), info)
+    total, widening = row.producer(), cast_reduced_by(row)
+    if total is None or widening is None or widening.inputs[0] is not source:
+        return ()
+    types = info.dtype(source), info.dtype(widening.outputs[0])
+    return (widening, total, *layout, last) if types in WIDENING else ()
 
 
 def cast_reduced_by(total: ir.Value) -> ir.Node | None:
     """The Cast of what a sum adds up; None where there is none."""
     node = total.producer()
-    summed = node.inputs[0] if node is not None and is_op(node, *SUMS) else None
-    widening = None if summed is None else summed.producer()
-    return widening if widening is not None and is_op(widening, "Cast") else None
+    if not is_op(node, *SUMS):
+        return None
+    widening = operand_at(node, 0).producer()
+    return widening if is_op(widening, "Cast") else None
 
 
 def is_per_row(value: ir.Value, axes: Sequence[int], source: ir.Value, info: ShapeInfo) -> bool:
@@ -123,5 +139,7 @@ def is_per_row(value: ir.Value, axes: Sequence[int], source: ir.Value, info: Sha
     row, repeating = unrepeated(value)
     if shape is None or own is None:
         return False
-    kept = tuple(Dim(1) if place in axes else size for place, size in enumerate(shape))
-    return info.shape(row) == kept and (not repeating or own in (kept, shape))
+    kept = list(shape)
+    for place in axes:
+        kept[place] = Dim(1)
+    return info.shape(row) == tuple(kept) and (not repeating or own in (tuple(kept), shape))

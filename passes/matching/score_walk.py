@@ -8,6 +8,7 @@ Refused: a step whose effect on the axes was not proven; a factor on a mask or b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -95,14 +96,16 @@ class ScoreWalk:
             case Add():
                 self.add(step)
             case Select(node, condition, keep, fill):
-                self.terms.append(Select(node, self._placed(condition, node), keep, fill))
+                self.terms.append(Select(node, self._aligned(condition, node), keep, fill))
             case Floor():
-                self.terms.extend([step] if self.terms or self.is_unbounded else [])
+                if self.terms or self.is_unbounded:
+                    self.terms.append(step)
             case OwnStep():
                 step.walk(self)
         output = step.node.outputs[0]
         self.seen[output] = self.dims
-        self.scores = output if not isinstance(step, OwnStep) or step.sets_shape else self.scores
+        if not isinstance(step, OwnStep) or step.sets_shape:
+            self.scores = output
 
     def multiply(self, step: Scale) -> None:
         """Multiply by a number. Raises Decline."""
@@ -111,7 +114,8 @@ class ScoreWalk:
             self._check_overflow(step.node)
         self.scale *= step.factor
         self.softcap *= abs(step.factor)
-        self.terms.extend([step] if self.terms else [])
+        if self.terms:
+            self.terms.append(step)
 
     def multiply_by(self, node: ir.Node, value: ir.Value, divides: bool) -> None:
         """Multiply by a tensor, or divide by it. Raises Decline."""
@@ -121,17 +125,18 @@ class ScoreWalk:
         if self.softcap != 0.0:
             reason = "capped scores are multiplied by something that is not one known number"
             raise Decline(Code.SCALE, reason, node)
-        known = self.viewer.facts.bounds.unless_nan(value) if self.shifted else (0.0, 0.0)
-        self._check_sign(node, -1.0 if known is None else known[0])
+        if self.shifted:
+            least, _ = self.viewer.facts.bounds.unless_nan(value) or (-math.inf, math.inf)
+            self._check_sign(node, least)
         self._check_overflow(node)
         self.factors.append(on_scores(node, value, divides, self.dims, self.viewer))
 
     def add(self, step: Add[ir.Value]) -> None:
         """Add a tensor. Raises Decline."""
         if not self.take_product(step, self):
-            self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
+            self.terms.append(Add(step.node, self._aligned(step.operand, step.node), step.sign))
 
-    def _placed(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
+    def _aligned(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
         """What a step combines with the scores. It fits if the result has the shape of what the step is done to, apart
         from added dimensions."""
         own, result = self.viewer.info.shape(self.scores), self.viewer.info.shape(node.outputs[0])
@@ -140,8 +145,8 @@ class ScoreWalk:
 
     def _add_dimensions(self, node: ir.Node) -> None:
         """An operand of more dimensions gives the scores these dimensions, each of size 1 (scores.py, 16)."""
-        result = self.viewer.info.shape(node.outputs[0])
-        self.dims = ((),) * (0 if result is None else len(result) - len(self.dims)) + self.dims
+        rank = len(self.viewer.info.shape(node.outputs[0]) or ())
+        self.dims = ((),) * (rank - len(self.dims)) + self.dims
 
     def _rearrange(self, node: ir.Node) -> None:
         moved = self.viewer.rearranged(node, self.dims)
@@ -159,7 +164,7 @@ class ScoreWalk:
     @property
     def is_unbounded(self) -> bool:
         """May a factor of unknown size have made scores infinite?"""
-        return any(each.unbounded for each in self.factors)
+        return any(factor.unbounded for factor in self.factors)
 
     def _check_overflow(self, node: ir.Node) -> None:
         """Decline a further factor if one of unknown size may have made scores infinite.

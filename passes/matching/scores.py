@@ -1,5 +1,11 @@
 """From a softmax up to the product of query and key.
 
+    scores = q @ k.transpose(-2, -1) / math.sqrt(d)
+    scores = cap * torch.tanh(scores / cap)
+    scores = scores + bias
+    scores = scores.masked_fill(~mask, -inf)
+    p = scores.softmax(-1)
+
 Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The code cites the numbers of the cases:
 
     scores_with_sink := scores
@@ -37,14 +43,14 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            (7) between them, keeps the scores: b is cast from its
                                                            condition, or the condition compares b with 0 or 1
 
-A soft cap is c * tanh(scores / c), in any spelling: the operator's scale is the product of all factors (7) on both
-sides of Tanh, and c that of the factors behind it, so that scale / c is the product of those before it. The operator
-caps the scores before anything is added and before keys are masked. A mask before Tanh would give masked keys the score
--c, which takes part in the softmax, so no term may be there.
+A soft cap is c * tanh(scores / c), in any spelling. The operator's scale is the product of all factors (7) on both
+sides of Tanh. c is the product of the factors behind Tanh, so that scale / c is the product of the factors before Tanh.
+The operator caps the scores before anything is added and before keys are masked. A mask before Tanh would give masked
+keys the score -c, which takes part in the softmax, so no term may be there.
 
-bfloat16 has the exponents of float32, so that rounding to it (6) overflows for no score, but it does for the number of
-a mask (-3.4e38), and it rounds -1e4 + score to multiples of 64. Leaving it out is therefore like computing 16-bit
-operands in float32, but only for scores alone. In float16 any score may overflow.
+bfloat16 has the exponents of float32, so that no score overflows when it is rounded to bfloat16 (6). The number of a
+mask (-3.4e38) does overflow, and -1e4 + score is rounded to multiples of 64. So the rounding may be left out for scores
+alone, as 16-bit operands may be computed in float32. In float16 any score may overflow.
 
 The floor of float16 (13) lifts -inf, and sums that fall below it, to -65504. A finite score is not below it, so without
 a mask the floor changes nothing. Behind a mask it shows in rows that are masked everywhere, and beside scores near
@@ -59,6 +65,7 @@ other is a term like any tensor, so either choice is right.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -71,13 +78,19 @@ from fa_compiler.passes.answer.decline import Decline, attempt, if_possible
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
+    ABSENT,
     constant,
     equal_numbers,
     equal_values,
     input_of,
+    inputs_of,
     is_op,
     is_weight,
+    operand_at,
+    operand_orders,
     operand_pairs,
+    operands,
+    others_of,
     source_through,
 )
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
@@ -87,10 +100,11 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Select, Term
 from fa_compiler.passes.matching.activation_rounding import HINT as ROUNDING_ADVICE
 from fa_compiler.passes.matching.activation_rounding import rounding_ends, rounding_starts
-from fa_compiler.passes.matching.factors import operand
+from fa_compiler.passes.matching.factors import factorings, operand
 from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
+from fa_compiler.passes.matching.weights import base_of, holds_weights
 from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ops.moves import keeps_everything
@@ -248,7 +262,7 @@ class ZeroSelected(OwnStep):
 
 @dataclass(frozen=True)
 class Spare(OwnStep):
-    """Case 17: everything so far times what is 1 wherever it is kept."""
+    """Case 17: everything so far times a tensor that is 1 wherever the scores are kept."""
 
     sets_shape: ClassVar[bool] = False
 
@@ -270,6 +284,10 @@ class ScorePath:
         return (self.product.node, *(node for part in parts for node in part))
 
 
+Peeled = tuple[Step, ir.Value] | None
+"""A step of the grammar and the scores it was done to; None where a node is another step."""
+
+
 def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
     """Follow the grammar above from a softmax's input, or from scores further up; declines name the node that broke it.
 
@@ -282,38 +300,43 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         if node is None:
             raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
         spend(node)
-        found = any_contraction(node, viewer.info)  # 2
-        found = None if found is None or not found.summed else found
-        if found is None and (added := _added(node)) is not None:  # 3
-            found = without_addend(node, viewer.info)
+        product = product_at(node, viewer.info)
+        if product is None and (added := _gemm_addend(node)) is not None:  # 3
+            product = without_addend(node, viewer.info)
             steps.append(Add(node, *added))
-        if found is not None:
-            return ScorePath(found, tuple(reversed(steps)))
+        if product is not None:
+            return ScorePath(product, tuple(reversed(steps)))
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         step, current = _peel_by_later_steps(current, node, steps, inner, viewer) or _peel(node, viewer)
         steps.append(step)
 
 
-def _peel_by_later_steps(
-    value: ir.Value, node: ir.Node, later: list[Step], inner: bool, viewer: Viewer
-) -> tuple[Step, ir.Value] | None:
+def product_at(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
+    """Case 2: the product that a node computes, over one or several axes; None for other nodes."""
+    product = any_contraction(node, info)
+    return product if product is not None and product.summed else None
+
+
+def _peel_by_later_steps(value: ir.Value, node: ir.Node, later: list[Step], inner: bool, viewer: Viewer) -> Peeled:
     """The step, if this node is one that depends on the steps after it. `later` holds those, from the softmax
     upwards."""
-    zeroed = (_peel_zeros(node, later[-1]) or _peel_spared(node, later, viewer)) if later else None
-    if zeroed is not None or inner:
-        return zeroed
+    if later and (product := _peel_zeros(node, later[-1]) or _peel_spared(node, later, viewer)) is not None:
+        return product
+    if inner:
+        return None
     only = {type(step) for step in later}
-    return (_peel_maximum(value, viewer) if only <= {Rearrange, Scale} else None) or (
-        _peel_sink(node, viewer) if only <= {Rearrange} else None
-    )
+    if only <= {Rearrange, Scale} and (maximum := _peel_maximum(value, viewer)) is not None:
+        return maximum
+    return _peel_sink(node, viewer) if only <= {Rearrange} else None
 
 
-def _added(node: ir.Node) -> tuple[ir.Value, float] | None:
+def _gemm_addend(node: ir.Node) -> tuple[ir.Value, float] | None:
     """What a Gemm of two tensors adds to its product; of a tensor and weights it is a linear layer."""
-    found = addend(node) if is_op(node, "Gemm") else None
-    layer = any(value is None or is_weight(value) for value in node.inputs[:2])
-    return None if found is None or layer or abs(found[1]) != 1.0 else found
+    if not is_op(node, "Gemm") or any(value is None or is_weight(value) for value in node.inputs[:2]):
+        return None
+    added = addend(node)
+    return added if added is not None and abs(added[1]) == 1.0 else None
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
@@ -329,33 +352,28 @@ def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
         if viewer.depth >= MAX_DEPTH:
             return Decline(Code.SCORE_TERM, "too many terms are added to the scores", value.producer())
         viewer.depth += 1
-        found = attempt(lambda: find_scores(value, viewer, True))
+        path = attempt(lambda: find_scores(value, viewer, True))
         viewer.depth -= 1
-        viewer.failures[value] = found if isinstance(found, Decline) else None
+        viewer.failures[value] = path if isinstance(path, Decline) else None
     return viewer.failures[value]
 
 
 def takes_scores(conv: ir.Node, viewer: Viewer) -> bool:
     """Does a convolution take the scores of an attention, their heads as channels, and keep their rows and keys?"""
-    source = conv.inputs[0]
-    path = None if source is None else if_possible(lambda: find_scores(source, viewer, True))
-    if source is None or path is None or any(_is_weight(each, viewer) for each in path.product.operands):
+    source = operand_at(conv, 0)
+    path = if_possible(lambda: find_scores(source, viewer, True))
+    if path is None or any(holds_weights(operand, viewer) for operand in path.product.operands):
         return False
-    shapes = [viewer.info.shape(value) for value in (path.product.output, source, conv.outputs[0])]
-    return all(shape is not None and len(shape) == 4 for shape in shapes) and len({s[2:] for s in shapes if s}) == 1
+    shapes = [viewer.info.shape(value) or () for value in (path.product.output, source, conv.outputs[0])]
+    return all(len(shape) == 4 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1
 
 
 def mixing(what: str, conv: ir.Node, viewer: Viewer) -> str:
     """What a convolution does to scores or probabilities, in words."""
-    shape = None if conv.inputs[1] is None else viewer.info.shape(conv.inputs[1])
+    shape = viewer.info.shape(operand_at(conv, 1))
     if shape is not None and all(size.const == 1 for size in shape[2:]):
         return f"talking heads: a convolution mixes the {what} of several heads"
     return f"a convolution mixes {what} of neighbouring rows and keys"
-
-
-def _is_weight(value: ir.Value, viewer: Viewer) -> bool:
-    view = viewer.view(value)
-    return is_weight(value if view is None else view.base)
 
 
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
@@ -365,9 +383,9 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if (product := _integer_product(node, viewer)) is not None:
         reason = f"the scores are a product of integers, by {product.op_type}"
         raise Decline(Code.DTYPE, reason, product, QUANTISED_ADVICE)
-    for case in CASES:
-        if (found := case(node, viewer)) is not None:
-            return found
+    for case in CASES:  # a loop, for a generator would deepen the stack of operators with two candidates
+        if (peeled := case(node, viewer)) is not None:
+            return peeled
     raise _no_step(node, viewer)
 
 
@@ -375,12 +393,14 @@ def _integer_product(node: ir.Node, viewer: Viewer) -> ir.Node | None:
     """The product of quantised tensors, none of them a weight, that this node is or casts to floats; None for other
     nodes."""
     maker: ir.Node | None = node
-    if is_op(node, "Cast") and node.inputs[0] is not None:
-        maker = source_through(node.inputs[0], *LAYOUT_OPS).producer()
+    if is_op(node, "Cast"):
+        maker = source_through(operand_at(node, 0), *LAYOUT_OPS).producer()
     if maker is None or maker.op_type not in INTEGER_PRODUCTS:
         return None
-    operands = [input_of(maker, place) for place in INTEGER_PRODUCTS[maker.op_type]]
-    return None if any(each is None or _is_weight(each, viewer) for each in operands) else maker
+    given = [input_of(maker, place) for place in INTEGER_PRODUCTS[maker.op_type]]
+    if any(operand is None or holds_weights(operand, viewer) for operand in given):
+        return None
+    return maker
 
 
 def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decline:
@@ -388,8 +408,8 @@ def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decli
     queries = set[ir.Value]()
     for part in parts:
         product = find_scores(part, viewer, True).product
-        view = viewer.view(product.operands[0 if product.out[-1] in product.labels[1] else 1])
-        queries.update([] if view is None else [view.base])
+        query_side = int(product.out[-1] not in product.labels[1])
+        queries.add(base_of(product.operands[query_side], viewer))
     if len(queries) > 1:
         return Decline(Code.SCORE_TERM, OWN_QUERIES, node, "")
     return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
@@ -397,23 +417,27 @@ def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decli
 
 def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     """Why an operator is no step of the grammar."""
-    given = [value for value in node.inputs if value is not None]
-    leading = [value for value in given if _leads_to_product(value, viewer)]
-    if is_op(node, "Mul", "Div") and leading:
+    leading = [value for value in inputs_of(node) if _leads_to_product(value, viewer)]
+    if not leading:
+        return _no_product(node, viewer)
+    if is_op(node, "Mul", "Div"):
         return _no_factor(node, leading[0], viewer)
     if is_op(node, "Conv") and takes_scores(node, viewer):
         return Decline(Code.SCORE_TERM, mixing("scores", node, viewer), node, "")
     if is_op(node, "Concat") and len(leading) > 1:
         return _joined_parts(node, leading, viewer)
-    if leading:
-        reason = f"{node.op_type} on the scores has no counterpart in the operator"
-        return Decline(Code.SCORE_TERM, reason, node, quantised_advice(node))
+    reason = f"{node.op_type} on the scores has no counterpart in the operator"
+    return Decline(Code.SCORE_TERM, reason, node, quantised_advice(node))
+
+
+def _no_product(node: ir.Node, viewer: Viewer) -> Decline:
+    """Why the operator that scores come from is no product. A product further up that could not be reached tells more
+    than this node."""
     if is_op(node, "Gemm"):
         return Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
     if is_op(node, "ReduceSum"):
         return Decline(Code.NO_SCORES_MATMUL, "the scores are summed up by ReduceSum, not by a matrix product", node)
-    # A product further up that could not be reached tells more than this node.
-    failures = [failure for value in given if (failure := _failure(value, viewer)) is not None]
+    failures = [failure for value in inputs_of(node) if (failure := _failure(value, viewer)) is not None]
     nearer = next((failure for failure in failures if failure.code != Code.NO_SCORES_MATMUL), None)
     reason = f"the scores come from {node.op_type}, not from a product"
     return nearer or Decline(Code.NO_SCORES_MATMUL, reason, node)
@@ -421,10 +445,10 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
 
 def _no_factor(node: ir.Node, scores: ir.Value, viewer: Viewer) -> Decline:
     """Why a product of scores and a tensor that differs between rows and keys is no step."""
-    found = operand(node, scores)
-    if found is not None and node.op_type == "Mul" and viewer.facts.sets.only_besides_zero(found[0]) is not None:
+    factor = operand(node, scores)
+    if factor is not None and node.op_type == "Mul" and viewer.facts.sets.only_besides_zero(factor[0]) is not None:
         reason = (
-            f"the mask {found[0].name!r} multiplies the scores: a masked key has the score 0, not -inf, and a weight"
+            f"the mask {factor[0].name!r} multiplies the scores: a masked key has the score 0, not -inf, and a weight"
         )
         return Decline(Code.SCALE, reason, node, MASK_ADVICE)
     reason = "the scores are multiplied by something that is not one known number"
@@ -438,84 +462,85 @@ def quantised_advice(node: ir.Node) -> str | None:
     return QUANTISED_ADVICE if node.op_type in (*QUANTISING, *QUANTISED) else None
 
 
-def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_layout(node: ir.Node, viewer: Viewer) -> Peeled:
     """Cases 4 and 5, and a Dropout that drops nothing."""
     layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and drops_nothing(node))
-    source = node.inputs[0]
-    return (Rearrange(node), source) if source and (layout or keeps_everything(node, viewer.info)) else None
+    if not layout and not keeps_everything(node, viewer.info):
+        return None
+    return Rearrange(node), operand_at(node, 0)
 
 
-def _peel_rounding(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_rounding(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 15: a rounding."""
-    start = rounding_ends(node) if DROP_ROUNDINGS in viewer.facts.options.assume else None
-    source = None if start is None else start.inputs[0]
-    return None if start is None or source is None else (Unround(node, start), source)
+    start = rounding_ends(node)
+    if start is None or DROP_ROUNDINGS not in viewer.facts.options.assume:
+        return None
+    return Unround(node, start), operand_at(start, 0)
 
 
-def _peel_cap(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_cap(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 14: a soft cap. Raises Decline where the target has none."""
-    source = node.inputs[0]
-    if source is None or not is_op(node, "Tanh") or not _leads_to_product(source, viewer):
+    source = operand_at(node, 0)
+    if not is_op(node, "Tanh") or not _leads_to_product(source, viewer):
         return None
     if viewer.facts.options.target == "ascend":
         raise Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
     return Cap(node), source
 
 
-def _peel_scale(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_scale(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 7: a scale that is one known number, repeated or not."""
     factor = viewer.factor(node)
     if factor is not None:
         return Scale(node, factor[1]), factor[0]
-    for scores in node.inputs:
-        found = None if scores is None else operand(node, scores)
-        number = None if scores is None or found is None else viewer.uniform_value(found[0], scores)
-        if scores is None or found is None or not number or not math.isfinite(number):
+    for scores, value, divides in factorings(node):
+        number = viewer.uniform_value(value, scores)
+        if not number or not math.isfinite(number):
             continue
         if _keeps_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
-            return Scale(node, 1.0 / number if found[1] else number), scores
+            return Scale(node, 1.0 / number if divides else number), scores
     return None
 
 
-def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_factor(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 8: a tensor that is the same along rows or keys; which of the two is told later."""
-    for scores in node.inputs:
-        found = None if scores is None else operand(node, scores)
-        if scores is None or found is None:
+    for scores, value, divides in factorings(node):
+        shape = viewer.info.shape(value)
+        if shape is None or not (len(shape) < 2 or any(size == 1 for size in shape[-2:])):
             continue
-        shape = viewer.info.shape(found[0])
-        repeated = shape is not None and (len(shape) < 2 or any(size == 1 for size in shape[-2:]))
-        if repeated and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
-            return Multiply(node, *found), scores
+        if _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
+            return Multiply(node, value, divides), scores
     return None
 
 
-def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_blend(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 11: the sum; `_peel_zeros` takes the product with b."""
-    if not _is_sum(node):
-        return None
-    left, right = node.inputs[0], node.inputs[1]
-    for zeroed, other in ((left, right),) if node.op_type == "Sub" else ((left, right), (right, left)):
-        product = None if zeroed is None else zeroed.producer()
-        if zeroed is None or other is None or product is None or not is_op(product, "Mul"):
-            continue
-        for keep, scores in (product.inputs, product.inputs[::-1]):
-            fill = None if keep is None else _fill(other, keep, viewer)
-            if keep is None or scores is None or fill is None:
-                continue
-            if _leads_to_product(scores, viewer):
+    for zeroed, rest in _sums(node):
+        product = zeroed.producer()
+        for keep, scores in operand_orders(product, "Mul"):
+            fill = _fill(rest, keep, viewer)
+            if fill is not None and _leads_to_product(scores, viewer):
                 return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), zeroed
     return None
 
 
-def _peel_spared(node: ir.Node, later: list[Step], viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _sums(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """How a node may be read as a tensor to which another one is added, or from which it is subtracted."""
+    if not _is_sum(node):
+        return ()
+    orders = operand_orders(node, "Add", "Sum", "Sub")
+    return orders[:1] if node.op_type == "Sub" else orders
+
+
+def _peel_spared(node: ir.Node, later: list[Step], viewer: Viewer) -> Peeled:
     """Case 17: a product with what is 1 wherever a later selection keeps the scores. Elsewhere the selection puts its
     number, whatever the product is."""
     select = next((step for step in reversed(later) if not isinstance(step, Scale)), None)
     if not isinstance(select, Select) or not is_op(select.node, "Where"):
         return None
-    scores = _spared(node, select, viewer)
-    return None if scores is None else (Spare(node), scores)
+    if (scores := _spared(node, select, viewer)) is None:
+        return None
+    return Spare(node), scores
 
 
 def _leads_to_spared(value: ir.Value, select: Select[ir.Value], viewer: Viewer) -> bool:
@@ -527,8 +552,8 @@ def _leads_to_spared(value: ir.Value, select: Select[ir.Value], viewer: Viewer) 
 
 def _spared(node: ir.Node, select: Select[ir.Value], viewer: Viewer) -> ir.Value | None:
     """The scores that a node multiplies by what is 1 wherever a selection keeps them."""
-    for scores, factor in (node.inputs, node.inputs[::-1]) if is_op(node, "Mul") else ():
-        if scores is None or factor is None or not _keeps_shape(scores, node, viewer.info):
+    for scores, factor in operand_orders(node, "Mul"):
+        if not _keeps_shape(scores, node, viewer.info):
             continue
         if _is_one_where_kept(factor, select, viewer) and _leads_to_product(scores, viewer):
             return scores
@@ -541,49 +566,62 @@ def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewe
     kept, flag = select.keep != negated, _flag(factor, viewer.info)
     if flag is not None and equal_values(flag[0], condition):
         return kept != flag[1]
+    numbers = _compared_with(factor, condition, viewer.info)
+    if kept:
+        return 1.0 in numbers
+    return 0.0 in numbers and viewer.facts.sets.only_besides_zero(factor) == 1.0
+
+
+def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> list[float | None]:
+    """The numbers that a condition tests a value to be equal to; none where it is another condition."""
     test = condition.producer()
-    pairs = (test.inputs, test.inputs[::-1]) if test is not None and is_op(test, "Equal") else ()
-    others = [other for each, other in pairs if other is not None and equal_values(each, factor)]
-    numbers = [viewer.info.scalar(other) for other in others]
-    besides_zero = viewer.facts.sets.only_besides_zero(factor)
-    return (kept and 1.0 in numbers) or (not kept and 0.0 in numbers and besides_zero == 1.0)
+    orders = operand_orders(test, "Equal")
+    return [info.scalar(number) for tested, number in orders if equal_values(tested, value)]
 
 
 def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
     """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
     left, right = constant(rest), constant(keep)
     if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
-        return None if left is None else _folded_fill(left, right)
-    while is_op(rest.producer(), *MOVES) and (pairs := operand_pairs(rest, keep)):
-        source, kept = pairs[0]
-        if source is None or kept is None or not all(equal_values(*pair) for pair in pairs[1:]):
-            return None
-        rest, keep = source, kept
+        return _folded_fill(left, right)
+    rest, keep = _in_front_of_moves(rest, keep)
     maker = rest.producer()
-    if maker is None or is_op(maker, "Where"):
-        return None if maker is None else _selected_fill(maker, keep, viewer)
-    share = viewer.factor(maker)
-    if share is None:
+    if is_op(maker, "Where"):
+        return _selected_fill(maker, keep, viewer)
+    if maker is None or (share := viewer.factor(maker)) is None:
         return None
-    if match(KEEP_MINUS_ONE, share[0], viewer.info, {"keep": keep}) is not None:
-        return -share[1]
-    return share[1] if _is_rest(share[0], keep, viewer.info) else None
+    difference, number = share
+    if match(KEEP_MINUS_ONE, difference, viewer.info, {"keep": keep}) is not None:
+        return -number
+    return number if _is_rest(difference, keep, viewer.info) else None
+
+
+def _in_front_of_moves(one: ir.Value, other: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Two values in front of the operators that move both in the same way. ABSENT takes their places where the last
+    operators of the same kind do not move them alike."""
+    while is_op(one.producer(), *MOVES) and (pairs := operand_pairs(one, other)):
+        source, moved = pairs[0]
+        if source is None or moved is None or not all(equal_values(*pair) for pair in pairs[1:]):
+            return ABSENT, ABSENT
+        one, other = source, moved
+    return one, other
 
 
 def _selected_fill(where: ir.Node, keep: ir.Value, viewer: Viewer) -> float | None:
     """f where a Where gives 0 where `keep`, cast from its condition, is 1, and f elsewhere."""
-    flag, (condition, *branches) = _flag(keep, viewer.info), where.inputs
-    numbers = [None if each is None else viewer.info.scalar(each) for each in branches]
-    if condition is None or flag is None:
+    flag, (condition, *branches) = _flag(keep, viewer.info), operands(where)
+    if flag is None:
         return None
     own, negated = _without_nots(condition)
-    kept, fill = numbers if flag[1] == negated else numbers[::-1]
+    numbers = [viewer.info.scalar(branch) for branch in branches]
+    kept, fill = numbers if flag[1] == negated else reversed(numbers)
     return fill if kept == 0.0 and equal_values(own, flag[0]) else None
 
 
-def _folded_fill(rest: np.ndarray, keep: np.ndarray) -> float | None:
-    """f where the first constant is 0 except where the second, which holds one number besides 0, is 0."""
-    if rest.shape != keep.shape or np.unique(keep[keep != 0]).size != 1 or np.any(rest[keep != 0]):
+def _folded_fill(rest: np.ndarray | None, keep: np.ndarray) -> float | None:
+    """f where the first constant is 0 except where the second, which holds one number besides 0, is 0; None where the
+    first is none."""
+    if rest is None or rest.shape != keep.shape or np.unique(keep[keep != 0]).size != 1 or np.any(rest[keep != 0]):
         return None
     numbers = np.unique(rest[keep == 0])
     return float(numbers[0]) if numbers.size == 1 else None
@@ -600,37 +638,39 @@ def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
     """For a boolean cast to 0 and 1: the boolean without its Nots, and whether they negate it; else None."""
     node = value.producer()
-    flag = node.inputs[0] if node is not None and is_op(node, "Cast") else None
-    return None if flag is None or info.dtype(flag) != ir.DataType.BOOL else _without_nots(flag)
+    flag = operand_at(node, 0)
+    if not is_op(node, "Cast") or info.dtype(flag) != ir.DataType.BOOL:
+        return None
+    return _without_nots(flag)
 
 
 def _without_nots(flag: ir.Value) -> tuple[ir.Value, bool]:
     """A boolean without its Nots, and whether they negate it."""
     negated = False
-    while (node := flag.producer()) is not None and is_op(node, "Not") and node.inputs[0] is not None:
+    while is_op(node := flag.producer(), "Not") and node.inputs[0] is not None:
         flag, negated = node.inputs[0], not negated
     return flag, negated
 
 
-def _peel_zeros(node: ir.Node, next_step: Step) -> tuple[Step, ir.Value] | None:
+def _peel_zeros(node: ir.Node, next_step: Step) -> Peeled:
     """Case 11: the product with b."""
     if not isinstance(next_step, Select) or not is_op(node, "Mul") or node.outputs[0] not in next_step.node.inputs:
         return None
-    if not is_op(next_step.node, "Add", "Sub"):
+    others = others_of(node, next_step.operand)
+    if not others or not is_op(next_step.node, "Add", "Sub"):
         return None
-    scores = next((each for each in node.inputs if each is not None and each is not next_step.operand), None)
-    return None if scores is None else (ZeroSelected(node, next_step.operand), scores)
+    return ZeroSelected(node, next_step.operand), others[0]
 
 
-def _peel_maximum(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_maximum(value: ir.Value, viewer: Viewer) -> Peeled:
     """Case 12: one number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
-    found = shifted_by(value, "ReduceMax", viewer.info)
-    if found is None or len(found[0]) != 1 or not _leads_to_product(found[1], viewer):
+    shift = shifted_by(value, "ReduceMax", viewer.info)
+    if shift is None or len(shift[0]) != 1 or not _leads_to_product(shift[1], viewer):
         return None
-    return SubtractMaximum(found[2][-1], found[0][0], found[2]), found[1]
+    return SubtractMaximum(shift[2][-1], shift[0][0], shift[2]), shift[1]
 
 
-def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_sink(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 1: a sink beside the scores."""
     for step, scores in sinks(node, viewer.info):
         if _leads_to_product(scores, viewer):
@@ -638,7 +678,7 @@ def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     return None
 
 
-def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_floor(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 13: a floor. Only a mask can fall below it: -inf becomes the smallest number, and scores do not change."""
     for scores, floor in _floors(node, viewer):
         known = viewer.info.dtype(scores) == ir.DataType.FLOAT and floor <= DOMINATING
@@ -649,59 +689,59 @@ def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 def _floors(node: ir.Node, viewer: Viewer) -> list[tuple[ir.Value, float]]:
     """What a node may put a floor below, and the floor."""
+    orders: Sequence[tuple[ir.Value, ir.Value]] = ()
     if is_op(node, "Max") and len(node.inputs) == 2:
-        candidates = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
+        orders = operand_orders(node, "Max")
     elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
-        candidates = [(node.inputs[0], input_of(node, 1))]
-    else:
-        return []
-    pairs = [(scores, number, viewer.info.scalar(number)) for scores, number in candidates if number is not None]
-    return [(scores, floor) for scores, _, floor in pairs if scores is not None and floor is not None]
+        orders = [(operand_at(node, 0), operand_at(node, 1))]
+    return [(scores, floor) for scores, number in orders if (floor := viewer.info.scalar(number)) is not None]
 
 
 def _is_half_floor(scores: ir.Value, floor: float, viewer: Viewer) -> bool:
     """Is this the lowest number of float16, and are all scores float16 numbers?"""
     node, dtype = scores.producer(), viewer.info.dtype(scores)
-    if dtype == ir.DataType.FLOAT and is_op(node, "Cast") and node is not None and node.inputs[0] is not None:
-        dtype = viewer.info.dtype(node.inputs[0])
+    if dtype == ir.DataType.FLOAT and is_op(node, "Cast"):
+        dtype = viewer.info.dtype(operand_at(node, 0))
     return dtype == ir.DataType.FLOAT16 and floor == -FLOAT16_MAX
 
 
-def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_cast(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 6: a cast. Raises Decline where the cast rounds to float16."""
-    source, info = node.inputs[0], viewer.info
-    if source is None or not is_op(node, "Cast"):
+    if not is_op(node, "Cast"):
         return None
-    pair = info.dtype(source), info.dtype(node.outputs[0])
-    if None in pair:
+    source, info = operand_at(node, 0), viewer.info
+    own, target = info.dtype(source), info.dtype(node.outputs[0])
+    if own is None or target is None:
         raise Decline(Code.DTYPE, "the data type of a cast on the scores is unknown", node)
-    if pair[0] is not None and not pair[0].is_floating_point():
-        raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {pair[0]}, not from a product", node)
-    if pair == (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
+    if not own.is_floating_point():
+        raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {own}, not from a product", node)
+    if (own, target) == (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
         return RoundScores(node), source
-    maker = source.producer()
-    floors = [] if maker is None or pair[1] != ir.DataType.FLOAT16 else _floors(maker, viewer)
-    exact = any(_is_half_floor(scores, floor, viewer) for scores, floor in floors)
-    if pair[0] != pair[1] and pair not in WIDENING and not exact:
-        raise Decline(Code.CAST, f"the scores are cast from {pair[0]} to {pair[1]}, which rounds them", node)
+    if own != target and (own, target) not in WIDENING and not _restores_halves(source, target, viewer):
+        raise Decline(Code.CAST, f"the scores are cast from {own} to {target}, which rounds them", node)
     return Rearrange(node), source
+
+
+def _restores_halves(scores: ir.Value, target: ir.DataType, viewer: Viewer) -> bool:
+    """Does a cast of these scores give the float16 numbers that a floor was put below?"""
+    maker = scores.producer()
+    if maker is None or target != ir.DataType.FLOAT16:
+        return False
+    return any(_is_half_floor(held, floor, viewer) for held, floor in _floors(maker, viewer))
 
 
 def _is_sum(node: ir.Node) -> bool:
     return is_op(node, "Add", "Sub") or (is_op(node, "Sum") and len(node.inputs) == 2)
 
 
-def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_add(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 9: a term. Raises Decline where neither operand is scores."""
     if not _is_sum(node):
         return None
-    left, right = node.inputs[0], node.inputs[1]
-    assert left is not None and right is not None
-    subtract = node.op_type == "Sub"
-    options: list[tuple[ir.Value, Step]] = [
-        (left, Add(node, right, -1.0 if subtract else 1.0)),
-        (right, SubtractFrom(node, left) if subtract else Add(node, left)),
-    ]
+    left, right = operands(node)
+    options: list[tuple[ir.Value, Step]] = [(left, Add(node, right)), (right, Add(node, left))]
+    if node.op_type == "Sub":
+        options = [(left, Add(node, right, -1.0)), (right, SubtractFrom(node, left))]
     fitting = [option for option in options if _may_keep_shape(option[0], node, viewer.info)]
     fitting.sort(key=lambda option: not _keeps_shape(option[0], node, viewer.info))
     for scores, step in fitting:
@@ -733,12 +773,11 @@ def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
     return not any(a.const == 1 and b.const != 1 for a, b in zip(own, result, strict=True))
 
 
-def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_where(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 10: a selection. Raises Decline where neither operand is scores, or the other is no number."""
     if not is_op(node, "Where"):
         return None
-    condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]
-    assert condition is not None and chosen is not None and other is not None
+    condition, chosen, other = operands(node)
     for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
         fill = viewer.uniform_value(filler, scores)
         if fill is None or not _may_keep_shape(scores, node, viewer.info):

@@ -1,5 +1,7 @@
 """Attention sinks as a gate on the result: attention without a sink, times the share that a sink would leave it.
 
+    output = (scores.softmax(-1) @ v) * torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sink)
+
 Grammar, after the product with the values, which nothing else reads:
 
     output := Mul(product, gate)
@@ -27,10 +29,10 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, places_of
+from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, operand_at, places_of
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.sinks import FoundSink, SinkSource, apart, sink_of
+from fa_compiler.passes.matching.sinks import FoundSink, SinkSource, beside_total, sink_of
 from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.values.patterns import Bind, Op, Through, match
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -63,25 +65,24 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
         return None
 
     def plain(node: ir.Node) -> ir.Value | None:
-        source = node.inputs[0] if node.inputs else None
-        if source is None or not is_op(node, "Identity", *RESHAPES, "Cast"):
+        source = operand_at(node, 0)
+        if is_op(node, "Cast") and not info.dtype(source) == info.dtype(node.outputs[0]) == ir.DataType.FLOAT:
             return None
-        moves = not is_op(node, "Cast") or info.dtype(source) == info.dtype(node.outputs[0]) == ir.DataType.FLOAT
-        return source if moves else None
+        return source if is_op(node, "Identity", *RESHAPES, "Cast") else None
 
     difference = Op("Sub", TOTAL, Bind("sink"), name="difference")
     gate = Through(plain, Op("Sigmoid", Through(plain, difference)))
     known = {"product": product.output, "scores": scores}
-    found = match(Op("Mul", Bind("product"), gate), readers[0].outputs[0], info, known)
-    if found is None:
+    gated_product = match(Op("Mul", Bind("product"), gate), readers[0].outputs[0], info, known)
+    if gated_product is None:
         return None
-    reduction, sub = found["total"].producer(), found["difference"].producer()
+    reduction, sub = gated_product["total"].producer(), gated_product["difference"].producer()
     assert reduction is not None and sub is not None
     rank = len(info.shape(scores) or ())
     if places_of(reduction, rank) != [rank - 1]:
         return None
-    layout = tuple(node for node in found.nodes if plain(node) is not None)
-    return SinkGate(found["sink"], sub, layout, found.nodes, bool(int_attr(reduction, "keepdims", 1)))
+    layout = tuple(node for node in gated_product.nodes if plain(node) is not None)
+    return SinkGate(gated_product["sink"], sub, layout, gated_product.nodes, bool(int_attr(reduction, "keepdims", 1)))
 
 
 def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, kv_seq: Axes, viewer: Viewer) -> FoundSink:
@@ -103,4 +104,4 @@ def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, kv_seq: Axes, vie
     rows = viewer.space.resolve_all((*out[:-1], ()))
     if viewer.space.resolve_all(current) != rows:
         raise Decline(Code.SHAPE, "a gate that is not one number for each row", gate.nodes[-1])
-    return apart(SinkSource(gate.difference, len(dims) - 1, False, gate.sink), sink, kv_seq, viewer)
+    return beside_total(SinkSource(gate.difference, len(dims) - 1, False, gate.sink), sink, kv_seq, viewer)

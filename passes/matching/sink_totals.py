@@ -1,6 +1,10 @@
 """Attention sinks in the total that exponentials are divided by: softmax-plus-one, and a softmax written out with a
 sink.
 
+    row_max = scores.amax(-1, keepdim=True)
+    e = (scores - row_max).exp()
+    p = e / (e.sum(-1, keepdim=True) + (sink - row_max).exp())
+
 Grammar, instead of the ReduceSum of softmax.py, where `row_max` is what was subtracted from the scores:
 
     total := Add(ReduceSum(e), one)
@@ -24,12 +28,11 @@ each row, its maximum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import operand_orders
 from fa_compiler.passes.values.patterns import Bind, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -54,13 +57,10 @@ class SinkTotal:
     other: ir.Value | None = None
 
 
-def summands(total: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
+def summands(total: ir.Value) -> tuple[tuple[ir.Value, ir.Value], ...]:
     """How a total may be read as a sum and what is added to it."""
     add = total.producer()
-    left, right = add.inputs if add is not None and is_op(add, "Add") else (None, None)
-    if left is not None and right is not None:
-        yield left, right
-        yield right, left
+    return operand_orders(add, "Add")
 
 
 def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, info: ShapeInfo) -> SinkTotal:
@@ -71,26 +71,37 @@ def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, inf
 
 
 def _sink(value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: ShapeInfo) -> SinkTotal | None:
-    found = None if subtracted is None else match(ONE, value, info, {"row_max": subtracted})
-    if found is None or subtracted is None:
+    """Cases 1 and 2: the sink that is added to a total; None where something else is."""
+    one = None if subtracted is None else match(ONE, value, info, {"row_max": subtracted})
+    if one is None or subtracted is None:
         return None
-    sink, weight = found.get("sink"), found.get("weight")
-    number = 0.0 if sink is None else info.scalar(sink)
-    factor = 1.0 if weight is None else info.scalar(weight)
-    if factor is None or not 0.0 < factor < math.inf or (number is None and factor != 1.0):
+    sink, weight = one.get("sink"), one.get("weight")
+    number, factor = _number(sink, 0.0, info), _number(weight, 1.0, info)
+    if factor is None or not 0.0 < factor < math.inf:
         return None
-    clamped_max = _clamped_max(subtracted, sink, number, info)
-    sink = sink if number is None else None
-    return SinkTotal((*found.nodes, add), sink, (number or 0.0) + math.log(factor), clamped_max)
+    nodes, clamped_max = (*one.nodes, add), _clamped_max(subtracted, sink, number, info)
+    if number is not None:
+        return SinkTotal(nodes, None, number + math.log(factor), clamped_max)
+    return SinkTotal(nodes, sink, 0.0, clamped_max) if factor == 1.0 else None
+
+
+def _number(value: ir.Value | None, absent: float, info: ShapeInfo) -> float | None:
+    """The one number of a tensor; `absent` where there is none, and None for other tensors."""
+    return absent if value is None else info.scalar(value)
 
 
 def _clamped_max(
     value: ir.Value, sink: ir.Value | None, number: float | None, info: ShapeInfo
 ) -> tuple[ir.Value, ir.Node] | None:
     """Case 4, Max(x, sink): x and the node of the maximum; None for case 3. Without a `sink` its value is `number`."""
-    for found in matches(HELD, value, info):
-        floor = found.get("floor")
-        zero = floor is None and number == 0.0
-        if zero or (floor is not None and (floor is sink if number is None else info.scalar(floor) == number)):
-            return found["x"], found.nodes[-1]
+    for held in matches(HELD, value, info):
+        if _is_sink(held.get("floor"), sink, number, info):
+            return held["x"], held.nodes[-1]
     return None
+
+
+def _is_sink(floor: ir.Value | None, sink: ir.Value | None, number: float | None, info: ShapeInfo) -> bool:
+    """Case 4: is a floor, 0 where there is none, the sink, or the number that the sink is?"""
+    if number is None:
+        return floor is not None and floor is sink
+    return _number(floor, 0.0, info) == number

@@ -1,5 +1,8 @@
 """Attention sinks: one more score in each row, which takes part in the softmax and has no value.
 
+    p = torch.cat([scores, sink.expand(b, h, rows, 1)], -1).softmax(-1)
+    output = p[..., :-1] @ v
+
 Grammar, directly after the last term of the scores, and again after the softmax; the code cites the numbers of the
 cases:
 
@@ -30,7 +33,17 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, opset, text_attr
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    input_of,
+    int_attr,
+    is_op,
+    operand_at,
+    operand_orders,
+    opset,
+    sole,
+    text_attr,
+)
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.matching.sink_totals import SinkTotal
@@ -87,35 +100,34 @@ def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[SinkSource, ir.Value
     rank = len(shape)
     if is_op(node, "Concat") and len(node.inputs) == 2:  # 1
         axis = int_attr(node, "axis", 0) % rank
-        for index, value in enumerate(node.inputs):
-            scores = node.inputs[1 - index]
-            own = None if value is None else info.shape(value)
-            if value is not None and scores is not None and own is not None and own[axis].const == 1:
+        for index, (value, scores) in enumerate(operand_orders(node, "Concat")):
+            own = info.shape(value)
+            if own is not None and own[axis].const == 1:
                 yield SinkSource(node, axis, index == 0, value), scores
-    elif is_op(node, "Pad") and node.inputs[0] is not None:  # 2
+    elif is_op(node, "Pad"):  # 2
         place, number = _padded(node, rank), _padding(node, info)
         if place is not None and number is not None:
-            yield SinkSource(node, place % rank, place < rank, None, number), node.inputs[0]
+            yield SinkSource(node, place % rank, place < rank, None, number), operand_at(node, 0)
 
 
 def _padded(node: ir.Node, rank: int) -> int | None:
     """The one entry of the pads that is 1 while all others are 0."""
     attr = node.attributes.get("pads")
-    pads = constant(input_of(node, 1), limit=64) if attr is None else attr.as_ints()
-    if pads is None or np.shape(pads) != (2 * rank,) or input_of(node, 3) is not None:
+    pads = constant(input_of(node, 1), limit=64) if attr is None else np.array(attr.as_ints())
+    if pads is None or pads.shape != (2 * rank,) or input_of(node, 3) is not None:
         return None
     if text_attr(node, "mode", "constant") != "constant":
         return None
-    places = [index for index, pad in enumerate(pads) if pad != 0]
-    return places[0] if len(places) == 1 and pads[places[0]] == 1 else None
+    place = sole(place for place, pad in enumerate(pads) if pad != 0)
+    return place if place is not None and pads[place] == 1 else None
 
 
 def _padding(node: ir.Node, info: ShapeInfo) -> float | None:
-    if opset(node) < 11:
-        attr = node.attributes.get("value")
-        return 0.0 if attr is None else attr.as_float()
-    value = input_of(node, 2)
-    return 0.0 if value is None else info.scalar(value)
+    """The number that a Pad puts around a tensor; None where it is unknown."""
+    value, attr = input_of(node, 2), node.attributes.get("value")
+    if opset(node) >= 11 and value is not None:
+        return info.scalar(value)
+    return attr.as_float() if opset(node) < 11 and attr is not None else 0.0
 
 
 def append_sink(
@@ -129,14 +141,13 @@ def append_sink(
     axes_with_sink = viewer.space.new(shape[step.axis])
     if not axes_with_sink:
         raise Decline(Code.SHAPE, "a sink without a key beside it", step.node)
-    kv_seq = dims[step.axis]
-    sink = _view(step, dims, viewer) if number is None else Sink(number=number)
-    return (*dims[: step.axis], axes_with_sink, *dims[step.axis + 1 :]), FoundSink(
-        step, sink, kv_seq, axes_with_sink, shape[step.axis] - 1
-    )
+    sink = _column(step, dims, viewer) if number is None else Sink(number=number)
+    with_sink = (*dims[: step.axis], axes_with_sink, *dims[step.axis + 1 :])
+    return with_sink, FoundSink(step, sink, dims[step.axis], axes_with_sink, shape[step.axis] - 1)
 
 
-def _view(step: SinkSource, dims: Arrangement, viewer: Viewer) -> Sink:
+def _column(step: SinkSource, dims: Arrangement, viewer: Viewer) -> Sink:
+    """The sink that is a column beside scores of this arrangement. Raises Decline."""
     assert step.value is not None
     view = viewer.view(step.value, factors=False)
     if view is None or len(view.dims) != len(dims):
@@ -147,30 +158,38 @@ def _view(step: SinkSource, dims: Arrangement, viewer: Viewer) -> Sink:
     return Sink(view)
 
 
-def without_sink(node: ir.Node, dims: Arrangement, found: FoundSink | None, viewer: Viewer) -> Arrangement:
+def without_sink(node: ir.Node, dims: Arrangement, found_sink: FoundSink | None, viewer: Viewer) -> Arrangement:
     """Case 3: the arrangement without the sink's column; declines where the node leaves out anything else."""
-    decline = Decline(
-        Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
-    )
+    axis = None
+    if found_sink is not None:
+        axis = next(
+            (axis for axis, dim in enumerate(dims) if viewer.space.resolve(dim) == found_sink.axes_with_sink), None
+        )
+    if found_sink is None or axis is None or not _drops_column(node, axis, found_sink, viewer.info):
+        reason = f"{node.op_type} on the probabilities has no counterpart in the operator"
+        raise Decline(Code.PROBABILITY_TERM, reason, node)
+    return (*dims[:axis], found_sink.kv_seq, *dims[axis + 1 :])
+
+
+def _drops_column(node: ir.Node, axis: int, found_sink: FoundSink, info: ShapeInfo) -> bool:
+    """Case 3: does a Slice or Split leave out the sink's column along an axis, and nothing else?"""
     output = next(value for value in node.outputs if value.uses() or value.is_graph_output())
-    before, after = viewer.info.shape(node.inputs[0]) if node.inputs[0] else None, viewer.info.shape(output)
-    if found is None or before is None or after is None or len(before) != len(after):
-        raise decline
-    axis = next((index for index, dim in enumerate(dims) if viewer.space.resolve(dim) == found.axes_with_sink), None)
-    if axis is None or after[axis] != found.length:
-        raise decline
-    if any(own != left for index, (own, left) in enumerate(zip(before, after, strict=True)) if index != axis):
-        raise decline
-    start = (
-        split_start(node, output, axis, viewer.info)
-        if node.op_type == "Split"
-        else slice_start(node, axis, len(dims), viewer.info)
-    )
-    if start is not None and start < 0 and before[axis].const is not None:
+    before, after = info.shape(operand_at(node, 0)), info.shape(output)
+    if before is None or after is None or len(before) != len(after):
+        return False
+    if after != (*before[:axis], found_sink.length, *before[axis + 1 :]):
+        return False
+    start = _start_of(node, output, axis, len(before), info)
+    if start is not None and start < 0:
         start += before[axis].const or 0
-    if start != int(found.step.first):
-        raise decline
-    return (*dims[:axis], found.kv_seq, *dims[axis + 1 :])
+    return start == int(found_sink.step.first)
+
+
+def _start_of(node: ir.Node, output: ir.Value, axis: int, rank: int, info: ShapeInfo) -> int | None:
+    """The first index that an output of a Split, or a Slice, takes along an axis; None where it is unknown."""
+    if node.op_type == "Split":
+        return split_start(node, output, axis, info)
+    return slice_start(node, axis, rank, info)
 
 
 def sink_lower_bound(found_sink: FoundSink, facts: Facts, guarded: bool) -> float:
@@ -180,35 +199,29 @@ def sink_lower_bound(found_sink: FoundSink, facts: Facts, guarded: bool) -> floa
     without a key would be NaN, and the guard makes it 0, which the operator cannot tell apart. Without a guard the
     answer is -inf: the mask then stays a bias, and a row without a key is NaN beside a sink that is NaN.
     """
-    value = found_sink.step.value
-    some, always = facts.bounds.unless_nan(value), facts.bounds.always(value)
-    if found_sink.sink.view is None:
-        some = always = found_sink.sink.number, found_sink.sink.number
+    value, number = found_sink.step.value, found_sink.sink.number
+    if found_sink.sink.view is not None:
+        unless_nan, always = facts.bounds.unless_nan(value), facts.bounds.always(value)
+    else:
+        unless_nan = always = (number, number)
     if always is None and guarded:
         reason = "a sink that may be +inf or NaN turns every row into NaN, but for those that the guard makes 0"
         raise Decline(Code.PROBABILITY_TERM, reason, found_sink.step.node, "make the sink a constant")
-    if some is not None and some[1] == math.inf:
+    if unless_nan is not None and unless_nan[1] == math.inf:
         raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", found_sink.step.node)
     return -math.inf if always is None else always[0]
 
 
-def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -> Sink:
-    """The sink that `node` reads beside something of this arrangement: a number where it is known to be one for all."""
-    number = viewer.facts.sets.only(value)
-    if number is None:
-        return Sink(viewer.broadcast_view(value, dims, node))
-    viewer.alignment(value, dims, node)
-    return Sink(number=number)
-
-
-def apart(step: SinkSource, sink: Sink, kv_seq: Axes, viewer: Viewer) -> FoundSink:
+def beside_total(step: SinkSource, sink: Sink, kv_seq: Axes, viewer: Viewer) -> FoundSink:
     """A sink that never was a column of the scores. The axis of keys and sink together is one of its own, which nothing
     in the graph has."""
     length = viewer.space.size(kv_seq)
     return FoundSink(step, sink, kv_seq, viewer.space.new(Dim(2) * length), length)
 
 
-def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, kv_seq: Axes, viewer: Viewer) -> FoundSink:
+def sink_in_total(
+    anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, kv_seq: Axes, viewer: Viewer
+) -> FoundSink:
     """The sink in the total of exponentials of this arrangement. Raises Decline."""
     axis = anchor.axis
     if axis is None:
@@ -218,7 +231,16 @@ def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, kv_seq: A
         raise Decline(Code.DTYPE, "a sink in a total that is not float32 may overflow", add)
     if total.value is None:
         step = SinkSource(difference, axis, False, None, total.number)
-        return apart(step, Sink(number=total.number), kv_seq, viewer)
+        return beside_total(step, Sink(number=total.number), kv_seq, viewer)
     across = (*dims[:axis], (), *dims[axis + 1 :])
     sink = sink_of(total.value, across, difference, viewer)
-    return apart(SinkSource(difference, axis, False, total.value), sink, kv_seq, viewer)
+    return beside_total(SinkSource(difference, axis, False, total.value), sink, kv_seq, viewer)
+
+
+def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -> Sink:
+    """The sink that `node` reads beside something of this arrangement: a number where it is known to be one for all."""
+    number = viewer.facts.sets.only(value)
+    if number is None:
+        return Sink(viewer.broadcast_view(value, dims, node))
+    viewer.alignment(value, dims, node)
+    return Sink(number=number)

@@ -1,5 +1,10 @@
 """The anchors: every softmax of a graph, in any spelling.
 
+    p = x.softmax(-1)
+    e = (x - x.amax(-1, keepdim=True)).exp();  p = e / e.sum(-1, keepdim=True)
+    p = (x - x.logsumexp(-1, keepdim=True)).exp()
+    output = (e @ v) / e.sum(-1, keepdim=True)
+
 Grammar; the code cites the numbers of the cases:
 
     softmax, over the axis a :=
@@ -42,11 +47,22 @@ others, nothing is left to divide by.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import int_attr, is_dead, is_op, opset, source_through
+from fa_compiler.passes.ir.nodes import (
+    first,
+    inputs_of,
+    int_attr,
+    is_dead,
+    is_op,
+    operand_at,
+    opset,
+    outputs_of,
+    sole,
+    source_through,
+)
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.exponentials import (
     EXPONENTIAL,
@@ -91,7 +107,7 @@ FLOORED = OneOf(  # 12
 class LateDivision:
     """A division by `total` that follows the product with the values.
 
-    `summing` are the nodes that compute the total, `dividing` those that divide. `path` leads from the exponentials to
+    The nodes `summing` compute the total, and the nodes `dividing` divide. `path` leads from the exponentials to
     the product, whose node is the last.
     """
 
@@ -136,7 +152,7 @@ class SoftmaxAnchor:
     @property
     def axis(self) -> int | None:
         """The one axis it runs over."""
-        return self.axes[0] if len(self.axes) == 1 else None
+        return sole(self.axes)
 
     @property
     def node(self) -> ir.Node:
@@ -150,11 +166,12 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     If exponentials are divided by their total before the product and also after it, as where the probabilities are an
     output, both are one softmax: that of the late division.
     """
-    found = [anchor for node in list(graph) if (anchor := anchor_at(node, info)) is not None]
-    late = {each.output for each in found if each.late is not None and not is_dead(each.late.dividing[-1])}
-    for each in found:
-        if each.late is not None or not any(output in late for node in each.nodes for output in node.outputs):
-            yield each
+    listed = [anchor for node in list(graph) if (anchor := anchor_at(node, info)) is not None]
+    divisions = ((anchor.output, anchor.late) for anchor in listed if anchor.late is not None)
+    late = {output for output, division in divisions if not is_dead(division.dividing[-1])}
+    for anchor in listed:
+        if anchor.late is not None or late.isdisjoint(outputs_of(anchor.nodes)):
+            yield anchor
 
 
 def anchor_at(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
@@ -179,11 +196,12 @@ def _of_softmax(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 
 def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
     """Case 1: the axis of a Softmax or LogSoftmax; none when that could not be told."""
-    shape, modern = info.shape(scores), opset(node) >= 13
-    rank = len(shape or ())
-    axis = int_attr(node, "axis", -1 if modern else 1)
-    axis += rank if axis < 0 else 0
-    if shape is None or not 0 <= axis < rank:
+    shape = info.shape(scores) or ()
+    rank, modern = len(shape), opset(node) >= 13
+    axis = int_attr(node, "axis", -1) if modern else int_attr(node, "axis", 1)
+    if axis < 0:
+        axis += rank
+    if not 0 <= axis < rank:
         return ()
     if modern:
         return (axis,)
@@ -194,77 +212,125 @@ def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
 def _of_logarithm(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
     """Cases 3 and 4: the exponential of a logarithm."""
     output = node.outputs[0]
-    for each in exponentials(output, info):
-        logarithm = each.exponent.producer()
-        scores = None if logarithm is None or not is_op(logarithm, "LogSoftmax") else logarithm.inputs[0]
+    for exponential in exponentials(output, info):
+        logarithm = exponential.exponent.producer()
         # 3 (exponentials.py, 3)
-        if logarithm is not None and scores is not None and abs(each.log_base - 1.0) <= ROUNDING:
-            return SoftmaxAnchor(scores, output, _axes(logarithm, scores, info), (logarithm, *each.nodes))
-    found = of_logarithm(output, info)  # 4
-    if found is None:
+        if is_op(logarithm, "LogSoftmax") and abs(exponential.log_base - 1.0) <= ROUNDING:
+            scores = operand_at(logarithm, 0)
+            return SoftmaxAnchor(scores, output, _axes(logarithm, scores, info), (logarithm, *exponential.nodes))
+    softmax = of_logarithm(output, info)  # 4
+    if softmax is None:
         return None
     return SoftmaxAnchor(
-        found.scores,
+        softmax.scores,
         output,
-        found.axes,
-        found.nodes,
-        found.overflows,
-        rounds=found.rounds,
-        log_base=found.log_base,
+        softmax.axes,
+        softmax.nodes,
+        softmax.overflows,
+        rounds=softmax.rounds,
+        log_base=softmax.log_base,
     )
 
 
 def _decomposed(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
     """Cases 5 to 7: a quotient."""
-    ratios = (_ratio(found, info) for found in matches(QUOTIENT, node.outputs[0], info))
-    return next((anchor for anchor in ratios if anchor is not None), None)
+    return first(_ratio(quotient, info) for quotient in matches(QUOTIENT, node.outputs[0], info))
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """What is subtracted from the scores before their exponentials: the axes of a maximum, the scores without it, and
+    the nodes that subtract it. `factor` is a number behind the subtraction. Without `axes` nothing is subtracted."""
+
+    axes: tuple[int, ...] | None
+    scores: ir.Value
+    nodes: tuple[ir.Node, ...] = ()
+    factor: float = 1.0
+
+    @staticmethod
+    def of(exponent: ir.Value, sink: SinkTotal | None, info: ShapeInfo) -> _Shift:
+        """The shift in an exponent, beside this sink."""
+        clamped_max = None if sink is None else sink.clamped_max
+        if (shift := shifted_by(exponent, "ReduceMax", info, clamped_max)) is not None:
+            return _Shift(*shift)
+        if (scaled := times(exponent, info)) is not None:
+            difference, factor, scaling = scaled
+            if (shift := shifted_by(difference, "ReduceMax", info)) is not None:
+                axes, scores, nodes = shift
+                return _Shift(axes, scores, (*nodes, scaling), factor)
+        return _Shift(None, exponent)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Exponentials and their sum: what a quotient divides, and by what. `path` leads from the exponentials to a product
+    with values that the quotient divides late; it is empty in front of the product."""
+
+    output: ir.Value
+    path: tuple[ir.Node, ...]
+    exponentials: Match
+    axes: tuple[int, ...]
+    summing: tuple[ir.Node, ...]
+    log_base: float
+
+    @staticmethod
+    def of(divided: ir.Value, total: ir.Value, info: ShapeInfo) -> _Weights | None:
+        """The weights where `total` is their sum; None where these are no exponentials, or it is no sum of them."""
+        output, path = _exponentials_of(divided, total, info)
+        exponentials = match(EXPONENTIALS, output, info)
+        if exponentials is None or _is_number(exponentials.get("factor"), info):
+            return None
+        sums, log_base = reduced(total, SUMS, output, info), log_base_of(exponentials, info)  # 11, 13 and 15
+        if sums is None or log_base is None:
+            return None
+        return _Weights(output, path, exponentials, *sums, log_base)
 
 
 def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
     """The softmax that a quotient is, if these are exponentials and their total."""
-    total, dividing = quotient["total"], quotient.nodes
-    unfloored, floors = _without_floors(total, quotient["e"], info)
-    for own_total, sink_part in ((unfloored, None), *summands(unfloored)):
-        exponentials_value, path = _exponentials_of(quotient["e"], own_total, info)
-        found = match(EXPONENTIALS, exponentials_value, info)
-        sums = None if found is None else reduced(own_total, SUMS, exponentials_value, info)  # 11, 13
-        log_base = None if found is None else log_base_of(found, info)  # 15
-        if found is None or sums is None or log_base is None or _is_number(found.get("factor"), info):
-            continue
-        scores, masked = found["x"], len(found.nodes) > 1
-        subtracted = _subtracted(scores, info) if log_base == 1.0 else None
-        sink = None if sink_part is None else sink_total(unfloored, sink_part, subtracted, info)  # 14
-        summing = (*sums[1], *(() if sink is None else sink.nodes), *floors)
-        late = LateDivision(total, summing, dividing, path) if path else None
-        nodes = found.nodes if late is not None else (*found.nodes, *summing, *dividing)
-        output = exponentials_value if late is not None else dividing[-1].outputs[0]
-        shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.clamped_max)
-        if shift is None and (scaled := times(scores, info)) is not None:
-            shift = shifted_by(scaled[0], "ReduceMax", info)
-            if shift is not None:
-                log_base, nodes = log_base * scaled[1], (scaled[2], *nodes)
-        if shift is not None and shift[0] != sums[0]:
-            return None
-        axes, shifted, shifting = (sums[0], scores, ()) if shift is None else shift
-        overflows = shift is None or log_base <= 0.0  # 9
-        return SoftmaxAnchor(
-            shifted,
-            output,
-            axes,
-            (*shifting, *nodes),
-            overflows,
-            late=late,
-            masked=masked,
-            floored=overflows and bool(floors),
-            sink=sink,
-            log_base=log_base,
-        )
+    total, floors = _without_floors(quotient["total"], quotient["e"], info)
+    for own_total, added in ((total, None), *summands(total)):
+        weights = _Weights.of(quotient["e"], own_total, info)
+        if weights is not None:
+            sink = None if added is None else _sink_beside(weights, total, added, info)
+            return _anchor(quotient, weights, sink, floors, info)
     return None
 
 
-def _subtracted(scores: ir.Value, info: ShapeInfo) -> ir.Value | None:
-    found = match(SHIFTED, scores, info)
-    return None if found is None else found["row_max"]
+def _sink_beside(weights: _Weights, total: ir.Value, added: ir.Value, info: ShapeInfo) -> SinkTotal:
+    """Case 14: the sink that is added to a sum of exponentials to the base e."""
+    difference = match(SHIFTED, weights.exponentials["x"], info)
+    subtracted = difference["row_max"] if difference is not None and weights.log_base == 1.0 else None
+    return sink_total(total, added, subtracted, info)
+
+
+def _anchor(
+    quotient: Match, weights: _Weights, sink: SinkTotal | None, floors: tuple[ir.Node, ...], info: ShapeInfo
+) -> SoftmaxAnchor | None:
+    """The softmax of these weights; None where a maximum along other axes is subtracted than those of the sum."""
+    shift = _Shift.of(weights.exponentials["x"], sink, info)
+    if shift.axes not in (None, weights.axes):
+        return None
+    log_base = weights.log_base * shift.factor
+    overflows = shift.axes is None or log_base <= 0.0  # 9
+    sinks = () if sink is None else sink.nodes
+    summing, dividing = (*weights.summing, *sinks, *floors), quotient.nodes
+    nodes = (*shift.nodes, *weights.exponentials.nodes)
+    whole = SoftmaxAnchor(
+        shift.scores,
+        dividing[-1].outputs[0],
+        weights.axes,
+        (*nodes, *summing, *dividing),
+        overflows,
+        masked=len(weights.exponentials.nodes) > 1,
+        floored=overflows and bool(floors),
+        sink=sink,
+        log_base=log_base,
+    )
+    if not weights.path:
+        return whole
+    late = LateDivision(quotient["total"], summing, dividing, weights.path)
+    return replace(whole, output=weights.output, nodes=nodes, late=late)
 
 
 def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
@@ -274,35 +340,37 @@ def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
 def _exponentials_of(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """The exponentials that a product with values reads, and the nodes from them to the product, if `total` is their
     sum. Otherwise the value itself and ()."""
-    node, summed = value.producer(), match(SUM, source_through(total, "Identity", *RESHAPES), info)
-    if summed is None or node is None or contraction(node, info) is None:
+    product, sums = value.producer(), match(SUM, source_through(total, "Identity", *RESHAPES), info)
+    if sums is None or product is None or contraction(product, info) is None:
         return value, ()
-    exponential = summed["e"]
-    for operand in node.inputs:
-        path = [node]
-        while operand is not None and operand is not exponential and is_op(operand.producer(), *LATE_LAYOUT):
-            maker = operand.producer()
-            assert maker is not None
-            path.insert(0, maker)
-            operand = maker.inputs[0]
-        if operand is exponential:
-            return exponential, tuple(path)
+    for operand in inputs_of(product):
+        path = _layout_between(sums["e"], operand)
+        if path is not None:
+            return sums["e"], (*path, product)
     return value, ()
+
+
+def _layout_between(source: ir.Value, value: ir.Value) -> tuple[ir.Node, ...] | None:
+    """Case 7: the nodes that lay out one value as another; None where they do something else."""
+    path: list[ir.Node] = []
+    while value is not source:
+        node = value.producer()
+        if not is_op(node, *LATE_LAYOUT):
+            return None
+        path.insert(0, node)
+        value = operand_at(node, 0)
+    return tuple(path)
 
 
 def _without_floors(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """The total without its floors, and the nodes that keep it from being 0, in order. If there are any, an Expand that
     repeats the total to the exponentials' shape is one of them."""
+    current, repeating = total, tuple[ir.Node, ...]()
     expand = total.producer()
-    alike = info.shape(total) == info.shape(exponential) is not None
-    repeated = expand.inputs[0] if expand is not None and is_op(expand, "Expand") and alike else None
-    current = total if repeated is None else repeated
+    if is_op(expand, "Expand") and info.shape(total) == info.shape(exponential) is not None:
+        current, repeating = operand_at(expand, 0), (expand,)
     floors: list[ir.Node] = []
     while (floored := match(FLOORED, current, info)) is not None:
         floors.insert(0, floored.nodes[0])
         current = floored["total"]
-    if not floors:
-        return total, ()
-    if repeated is not None and expand is not None:
-        floors.append(expand)
-    return current, tuple(floors)
+    return (current, (*floors, *repeating)) if floors else (total, ())

@@ -1,6 +1,9 @@
 """Differences and sums of probabilities (differential attention, ConViT): the product with the values is moved in front
 of them.
 
+    output = (q1 @ k1).softmax(-1) @ v - t * ((q2 @ k2).softmax(-1) @ v)      where the model has
+    output = ((q1 @ k1).softmax(-1) - t * (q2 @ k2).softmax(-1)) @ v
+
 Grammar; the code cites the numbers of the cases:
 
     output :=
@@ -53,10 +56,20 @@ from fa_compiler.passes.answer.options import FINITE_SCORES, NON_FINITE_SCORES, 
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import equal_values, int_attr, is_dead, is_op, source_through
+from fa_compiler.passes.ir.nodes import (
+    equal_values,
+    holds_output,
+    int_attr,
+    is_dead,
+    is_op,
+    operand_at,
+    operands,
+    outputs_of,
+    source_through,
+)
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.factors import SMALLEST, immoderate, operand
+from fa_compiler.passes.matching.factors import SMALLEST, factorings, immoderate
 from fa_compiler.passes.matching.row_reductions import reduced
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
@@ -67,6 +80,8 @@ from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+KINDS = {"Add": "sum", "Sub": "difference"}
+"""3: what the operators that combine two parts are called."""
 UNSOUND = (
     "a {0} of probabilities is multiplied by the values; the {0} of the products is the same only if no value is "
     "infinite: inf - inf and 0 * inf are NaN"
@@ -123,8 +138,9 @@ class Part:
 
     def least_total(self, facts: Facts) -> float:
         """A number that no sum along the keys is below, if none of its terms is negative; else a negative number."""
-        low, _ = _bounds(self.probabilities if self.anchor is None else self.factor, facts)
-        return min(low, 0.0) if self.anchor is None else low
+        if self.anchor is None:
+            return min(_bounds(self.probabilities, facts)[0], 0.0)
+        return _bounds(self.factor, facts)[0]
 
 
 @dataclass(frozen=True)
@@ -146,17 +162,20 @@ class Difference:
     @property
     def values(self) -> ir.Value:
         """The values."""
-        value = self.product.inputs[1]
-        assert value is not None
-        return value
+        return operand_at(self.product, 1)
+
+    @property
+    def is_sum(self) -> bool:
+        """Are the parts added?"""
+        return self.combining.op_type == "Add"
 
     def sums_up_to_one(self, facts: Facts) -> bool:
         """Is this a sum, and one factor 1 less the other one, which is between 0 and 1?"""
-        for one, other in (self.parts, self.parts[::-1]) if self.combining.op_type == "Add" else ():
-            found = None if one.factor is None else match(COMPLEMENT, one.factor, facts.info)
-            if found is not None and other.factor is not None and equal_values(found["other"], other.factor):
+        for one, other in (self.parts, self.parts[::-1]):
+            complement = match(COMPLEMENT, one.factor, facts.info)
+            if complement is not None and equal_values(complement["other"], other.factor):
                 low, high = _bounds(other.factor, facts)
-                return low >= 0.0 and high <= 1.0
+                return self.is_sum and low >= 0.0 and high <= 1.0
         return False
 
     def emitted(self, facts: Facts, builder: Builder) -> ir.Value:
@@ -175,12 +194,12 @@ class Difference:
 
 
 def move_products(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Move the products of a graph in front of the differences of probabilities, where every attention then matches.
     The graph stays as it is where there are none."""
     result = Substitutions()
-    for difference in list(_differences(graph, found, matcher.facts)):
+    for difference in list(_differences(graph, softmaxes, matcher.facts)):
         anchors = [part.anchor for part in difference.parts if part.anchor is not None]
         if any(is_match(anchor, matcher) for anchor in anchors):
             continue  # a sum with zeros, which the ordinary matcher leaves out
@@ -196,9 +215,11 @@ def move_products(
     return result
 
 
-def _differences(graph: ir.Graph, found: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
-    anchors = {anchor.output: anchor for anchor in found if anchor.late is None}
-    for product in graph if anchors else ():
+def _differences(graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
+    anchors = {anchor.output: anchor for anchor in softmaxes if anchor.late is None}
+    if not anchors:
+        return
+    for product in graph:
         difference = _difference(product, anchors, facts)
         if difference is not None and _is_closed(difference):
             yield difference
@@ -206,103 +227,117 @@ def _differences(graph: ir.Graph, found: Sequence[SoftmaxAnchor], facts: Facts) 
 
 def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], facts: Facts) -> Difference | None:
     """Cases 1 to 3, where the values fit every part."""
-    weights = product.inputs[0] if is_op(product, "MatMul") and not is_dead(product) else None
-    if weights is None:
+    if not is_op(product, "MatMul") or is_dead(product):
         return None
-    combined, dividing = _undivided(weights, facts.info)  # 1 and 2
+    combined, dividing = _undivided(operand_at(product, 0), facts.info)  # 1 and 2
     combining = combined.producer()
-    parts = None if combining is None else _parts(combining, anchors, facts.info)  # 3
+    parts = _parts(combining, anchors, facts.info)  # 3
     if combining is None or parts is None or (dividing and any(part.divides for part in parts)):
         return None
     difference = Difference(combining, product, parts, dividing)
     values = difference.values
-    fits = all(_fits(values, part, facts.info) for part in parts) and len(facts.info.shape(values) or ()) > 1
-    return difference if fits else None
+    if len(facts.info.shape(values) or ()) < 2 or not all(_values_fit(values, part, facts.info) for part in parts):
+        return None
+    return difference
 
 
 def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Case 2: what is divided by the sum of each row, and the nodes that do so. Otherwise the value itself and ()."""
-    divide, shape = weights.producer(), info.shape(weights)
-    if divide is None or not is_op(divide, "Div") or shape is None:
+    divide, rank = weights.producer(), len(info.shape(weights) or ())
+    if not is_op(divide, "Div"):
         return weights, ()
-    combined, total = divide.inputs
-    summed = None if combined is None or total is None else reduced(total, ("ReduceSum",), combined, info)
-    if combined is None or summed is None or summed[0] != (len(shape) - 1,):
+    combined, total = operands(divide)
+    sums = reduced(total, ("ReduceSum",), combined, info)
+    if sums is None or sums[0] != (rank - 1,):
         return weights, ()
-    return combined, (*summed[1], divide)
+    return combined, (*sums[1], divide)
 
 
-def _parts(combining: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> tuple[Part, Part] | None:
+def _parts(
+    combining: ir.Node | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo
+) -> tuple[Part, Part] | None:
     """Case 3: both sides of a difference."""
     if not is_op(combining, "Sub", "Add"):
         return None
     shape = info.shape(combining.outputs[0])
-    sides = [(value, _part(value, anchors, info)) for value in combining.inputs]
-    if shape is None or any(value is None or (part and info.shape(value) != shape) for value, part in sides):
+    one, other = (_side(value, shape, anchors, info) for value in operands(combining))
+    if one is None or other is None or (one.anchor is None and other.anchor is None):
         return None
-    one, other = (part or _rest(value, shape, info) for value, part in sides)
-    return (one, other) if one and other and (one.anchor or other.anchor) else None
+    return one, other
 
 
-def _rest(value: ir.Value | None, shape: Shape, info: ShapeInfo) -> Part | None:
-    """Case 9."""
-    own = None if value is None else info.shape(value)
-    return Part(value) if value is not None and own is not None and len(own) > 1 and own[-1] == shape[-1] else None
+def _side(
+    value: ir.Value, shape: Shape | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo
+) -> Part | None:
+    """One side of a difference of this shape: a part of the same shape, or a rest."""
+    part, own = _scaled_part(value, anchors, info), info.shape(value)
+    if own is None or shape is None:
+        return None
+    if part is not None:
+        return part if own == shape else None
+    return Part(value) if len(own) > 1 and own[-1] == shape[-1] else None  # 9
 
 
-def _part(value: ir.Value | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+def _scaled_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
     """Cases 4 to 8."""
-    node = None if value is None else value.producer()
-    if value is None or node is None:
-        return None
-    for chosen in node.inputs if is_op(node, "Mul", "Div") else ():
-        scaled = None if chosen is None else operand(node, chosen)
-        part = None if chosen is None else _chosen(chosen, anchors, info)
-        if chosen is None or scaled is None or part is None or info.shape(value) != info.shape(chosen):
-            continue
-        factor, rank = info.shape(scaled[0]), len(info.shape(chosen) or ())
-        if factor is not None and len(factor) <= rank and (not factor or factor[-1].const == 1):
-            return replace(part, factor=scaled[0], scaling=node)
-    return _chosen(value, anchors, info)
+    scaling = value.producer()
+    for chosen, factor, _ in factorings(scaling):
+        part = _chosen_part(chosen, anchors, info)
+        if part is not None and info.shape(value) == info.shape(chosen) and _is_per_row(factor, chosen, info):
+            return replace(part, factor=factor, scaling=scaling)
+    return _chosen_part(value, anchors, info)
 
 
-def _chosen(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+def _is_per_row(factor: ir.Value, chosen: ir.Value, info: ShapeInfo) -> bool:
+    """Case 4: is a factor of size 1 along the keys, and of no more dimensions than what it multiplies?"""
+    shape, rank = info.shape(factor), len(info.shape(chosen) or ())
+    return shape is not None and len(shape) <= rank and (not shape or shape[-1].const == 1)
+
+
+def _chosen_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
     """Cases 5 to 8."""
-    node, source, axis, count = value.producer(), value, 0, 1
-    chooser = node if node is not None and is_op(node, "Gather", "Split", "Slice") else None
-    if chooser is not None:
-        given = chooser.inputs[0]
-        shape = None if given is None else info.shape(given)
-        if given is None or not shape:
-            return None
-        axis, count = int_attr(chooser, "axis", 0) % len(shape), len(chooser.outputs)
-        if chooser.op_type == "Gather" and info.shape(chooser.inputs[1] or value) != ():  # 6
-            return None
-        if len({info.shape(output) for output in chooser.outputs}) > 1:  # 7
-            return None
-        if chooser.op_type == "Slice":  # 8
-            if (cut := _equal_part(chooser, shape, info)) is None:
-                return None
-            axis, count = cut
-        if axis >= len(shape) - 2:
-            return None
-        source = given
-    anchor = anchors.get(source_through(source, *LAYOUT_OPS, "Cast"))
-    output = 0 if chooser is None else list(chooser.outputs).index(value)
-    return None if anchor is None else Part(source, chooser, output, axis, count, anchor=anchor)
+    chooser = value.producer()
+    part: Part | None = Part(value)
+    if is_op(chooser, "Gather", "Split", "Slice"):
+        part = _choice(chooser, value, info)
+    if part is None:
+        return None
+    anchor = anchors.get(source_through(part.probabilities, *LAYOUT_OPS, "Cast"))
+    return None if anchor is None else replace(part, anchor=anchor)
 
 
-def _equal_part(node: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
+def _choice(chooser: ir.Node, value: ir.Value, info: ShapeInfo) -> Part | None:
+    """Cases 6 to 8: the part that a node chooses along an axis before rows and keys."""
+    source = operand_at(chooser, 0)
+    shape = info.shape(source)
+    parts = shape and _equal_parts(chooser, shape, info)
+    if not shape or not parts or parts[0] >= len(shape) - 2:
+        return None
+    return Part(source, chooser, list(chooser.outputs).index(value), *parts)
+
+
+def _equal_parts(chooser: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
+    """The axis along which a node chooses one of equal parts, and their number."""
+    if is_op(chooser, "Slice"):  # 8
+        return _equal_slices(chooser, shape, info)
+    if is_op(chooser, "Gather") and info.shape(operand_at(chooser, 1)) != ():  # 6
+        return None
+    if len({info.shape(output) for output in chooser.outputs}) > 1:  # 7
+        return None
+    return int_attr(chooser, "axis", 0) % len(shape), len(chooser.outputs)
+
+
+def _equal_slices(node: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
     """The one axis that a Slice cuts into equal parts, of which it takes a whole one, and their number; else None.
 
     A Slice that names another axis, too, would cut the results there, which are of another size.
     """
     cut, bounds = cut_from(node.outputs[0], info), slice_bounds(node, info, len(shape))
-    if cut is None or bounds is None or len(bounds) != 1:
+    part = info.shape(node.outputs[0])
+    if cut is None or bounds is None or len(bounds) != 1 or part is None:
         return None
     _, axis, start = cut
-    part = info.shape(node.outputs[0])
-    size, whole = None if part is None else part[axis].const, shape[axis].const
+    size, whole = part[axis].const, shape[axis].const
     if not size or whole is None or whole % size or start % size or bounds[0][0] != axis:
         return None
     return axis, whole // size
@@ -312,28 +347,35 @@ def _is_closed(difference: Difference) -> bool:
     """Is what the nodes make on the way to the product read by nothing else, all in one graph?"""
     if any(node.graph is not difference.product.graph for node in difference.replaced):
         return False
-    outputs = [output for node in difference.replaced[1:] for output in node.outputs]
+    outputs = outputs_of(difference.replaced[1:])
     readers = {reader for output in outputs for reader, _ in output.uses()}
-    return readers <= set(difference.replaced) and not any(output.is_graph_output() for output in outputs)
+    return readers <= set(difference.replaced) and not holds_output(outputs)
 
 
 def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) -> Decline | None:
     """Why the products of a difference may not give the same: values and factors that may be infinite, a sum of unknown
     size. None if they do."""
-    half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
     for part in difference.parts:
-        if part.factor is not None and part.scaling is not None:
-            if (reason := immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))) is not None:
-                return Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
-            if half and not _never_enlarges(part.factor, part.divides, facts):
-                return Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)
-        if half and part.anchor is None:
-            return Decline(Code.PROBABILITY_TERM, UNBOUNDED.format(part.probabilities.name), difference.combining)
+        if (unsound := _why_part_unsound(part, difference, facts)) is not None:
+            return unsound
     if difference.dividing and not _is_sum_known(difference, matching, facts):
         return Decline(Code.PROBABILITY_TERM, UNKNOWN_SUM, difference.dividing[-1])
     if not _is_finite(facts.options):
-        kind = "sum" if difference.combining.op_type == "Add" else "difference"
-        return Decline(Code.PROBABILITY_TERM, UNSOUND.format(kind), difference.combining, HINT)
+        reason = UNSOUND.format(KINDS[difference.combining.op_type])
+        return Decline(Code.PROBABILITY_TERM, reason, difference.combining, HINT)
+    return None
+
+
+def _why_part_unsound(part: Part, difference: Difference, facts: Facts) -> Decline | None:
+    """Why one side of a difference may not give the same: its factor, or a product without a bound in float16."""
+    half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
+    if part.factor is not None and part.scaling is not None:
+        if (reason := immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))) is not None:
+            return Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
+        if half and not _never_enlarges(part.factor, part.divides, facts):
+            return Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)
+    if half and part.anchor is None:
+        return Decline(Code.PROBABILITY_TERM, UNBOUNDED.format(part.probabilities.name), difference.combining)
     return None
 
 
@@ -346,7 +388,7 @@ def _is_sum_known(difference: Difference, matching: list[ir.Node], facts: Facts)
         return True
     half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
     totals = [part.least_total(facts) for part in difference.parts]
-    return not half and difference.combining.op_type == "Add" and min(totals) >= 0.0 and sum(totals) >= SMALLEST
+    return not half and difference.is_sum and min(totals) >= 0.0 and sum(totals) >= SMALLEST
 
 
 def _adds_up(anchor: SoftmaxAnchor, part: Part, matches: bool, info: ShapeInfo) -> bool:
@@ -359,14 +401,19 @@ def _adds_up(anchor: SoftmaxAnchor, part: Part, matches: bool, info: ShapeInfo) 
 
 def _bounds(factor: ir.Value | None, facts: Facts) -> tuple[float, float]:
     """The numbers between which all those of a tensor are; 1 where there is none."""
-    number = 1.0 if factor is None else facts.info.scalar(factor)
-    return (number, number) if number is not None else facts.bounds.unless_nan(factor) or (-math.inf, math.inf)
+    if factor is None:
+        return 1.0, 1.0
+    if (number := facts.info.scalar(factor)) is not None:
+        return number, number
+    return facts.bounds.unless_nan(factor) or (-math.inf, math.inf)
 
 
 def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
     """Is the result of a product with this factor, or of a division by it, proven not to be larger?"""
     low, high = _bounds(factor, facts)
-    return low >= 1.0 or high <= -1.0 if divides else low >= -1.0 and high <= 1.0
+    if divides:
+        return low >= 1.0 or high <= -1.0
+    return low >= -1.0 and high <= 1.0
 
 
 def _is_finite(options: Options) -> bool:
@@ -380,12 +427,14 @@ def _own_axis(part: Part, chooser: ir.Node, values: ir.Value, info: ShapeInfo) -
     return part.axis - (len(info.shape(chooser.outputs[0]) or ()) - len(info.shape(values) or ()))
 
 
-def _fits(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
+def _values_fit(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
     """Are the values, along the axis of which a chooser takes a part, as large as a part, or of size 1?"""
-    shape, chooser = info.shape(values), part.chooser
-    sizes = None if chooser is None else info.shape(chooser.outputs[0])
-    if chooser is None or shape is None or sizes is None or len(shape) > len(sizes):
-        return chooser is None
+    chooser = part.chooser
+    if chooser is None:
+        return True
+    shape, sizes = info.shape(values), info.shape(chooser.outputs[0])
+    if shape is None or sizes is None or len(shape) > len(sizes):
+        return False
     own = _own_axis(part, chooser, values, info)
     axis = own + len(sizes) - len(shape)
     return chooser.op_type == "Gather" or own < 0 or shape[own].const == 1 or shape[own] == sizes[axis]
@@ -396,8 +445,8 @@ def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
     info, values = builder.info, difference.values
     if part.chooser is not None:
         own = _own_axis(part, part.chooser, values, info)
-        if part.chooser.op_type == "Gather":
-            values = values if own <= 0 else builder.units("Unsqueeze", values, [own])
-        elif own >= 0 and (info.shape(values) or ())[own].const != 1:
+        if own > 0 and part.chooser.op_type == "Gather":
+            values = builder.units("Unsqueeze", values, [own])
+        elif own >= 0 and part.chooser.op_type != "Gather" and (info.shape(values) or ())[own].const != 1:
             values = builder.op("Concat", [values] * part.count, info.dtype(values), {"axis": own})
     return builder.op("MatMul", [part.probabilities, values], info.dtype(difference.product.outputs[0]))

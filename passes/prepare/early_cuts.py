@@ -1,5 +1,7 @@
 """Query, key and value that are cut from one transposed tensor: the tensor is cut before it is transposed.
 
+    q, k, v = qkv.reshape(b, s, 3, n, d).permute(2, 0, 3, 1, 4).unbind(0)
+
 Grammar; the code cites the numbers of the cases:
 
     packed := Transpose(x)                          read by cuts along one axis alone, which leave nothing out; each
@@ -26,25 +28,33 @@ of a convolution over the sequence. A Transpose of each would only be one node m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     constant,
     distinct_consumers,
+    holds_output,
     input_of,
     int_attr,
     is_op,
     is_weight,
+    nodes_of_type,
     only_reader,
+    operand_at,
     permutation,
     reached,
+    readers_of,
+    sole,
 )
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.layout.contraction import any_contraction
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import cut_from
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, element_source
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -56,23 +66,24 @@ LIMIT = 16
 
 def cut_early(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
     """Cut before transposing. Returns whether anything changed; then `info` does not know all of the graphs."""
-    found = [(graph, list(filter(None, (_packed(node, info) for node in graph)))) for graph in graphs]
-    for graph, all_packed in found:
+    by_graph = [(graph, list(filter(None, (_packed(node, info) for node in graph)))) for graph in graphs]
+    for graph, all_packed in by_graph:
         builder = Builder(graph, names, info)
         for packed in all_packed:
             packed.move(builder)
         if all_packed:
             restore_order(graph)
             sweep(graph, [node for packed in all_packed for node in packed.readers])
-    return any(all_packed for _, all_packed in found)
+    return any(all_packed for _, all_packed in by_graph)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A value that holds the places `start` to `start + size` of the packed dimension, which it lacks if it is
-    `squeezed`."""
+    """A value that holds the places `start` to `start + size` of the dimension `axis` of what is cut, which it lacks if
+    it is `squeezed`."""
 
     value: ir.Value
+    axis: int
     start: int
     size: int
     squeezed: bool = False
@@ -105,86 +116,123 @@ class _Packed:
 
     def _parts(self, sizes: list[int], builder: Builder) -> Sequence[ir.Value]:
         """The parts of what is transposed."""
-        whole, place, info = self.node.inputs[0], self.perm[self.axis], builder.info
-        assert whole is not None
-        if (joined := _joined(whole, place, info)) is None:
+        whole, place, info = operand_at(self.node, 0), self.perm[self.axis], builder.info
+        if (joined := _merged_source(whole, place, info)) is None:
             return builder.split(whole, place, sizes)  # 4
         inner = [size.const or 0 for size in (info.shape(whole) or ())[place + 1 :]]
-        width = 1
-        for size in inner:
-            width *= size
+        width = math.prod(inner)
         parts = builder.split(joined, place, [size * width for size in sizes])  # 5
         targets = [builder.ints([*[0] * place, size, *inner]) for size in sizes]
         dtype = info.dtype(whole)
         return [builder.op("Reshape", [part, to], dtype) for part, to in zip(parts, targets, strict=True)]
 
 
-def _joined(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:
+def _merged_source(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:
     """Case 5: the tensor whose last dimension a Reshape takes apart from `place` on; None for other values."""
     node, shape = whole.producer(), info.shape(whole)
-    source = node.inputs[0] if node is not None and is_op(node, "Reshape") else None
-    own = None if source is None else info.shape(source)
-    if source is None or own is None or shape is None or only_reader(whole) is None:
+    source = operand_at(node, 0)
+    own = info.shape(source)
+    if not is_op(node, "Reshape") or own is None or shape is None or only_reader(whole) is None:
         return None
-    known = all(size.const for size in shape[place:])
-    return source if known and len(own) == place + 1 and own[:place] == shape[:place] else None
+    if len(own) != place + 1 or own[:place] != shape[:place] or not all(size.const for size in shape[place:]):
+        return None
+    return source
 
 
 def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
     """A Transpose that only such cuts read; None for other nodes."""
-    shape = info.shape(node.outputs[0]) if is_op(node, "Transpose") else None
-    perm = None if shape is None else permutation(node, len(shape))
-    if shape is None or perm is None or node.outputs[0].is_graph_output():
+    if not is_op(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
-    found = [_cuts(reader, node.outputs[0], info) for reader, _ in node.outputs[0].uses()]
-    axes = {axis for axis, _ in filter(None, found)}
-    cuts = tuple(cut for _, own in filter(None, found) for cut in own)
-    if len(axes) != 1 or None in found or any(cut.value.is_graph_output() for cut in cuts):
+    shape, cuts = info.shape(node.outputs[0]), _all_cuts(node.outputs[0], info)
+    axis = sole({cut.axis for cut in cuts})
+    if shape is None or axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
         return None
-    (axis,) = axes
+    perm = permutation(node, len(shape))
+    if perm is None or not all(_is_multiplied(cut.value, info) for cut in cuts):
+        return None
+    return _Packed(node, axis, cuts, tuple(perm))
+
+
+def _all_cuts(packed: ir.Value, info: ShapeInfo) -> tuple[_Cut, ...]:
+    """What all readers of a tensor cut out of it; nothing where one of them does something else, or a cut is an
+    output."""
+    by_reader = [_cuts(reader, packed, info) for reader, _ in packed.uses()]
+    cuts = tuple(cut for own in by_reader for cut in own)
+    if not all(by_reader) or holds_output(cut.value for cut in cuts):
+        return ()
+    return cuts
+
+
+def _covers(cuts: Sequence[_Cut], length: Dim) -> bool:
+    """Do cuts of a dimension of this length follow each other, and leave out nothing?"""
     end = 0
     for start, size in sorted({(cut.start, cut.size) for cut in cuts}):
         if start != end or size < 1:
-            return None
+            return False
         end += size
-    whole = shape[axis].const == end and len(cuts) > 1 and all(_is_multiplied(cut.value, info) for cut in cuts)
-    return _Packed(node, axis, cuts, tuple(perm)) if whole else None
+    return length.const == end
 
 
 def _is_multiplied(value: ir.Value, info: ShapeInfo) -> bool:
     """Does a value lead to a product of two tensors that are no weights?"""
 
-    def following(each: ir.Value) -> list[ir.Value]:
-        return [reader.outputs[0] for reader in distinct_consumers(each) if is_op(reader, *BETWEEN)]
+    def following(moved: ir.Value) -> list[ir.Value]:
+        return [reader.outputs[0] for reader in nodes_of_type(distinct_consumers(moved), *BETWEEN)]
 
     values = reached([value], following, LIMIT)
-    readers = (reader for each in values for reader in distinct_consumers(each))
-    products = (product for reader in readers if (product := any_contraction(reader, info)) is not None)
-    return any(not any(is_weight(element_source(each, "Cast")) for each in product.operands) for product in products)
+    products = (product for reader in readers_of(values) if (product := any_contraction(reader, info)) is not None)
+    return any(
+        not any(is_weight(element_source(operand, "Cast")) for operand in product.operands) for product in products
+    )
 
 
-def _cuts(reader: ir.Node, packed: ir.Value, info: ShapeInfo) -> tuple[int, list[_Cut]] | None:
-    """The axis along which a node cuts a tensor, and the parts of known places; None for other nodes."""
-    shape, output = info.shape(packed) or (), reader.outputs[0]
-    if reader.inputs[0] is not packed or reader.graph is not getattr(packed.producer(), "graph", None):
-        return None
-    axis = int_attr(reader, "axis", 0) % max(len(shape), 1)
-    if is_op(reader, "Split"):  # 1
-        sizes = [(info.shape(each) or ())[axis : axis + 1] for each in reader.outputs]
-        known = [size[0].const for size in sizes if size and size[0].const is not None]
-        starts = [sum(known[:index]) for index in range(len(known))]
-        cuts = [
-            _Cut(each, *place) for each, place in zip(reader.outputs, zip(starts, known, strict=True), strict=False)
-        ]
-        return (axis, cuts) if len(known) == len(reader.outputs) else None
-    if is_op(reader, "Gather"):  # 2
-        index, length = constant(input_of(reader, 1), limit=1), shape[axis].const
-        if index is None or index.size != 1 or index.ndim > 1 or length is None:
-            return None
-        place = int(index.item())
-        return (axis, [_Cut(output, place % length, 1, not index.ndim)]) if -length <= place < length else None
-    found = cut_from(output, info) if is_op(reader, "Slice") else None  # 3
-    if found is None:
-        return None
-    size = (info.shape(output) or ())[found[1]].const
-    return None if size is None else (found[1], [_Cut(output, found[2], size)])
+def _cuts(reader: ir.Node, packed: ir.Value, info: ShapeInfo) -> list[_Cut]:
+    """The parts of known places that a node cuts out of a tensor, all along one axis; none for other nodes."""
+    maker = packed.producer()
+    cutting = CUTTING.get(reader.op_type) if is_op(reader, *CUTTING) else None
+    if cutting is None or reader.inputs[0] is not packed or maker is None or reader.graph is not maker.graph:
+        return []
+    return cutting(reader, info.shape(packed) or (), info)
+
+
+def _split_cuts(split: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
+    """Case 1."""
+    axis, cuts, start = int_attr(split, "axis", 0) % max(len(shape), 1), list[_Cut](), 0
+    for part in split.outputs:
+        own = info.shape(part) or ()
+        size = own[axis].const if axis < len(own) else None
+        if size is None:
+            return []
+        cuts.append(_Cut(part, axis, start, size))
+        start += size
+    return cuts
+
+
+def _gathered_cut(gather: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
+    """Case 2."""
+    axis, index = int_attr(gather, "axis", 0) % max(len(shape), 1), constant(input_of(gather, 1), limit=1)
+    length = shape[axis].const
+    if index is None or index.size != 1 or index.ndim > 1 or length is None:
+        return []
+    place = int(index.item())
+    if not -length <= place < length:
+        return []
+    return [_Cut(gather.outputs[0], axis, place % length, 1, not index.ndim)]
+
+
+def _sliced_cut(node: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
+    """Case 3."""
+    part = node.outputs[0]
+    cut, own = cut_from(part, info), info.shape(part) or ()
+    if cut is None:
+        return []
+    _, axis, start = cut
+    size = own[axis].const
+    return [] if size is None else [_Cut(part, axis, start, size)]
+
+
+CUTTING: Mapping[str, Callable[[ir.Node, Shape, ShapeInfo], list[_Cut]]] = {
+    "Split": _split_cuts,
+    "Gather": _gathered_cut,
+    "Slice": _sliced_cut,
+}

@@ -8,8 +8,8 @@ for each softmax and call.
 A function that is named like an operator which ONNX Runtime knows by itself, such as com.microsoft's Gelu, is never
 called: the runtime takes its operator. So such a function is dropped, and the nodes are read as that operator.
 
-CastLike is a function that ONNX itself defines. It becomes a Cast, so that no other part of the matcher has to know it,
-and so that a node that only takes the type of the scores does not count as a reader of them.
+CastLike is a function that ONNX itself defines. It becomes a Cast. So the matcher does not have to know CastLike, and a
+node that only takes the type of the scores is not taken for a reader of the scores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import all_nodes, is_op
+from fa_compiler.passes.ir.nodes import all_nodes, is_op, nodes_of_type, operand_at
 from fa_compiler.passes.ir.surgery import sweep
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -41,7 +41,9 @@ def drop_shadowed(model: ir.Model) -> list[str]:
     for function in shadowed:
         del model.functions[function.identifier()]
     names = {(function.domain, function.name) for function in shadowed}
-    for node in _nodes(model) if names else ():
+    if not names:
+        return []
+    for node in _nodes(model):
         if (node.domain, node.op_type) in names:
             node.overload = ""
     reason = "ONNX Runtime has an operator of this name, and runs that"
@@ -77,8 +79,8 @@ def inline_functions(model: ir.Model) -> list[str]:
 class _Inliner(InlinePass):
     """onnx_ir's inliner, in a time that is linear in the number of functions and calls.
 
-    It looks for a free name by counting from 2, once for each name of each call. So before each call the body gets the
-    names that it would find, for which it then looks only once.
+    onnx_ir's inliner looks for a free name by counting from 2, once for each name of each call. So before each call the
+    body gets free names, and the inliner finds them at once.
     """
 
     def _reset(self, model: ir.Model) -> None:
@@ -89,33 +91,32 @@ class _Inliner(InlinePass):
 
     def _instantiate_call(self, node: ir.Node, call_site_id: str) -> tuple[Sequence[ir.Node], Sequence[ir.Value]]:
         nodes = all_nodes(self._functions[node.op_identifier()])
-        body = [(each, each.name, [value.name for value in each.outputs]) for each in nodes]
+        body = [(inner, inner.name, [value.name for value in inner.outputs]) for inner in nodes]
         made = self._nodes.mark, self._values.mark
-        for each, name, outputs in body:
-            each.name = self._nodes.new(name or "node")
-            for value, given in zip(each.outputs, outputs, strict=True):
+        for inner, name, outputs in body:
+            inner.name = self._nodes.new(name or "node")
+            for value, given in zip(inner.outputs, outputs, strict=True):
                 value.name = self._values.new(given or "val")
         self._nodes.release(made[0])
         self._values.release(made[1])
         try:
             return super()._instantiate_call(node, call_site_id)
         finally:
-            for each, name, outputs in body:
-                each.name = name
-                for value, given in zip(each.outputs, outputs, strict=True):
+            for inner, name, outputs in body:
+                inner.name = name
+                for value, given in zip(inner.outputs, outputs, strict=True):
                     value.name = given
 
 
 def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
     """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may hold attention."""
     nodes = [node for graph in graphs for node in graph]
-    casts = [node for node in nodes if is_op(node, "CastLike")]
+    casts = list(nodes_of_type(nodes, "CastLike"))
     if not casts or not may_hold_attention(nodes):
         return
     for node in casts:
-        like = node.inputs[1]
-        dtype = None if like is None else info.dtype(like)
-        if like is None or dtype is None:
+        like = operand_at(node, 1)
+        if (dtype := info.dtype(like)) is None:
             continue
         node.resize_inputs(1)
         node.op_type = "Cast"
@@ -127,23 +128,23 @@ def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
 
 def softmaxes_in_functions(model: ir.Model) -> Calls:
     """The names of the softmaxes and attention operators that a call of each remaining function runs."""
-    found: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
+    known: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
 
     def inside(identifier: ir.OperatorIdentifier) -> tuple[str, ...]:
-        if identifier not in found:
-            found[identifier] = ()
+        if identifier not in known:
+            known[identifier] = ()
             names: list[str] = []
             for node in all_nodes(model.functions[identifier]):
                 if _matters(node):
                     names.append(label(node) or node.op_type)
                 elif node.op_identifier() in model.functions:
                     names.extend(f"{label(node)}/{name}" for name in inside(node.op_identifier()))
-            found[identifier] = tuple(names)
-        return found[identifier]
+            known[identifier] = tuple(names)
+        return known[identifier]
 
     for identifier in model.functions:
         inside(identifier)
-    return {identifier: names for identifier, names in found.items() if names}
+    return {identifier: names for identifier, names in known.items() if names}
 
 
 def _nodes(model: ir.Model) -> list[ir.Node]:

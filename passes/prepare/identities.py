@@ -1,5 +1,8 @@
 """Operators that hand on what they are given: their readers read what is behind them.
 
+    y = torch.cat(torch.split(x, sizes, 1), 1)
+    y = torch.nn.functional.interpolate(x, scale_factor=1)
+
 Grammar of what a value is read from instead; the code cites the numbers of the cases:
 
     value :=
@@ -32,9 +35,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import constant, graph_opset, input_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import (
+    ABSENT,
+    constant,
+    graph_opset,
+    input_of,
+    inputs_of,
+    int_attr,
+    is_op,
+    operand_at,
+    operands,
+    text_attr,
+)
 from fa_compiler.passes.ir.surgery import restore_order, sweep
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOST_PARTS = 64
@@ -60,6 +76,11 @@ class _Parts:
     sizes: ir.Value | tuple[int, ...]
     squeezed: bool
 
+    @staticmethod
+    def of_sizes(whole: ir.Value, axis: int, sizes: tuple[int, ...] | None, squeezed: bool = False) -> _Parts | None:
+        """The parts of these sizes; None where they are unknown."""
+        return None if sizes is None else _Parts(whole, axis, len(sizes), sizes, squeezed)
+
     def elements(self, builder: Builder) -> tuple[ir.Value, ...]:
         """The parts as outputs of a Split."""
         if isinstance(self.sizes, ir.Value):
@@ -67,10 +88,12 @@ class _Parts:
             first = builder.op("Split", inputs, builder.info.dtype(self.whole), {"axis": self.axis}, self.count)
             maker = first.producer()
             assert maker is not None
-            found: Sequence[ir.Value] = maker.outputs
+            parts: Sequence[ir.Value] = maker.outputs
         else:
-            found = builder.split(self.whole, self.axis, self.sizes)
-        return tuple(builder.units("Squeeze", each, [self.axis]) if self.squeezed else each for each in found)
+            parts = builder.split(self.whole, self.axis, self.sizes)
+        if self.squeezed:
+            return tuple(builder.units("Squeeze", part, [self.axis]) for part in parts)
+        return tuple(parts)
 
 
 _Sequence = tuple[ir.Value, ...] | _Parts
@@ -108,141 +131,160 @@ class _Bypass:
 
     def _sources(self, node: ir.Node) -> Sequence[ir.Value]:
         """What the readers of a node's outputs can read instead; empty where that is the outputs themselves."""
-        rule = _SOURCES.get(node.op_type) if any(output.uses() for output in node.outputs) else None
-        found = None if rule is None else rule(self, node)
-        return [found] if isinstance(found, ir.Value) else found or []
+        rule = _SOURCES.get(node.op_type)
+        if rule is None or not any(output.uses() for output in node.outputs):
+            return []
+        sources = rule(self, node) or []
+        return [sources] if isinstance(sources, ir.Value) else sources
 
     def _sequence(self, node: ir.Node) -> _Sequence | None:
-        rule = _SEQUENCES.get(node.op_type)
-        return None if rule is None else rule(self, node)
+        rule = _SEQUENCES.get(node.op_type, _Bypass.no_sequence)
+        return rule(self, node)
 
     def _elements(self, value: ir.Value | None) -> tuple[ir.Value, ...] | None:
         """The elements of a known sequence."""
-        found = None if value is None else self.sequences.get(value)
-        return found.elements(self.builder) if isinstance(found, _Parts) else found
+        sequence = self.sequences.get(value or ABSENT)
+        return sequence.elements(self.builder) if isinstance(sequence, _Parts) else sequence
+
+    def _size(self, value: ir.Value, axis: int) -> Dim | None:
+        """The size of an axis of a value; None where the value has no axes, or its rank is unknown."""
+        shape = self.info.shape(value)
+        return shape[axis] if shape else None
 
     def _place(self, value: ir.Value, axis: int) -> int | None:
         """An axis of a value, counted from the first one."""
-        shape = self.info.shape(value)
-        return axis % len(shape) if shape and -len(shape) <= axis < len(shape) else None
+        rank = len(self.info.shape(value) or ())
+        return axis % rank if -rank <= axis < rank else None
 
     # -- values ---------------------------------------------------------------------------------
 
     def joined(self, node: ir.Node) -> ir.Value | None:
         """Cases 1 and 3."""
-        return self._whole(node.inputs, int_attr(node, "axis", 1))
+        return self._common_whole(operands(node), int_attr(node, "axis", 1))
 
-    def _whole(self, parts: Sequence[ir.Value | None], axis: int) -> ir.Value | None:
+    def _common_whole(self, parts: Sequence[ir.Value], axis: int) -> ir.Value | None:
         """What these values are all parts of, in order; None for other values."""
-        maker = None if parts[0] is None else parts[0].producer()
-        if parts[0] is None or len(parts) == 1:
+        if len(parts) == 1:
             return parts[0]
-        if maker is None or not is_op(maker, "Split") or list(maker.outputs) != list(parts):
+        maker = parts[0].producer()
+        if not is_op(maker, "Split") or list(maker.outputs) != list(parts):
             return None
-        whole = maker.inputs[0]
-        own = None if whole is None else self._place(whole, int_attr(maker, "axis", 0))
+        whole = operand_at(maker, 0)
+        own = self._place(whole, int_attr(maker, "axis", 0))
         return whole if own is not None and own == self._place(parts[0], axis) else None
 
     def parts(self, node: ir.Node) -> Sequence[ir.Value]:
         """Cases 2 and 3."""
-        whole = node.inputs[0]
-        maker = None if whole is None else whole.producer()
-        if whole is None or len(node.outputs) == 1:
-            return [] if whole is None else [whole]
-        if maker is None or not is_op(maker, "Concat") or len(maker.inputs) != len(node.outputs):
+        whole = operand_at(node, 0)
+        if len(node.outputs) == 1:
+            return [whole]
+        maker = whole.producer()
+        if not is_op(maker, "Concat") or len(maker.inputs) != len(node.outputs):
             return []
         own = self._place(whole, int_attr(maker, "axis", 1))
-        found = [each for each in maker.inputs if each is not None]
-        shapes = [
-            (self.info.shape(part), self.info.shape(each)) for part, each in zip(node.outputs, found, strict=True)
-        ]
         if own is None or own != self._place(whole, int_attr(node, "axis", 0)):
             return []
-        return found if all(part and each and part[own] == each[own] for part, each in shapes) else []
+        joined = operands(maker)
+        for one, other in zip(joined, node.outputs, strict=True):
+            if not self._size(one, own) == self._size(other, own) is not None:
+                return []
+        return joined
 
     def resized(self, node: ir.Node) -> ir.Value | None:
         """Case 4."""
-        source, opset = node.inputs[0], graph_opset(self.builder.graph)
-        shape = None if source is None else self.info.shape(source)
+        source = operand_at(node, 0)
+        shape = self.info.shape(source)
         mode = text_attr(node, "coordinate_transformation_mode", "half_pixel")
         if shape is None or mode == "tf_crop_and_resize" or "axes" in node.attributes:
             return None
-        sizes = input_of(node, 3)
-        if sizes is not None:
+        return source if self._keeps_sizes(node, shape) else None
+
+    def _keeps_sizes(self, node: ir.Node, shape: Shape) -> bool:
+        """Case 4: are the sizes those of the input, or the factors 1?"""
+        if (sizes := input_of(node, 3)) is not None:
             plain = text_attr(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
-            return source if plain and self.info.content(sizes) == shape else None
+            return plain and self.info.content(sizes) == shape
+        factors = self._factors(node)
+        return factors is not None and factors.size == len(shape) and bool((factors == 1).all())
+
+    def _factors(self, node: ir.Node) -> np.ndarray | None:
+        """Case 4: the factors of a Resize or Upsample; None where they are unknown."""
         if (attr := node.attributes.get("scales")) is not None:
-            factors: np.ndarray | None = np.array(attr.as_floats())
-        else:
-            factors = constant(input_of(node, 2 if is_op(node, "Resize") and opset >= 11 else 1), limit=16)
-        return source if factors is not None and factors.size == len(shape) and bool((factors == 1).all()) else None
+            return np.array(attr.as_floats())
+        place = 1
+        if is_op(node, "Resize") and graph_opset(self.builder.graph) >= 11:
+            place = 2
+        return constant(input_of(node, place), limit=16)
 
     def element(self, node: ir.Node) -> ir.Value | None:
         """Case 5."""
-        found, index = self._elements(node.inputs[0]), _index(input_of(node, 1))
-        return found[index] if found is not None and index is not None and -len(found) <= index < len(found) else None
+        elements, index = self._elements(node.inputs[0]), _index(input_of(node, 1))
+        if elements is None or index is None or not -len(elements) <= index < len(elements):
+            return None
+        return elements[index]
 
     def joined_sequence(self, node: ir.Node) -> ir.Value | None:
         """Cases 6 and 7."""
-        sequence = None if node.inputs[0] is None else self.sequences.get(node.inputs[0])
+        sequence = self.sequences.get(operand_at(node, 0))
         axis, stacked = int_attr(node, "axis", 0), bool(int_attr(node, "new_axis", 0))
         if isinstance(sequence, _Parts):
             shape = self.info.shape(sequence.whole) or ()
             if sequence.squeezed == stacked and axis in (sequence.axis, sequence.axis - len(shape)):
                 return sequence.whole
-        found = self._elements(node.inputs[0])
-        if not found:
+        elements = self._elements(node.inputs[0])
+        if not elements:
             return None
         if stacked:
-            found = tuple(self.builder.units("Unsqueeze", each, [axis]) for each in found)
-        whole = self._whole(found, axis)
-        return whole or self.builder.op("Concat", found, self.info.dtype(found[0]), {"axis": axis})
+            elements = tuple(self.builder.units("Unsqueeze", element, [axis]) for element in elements)
+        whole = self._common_whole(elements, axis)
+        return whole or self.builder.op("Concat", elements, self.info.dtype(elements[0]), {"axis": axis})
 
     # -- sequences ------------------------------------------------------------------------------
 
     def constructed(self, node: ir.Node) -> _Sequence | None:
         """Case 8."""
-        found = tuple(each for each in node.inputs if each is not None)
-        return found if len(found) == len(node.inputs) <= MOST_PARTS else None
+        elements = tuple(inputs_of(node))
+        return elements if len(elements) == len(node.inputs) <= MOST_PARTS else None
 
     def inserted(self, node: ir.Node) -> _Sequence | None:
         """Case 9, with one element more."""
-        found, element, place = self._elements(node.inputs[0]), input_of(node, 1), input_of(node, 2)
-        if found is None or element is None or len(found) >= MOST_PARTS:
+        elements, element = self._elements(node.inputs[0]), input_of(node, 1)
+        if elements is None or element is None or len(elements) >= MOST_PARTS:
             return None
-        index = len(found) if place is None else _index(place)
-        if index is None or not -len(found) <= index <= len(found):
+        index = _index(input_of(node, 2), absent=len(elements))
+        if index is None or not -len(elements) <= index <= len(elements):
             return None
-        index += len(found) if index < 0 else 0
-        return (*found[:index], element, *found[index:])
+        if index < 0:
+            index += len(elements)
+        return (*elements[:index], element, *elements[index:])
 
     def erased(self, node: ir.Node) -> _Sequence | None:
         """Case 9, with one element less."""
-        found, place = self._elements(node.inputs[0]), input_of(node, 1)
-        index = -1 if place is None else _index(place)
-        if not found or index is None or not -len(found) <= index < len(found):
+        elements, index = self._elements(node.inputs[0]), _index(input_of(node, 1), absent=-1)
+        if not elements or index is None or not -len(elements) <= index < len(elements):
             return None
-        index %= len(found)
-        return (*found[:index], *found[index + 1 :])
+        index %= len(elements)
+        return (*elements[:index], *elements[index + 1 :])
 
     def split(self, node: ir.Node) -> _Sequence | None:
         """Case 10."""
-        whole, given, keepdims = node.inputs[0], input_of(node, 1), int_attr(node, "keepdims", 1)
-        axis = None if whole is None else self._place(whole, int_attr(node, "axis", 0))
-        if whole is None or axis is None:
+        whole, given, keepdims = operand_at(node, 0), input_of(node, 1), int_attr(node, "keepdims", 1)
+        axis = self._place(whole, int_attr(node, "axis", 0))
+        if axis is None:
             return None
         if given is None:
-            sizes = self._equal_parts(whole, axis, 1)
-            return None if sizes is None else _Parts(whole, axis, len(sizes), sizes, not keepdims)
+            return _Parts.of_sizes(whole, axis, self._equal_parts(whole, axis, 1), squeezed=not keepdims)
+        # ONNX ignores keepdims here, ONNX Runtime does not
+        return self._given_parts(whole, axis, given) if keepdims else None
+
+    def _given_parts(self, whole: ir.Value, axis: int, given: ir.Value) -> _Parts | None:
+        """Case 10: the parts of given sizes, one for all parts or one for each."""
         shape, numbers = self.info.shape(given), constant(given, limit=MOST_PARTS)
-        if shape is None or not keepdims:  # ONNX ignores keepdims here, ONNX Runtime does not
-            return None
-        if not shape:
-            sizes = None if numbers is None else self._equal_parts(whole, axis, int(numbers.item()))
-            return None if sizes is None else _Parts(whole, axis, len(sizes), sizes, False)
-        count = shape[0].const
+        if numbers is not None and numbers.ndim == 0:
+            return _Parts.of_sizes(whole, axis, self._equal_parts(whole, axis, int(numbers.item())))
         if numbers is not None and numbers.size:
-            return _Parts(whole, axis, numbers.size, tuple(map(int, numbers)), False)
+            return _Parts.of_sizes(whole, axis, tuple(map(int, numbers)))
+        count = shape[0].const if shape else None
         if not count or count > MOST_PARTS or self.builder.opset < _COMPUTED_SIZES:
             return None
         return _Parts(whole, axis, count, given, False)
@@ -254,9 +296,12 @@ class _Bypass:
             return None
         return tuple(min(part, length - start) for start in range(0, length, part))
 
+    def no_sequence(self, node: ir.Node) -> None:
+        """Other operators make no sequence that is known."""
+
     def same(self, node: ir.Node) -> _Sequence | None:
         """Case 11."""
-        return None if node.inputs[0] is None else self.sequences.get(node.inputs[0])
+        return self.sequences.get(operand_at(node, 0))
 
 
 _COMPUTED_SIZES = 13
@@ -280,7 +325,9 @@ _SEQUENCES: Mapping[str, Callable[[_Bypass, ir.Node], _Sequence | None]] = {
 _READ = (*_SOURCES, *_SEQUENCES)
 
 
-def _index(value: ir.Value | None) -> int | None:
-    """The one number of a constant."""
-    found = constant(value, limit=1)
-    return None if found is None or found.size != 1 else int(found.item())
+def _index(value: ir.Value | None, absent: int | None = None) -> int | None:
+    """The one number of a constant; `absent` where there is no value, and None for other values."""
+    if value is None:
+        return absent
+    number = constant(value, limit=1)
+    return int(number.item()) if number is not None and number.size == 1 else None

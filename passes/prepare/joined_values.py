@@ -1,5 +1,8 @@
 """One distribution over several values (LiLT, DiffLlama): the values are joined, and the attention is computed once.
 
+    p = scores.softmax(-1)
+    output, layout_output = p @ v, p @ layout_v
+
 Grammar; the code cites the numbers of the cases. For ONNX Runtime:
 
     probabilities := Softmax(scores)
@@ -39,7 +42,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op
+from fa_compiler.passes.ir.nodes import holds_output, inputs_of, is_op, operand_at, readers_of
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -53,12 +56,14 @@ MAX_DEPTH = 8
 
 
 def join_values(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Join the values of each distribution that has several, where the attention then matches. The graph stays as it is
     where there are none."""
     result, info = Substitutions(), matcher.facts.info
-    for group in _groups(found, info) if matcher.facts.options.target == "ort" else ():
+    if matcher.facts.options.target != "ort":
+        return result
+    for group in _groups(softmaxes, info):
         products = _products(group, info)
         if not products:
             continue
@@ -72,69 +77,70 @@ def join_values(
     return result
 
 
-def _groups(found: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[SoftmaxAnchor]]:
+def _groups(softmaxes: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[SoftmaxAnchor]]:
     """Case 1: softmaxes of equal scores, in the order of the graph."""
     groups: dict[object, list[SoftmaxAnchor]] = {}
-    for anchor in found:
+    for anchor in softmaxes:
         if anchor.nodes == (anchor.output.producer(),) and is_op(anchor.node, "Softmax"):
-            groups.setdefault((anchor.axes, _key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
+            groups.setdefault((anchor.axes, _score_key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
     return list(groups.values())
 
 
 def _products(group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[ir.Node]:
     """Cases 2 and 4: the products that are joined; empty where they cannot be."""
-    found = [_reads(anchor, info) for anchor in group]
-    reads = [value for values, _ in found for value in values]
-    products = [node for value in reads for node in distinct_consumers(value)]
-    alike = len({types for _, types in found}) == 1
-    return products if alike and _fit(products, reads, info) else []
+    paths = [_reads(anchor, info) for anchor in group]
+    reads = [value for values, _ in paths for value in values]
+    products = list(readers_of(reads))
+    if len({types for _, types in paths}) > 1 or not _read_alone(products, reads):
+        return []
+    return products if _are_joinable([operand_at(node, 1) for node in products], info) else []
 
 
 def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:
     """Case 4: the values that products read of the probabilities, and the types that these are cast to on the way."""
     values, types = [anchor.output], list[ir.DataType | None]()
     while True:
-        readers = [reader for value in values for reader in distinct_consumers(value)]
-        found = {info.dtype(reader.outputs[0]) for reader in readers}
-        if len(found) != 1 or not all(is_op(reader, "Cast") for reader in readers) or _is_output(values):
+        readers = list(readers_of(values))
+        targets = {info.dtype(reader.outputs[0]) for reader in readers}
+        if len(targets) != 1 or not all(is_op(reader, "Cast") for reader in readers) or holds_output(values):
             return values, tuple(types)
         values = [reader.outputs[0] for reader in readers]
-        types.extend(found)
+        types.extend(targets)
 
 
-def _is_output(values: Sequence[ir.Value]) -> bool:
-    return any(value.is_graph_output() for value in values)
-
-
-def _key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
+def _score_key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ...]:
     """Something that is the same for equal scores alone."""
     node, number = value.producer(), info.scalar(value)
     if number is not None and info.shape(value) is not None:
         return "number", str(number), info.dtype(value), info.shape(value)
-    if node is None or depth == 0 or not is_op(node, *COMMUTATIVE, *IN_ORDER):
+    if depth == 0 or not is_op(node, *COMMUTATIVE, *IN_ORDER):
         return "value", id(value)
-    operands = [_key(each, info, depth - 1) for each in node.inputs if each is not None]
-    return node.op_type, *(sorted(operands, key=repr) if is_op(node, *COMMUTATIVE) else operands)
+    keys = [_score_key(operand, info, depth - 1) for operand in inputs_of(node)]
+    if is_op(node, *COMMUTATIVE):
+        keys.sort(key=repr)
+    return node.op_type, *keys
 
 
-def _fit(products: Sequence[ir.Node], reads: Sequence[ir.Value], info: ShapeInfo) -> bool:
-    """Case 2: do products with values that can be joined, and nothing else, read these probabilities?"""
-    if len(products) < 2 or len(set(products)) < len(products) or _is_output(reads):
+def _read_alone(products: Sequence[ir.Node], reads: Sequence[ir.Value]) -> bool:
+    """Case 2: do several products with values, and nothing else, read these probabilities?"""
+    if len(products) < 2 or len(set(products)) < len(products) or holds_output(reads):
         return False
-    if not all(is_op(node, "MatMul") and node.inputs[0] in reads for node in products):
+    return all(is_op(node, "MatMul") and node.inputs[0] in reads for node in products)
+
+
+def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
+    """Case 3: do values differ in their last dimension alone, and are they not too large together?"""
+    shapes = [info.shape(value) or () for value in values]
+    if any(len(shape) < 2 for shape in shapes) or len({shape[:-1] for shape in shapes}) > 1:
         return False
-    shapes = [None if node.inputs[1] is None else info.shape(node.inputs[1]) for node in products]
-    known = [shape for shape in shapes if shape is not None and len(shape) > 1]
-    if len(known) < len(products) or len({shape[:-1] for shape in known}) > 1:
-        return False
-    widths = [shape[-1].const for shape in known]
+    widths = [shape[-1].const for shape in shapes]
     return None not in widths and sum(width or 0 for width in widths) <= MAX_HEAD_SIZE
 
 
 def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
     """Case 3."""
     info = builder.info
-    read, values = products[0].inputs[0], [node.inputs[1] for node in products if node.inputs[1] is not None]
+    read, values = products[0].inputs[0], [operand_at(node, 1) for node in products]
     shapes = [info.shape(value) or () for value in values]
     dtype, last = info.dtype(values[0]), len(shapes[0]) - 1
     joined = builder.op("Concat", values, dtype, {"axis": last})

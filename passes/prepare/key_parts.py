@@ -1,5 +1,9 @@
-"""Keys in parts (PEGASUS-X, BigBird): the scores of several products that are joined, and the products of parts of the
-probabilities that are added, each become one product.
+"""Keys in parts (PEGASUS-X, BigBird): one product takes the place of several. The scores of the parts are joined by
+Concat, and the products of parts of the probabilities with parts of the values are added.
+
+    scores = torch.cat([q @ global_k.T, q @ block_k.T], -1) * c
+    p = scores.softmax(-1)
+    output = p[..., :g] @ global_v + p[..., g:] @ block_v
 
 Grammar; the code cites the numbers of the cases:
 
@@ -46,8 +50,9 @@ The change is a trial: it is kept if the ordinary matcher then takes the attenti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -57,9 +62,22 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import data_readers, int_attr, is_op, only_reader
+from fa_compiler.passes.ir.nodes import (
+    ABSENT,
+    data_readers,
+    first,
+    inputs_of,
+    int_attr,
+    is_op,
+    only_reader,
+    operand_orders,
+    operands,
+    outputs_of,
+    sole,
+)
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.matching.attention import Matcher
+from fa_compiler.passes.matching.factors import factorings
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import slice_bounds
@@ -85,7 +103,8 @@ class Operand:
     def of(product: Contraction, side: int, wanted: Sequence[str]) -> Operand:
         """The operand of a product by its labels."""
         labels = product.labels[side]
-        return Operand(product.operands[side], tuple(labels.index(each) if each in labels else None for each in wanted))
+        places = {label: labels.index(label) for label in labels}
+        return Operand(product.operands[side], tuple(map(places.get, wanted)))
 
     def sizes(self, info: ShapeInfo) -> Shape:
         """The sizes in the wanted order, 1 where it has no dimension."""
@@ -122,7 +141,9 @@ class Joined:
             return None
         common: list[Dim] = []
         for place, sizes in enumerate(zip(*given, strict=True)):
-            larger = {size for size in sizes if size != ONE} if place != along else set()
+            larger = set(sizes) - {ONE}
+            if place == along:
+                larger.clear()
             if len(larger) > 1:
                 return None
             common.append(next(iter(larger), ONE))
@@ -130,22 +151,18 @@ class Joined:
 
     def emitted(self, measured: Sequence[Operand], builder: Builder) -> ir.Value:
         """The joined value. Sizes of the run are those of these operands, too, which may stand beside them."""
-        parts = [
-            self._repeated(
-                operand, (*self.sizes[: self.along], length, *self.sizes[self.along + 1 :]), measured, builder
-            )
-            for operand, length in zip(self.operands, self.lengths, strict=True)
-        ]
+        parts: list[ir.Value] = []
+        for operand, length in zip(self.operands, self.lengths, strict=True):
+            wanted = (*self.sizes[: self.along], length, *self.sizes[self.along + 1 :])
+            parts.append(self._repeated(operand, wanted, measured, builder))
         return builder.op("Concat", parts, builder.info.dtype(parts[0]), {"axis": self.along})
 
     def _repeated(self, operand: Operand, wanted: Shape, measured: Sequence[Operand], builder: Builder) -> ir.Value:
         value, own = operand.arranged(builder), operand.sizes(builder.info)
         if own == wanted:
             return value
-        vector = [
-            builder.ints([1]) if size == have else _size(size, [*self.operands, *measured], builder)
-            for have, size in zip(own, wanted, strict=True)
-        ]
+        repeats = (ONE if size == have else size for have, size in zip(own, wanted, strict=True))
+        vector = [_size(size, [*self.operands, *measured], builder) for size in repeats]
         target = builder.op("Concat", vector, ir.DataType.INT64, {"axis": 0})
         return builder.op("Expand", [value, target], builder.info.dtype(value))
 
@@ -159,6 +176,7 @@ class JoinedScores:
     keys: Joined
     number: float
     terms: Joined | None
+    code: ClassVar[Code] = Code.SCORE_TERM
 
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 5."""
@@ -182,6 +200,7 @@ class JoinedValues:
     whole: ir.Value
     probabilities: ir.Value
     values: Joined
+    code: ClassVar[Code] = Code.PROBABILITY_TERM
 
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 8."""
@@ -190,18 +209,18 @@ class JoinedValues:
 
 
 def join_keys(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Join the keys and the values of softmaxes whose keys are in parts, where the attention then matches. An attention
     of few rows is declined. The graph stays as it is where there are none."""
     result, info = Substitutions(), matcher.facts.info
-    for anchor in found:
+    for anchor in softmaxes:
         with Trial(new_builder()) as trial:
             values, scores = _joined_values(anchor, info), _joined_scores(anchor, trial.builder, info)
-            joined = [each for each in (values, scores) if each is not None]
+            joined = [side for side in (values, scores) if side is not None]
             if not joined:
                 continue
-            trial.replace(*((each.whole, each.emitted(trial.builder)) for each in joined))
+            trial.replace(*((side.whole, side.emitted(trial.builder)) for side in joined))
             if not is_match_at(anchor.node, matcher):
                 continue
             if (few := _why_too_few_rows(joined[0], anchor, info)) is not None:
@@ -211,33 +230,39 @@ def join_keys(
     return result
 
 
-def _why_too_few_rows(first: JoinedScores | JoinedValues, anchor: SoftmaxAnchor, info: ShapeInfo) -> Decline | None:
+def _why_too_few_rows(joined: JoinedScores | JoinedValues, anchor: SoftmaxAnchor, info: ShapeInfo) -> Decline | None:
     rows = (info.shape(anchor.output) or (ONE, ONE))[-2].const
     if rows is None or rows >= FEW_ROWS:
         return None
-    code = Code.SCORE_TERM if isinstance(first, JoinedScores) else Code.PROBABILITY_TERM
-    return Decline(code, FEW.format(rows), first.whole.producer(), "")
+    return Decline(joined.code, FEW.format(rows), joined.whole.producer(), "")
 
 
 def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> JoinedScores | None:
     """Cases 1 to 4."""
     whole = _concat_above(anchor.scores, info, MAX_STEPS)
-    shape = None if whole is None else info.shape(whole)
-    node = None if whole is None else whole.producer()
-    if whole is None or node is None or not shape or anchor.axes != (len(shape) - 1,):
+    if whole is None:
         return None
-    parts = [_part(value, info) for value in node.inputs]
+    rank, parts = len(info.shape(whole) or ()), _parts_of(whole, info)
+    if not parts or anchor.axes != (rank - 1,):
+        return None
+    keys = Joined.of([part.keys for part in parts], rank - 2, info)
+    if keys is None:
+        return None
+    terms = None
+    if any(part.term for part in parts):
+        terms = _joined_terms(parts, keys, rank, builder, info)
+        if terms is None:
+            return None
+    return JoinedScores(whole, parts[0].query, keys, parts[0].number, terms)
+
+
+def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
+    """Cases 3 and 4: the parts that are joined, all of one query and one number; none where there are other parts."""
+    parts = [_score_part(value, info) for value in operands(whole.producer())]
     known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    query, number = known[0].query, known[0].number
-    if any((part.query, part.number) != (query, number) for part in known):  # 4
-        return None
-    keys = Joined.of([part.keys for part in known], len(shape) - 2, info)
-    terms = _joined_terms(known, keys, len(shape), builder, info) if any(part.term for part in known) else None
-    if keys is None or (terms is None and any(part.term for part in known)):
-        return None
-    return JoinedScores(whole, query, keys, number, terms)
+    if len(known) < len(parts) or len({(part.query, part.number) for part in known}) != 1:
+        return []
+    return known
 
 
 def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | None:
@@ -246,12 +271,11 @@ def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | No
     if node is None or shape is None or len(shape) < 2 or only_reader(value) is None:
         return None
     if is_op(node, "Concat"):
-        along = int_attr(node, "axis", 0) % len(shape)
-        return value if along == len(shape) - 1 and len(node.inputs) > 1 else None
+        is_along_keys = int_attr(node, "axis", 0) % len(shape) == len(shape) - 1
+        return value if is_along_keys and len(node.inputs) > 1 else None
     if not is_op(node, *ABOVE) or steps == 0:
         return None
-    found = [_concat_above(each, info, steps - 1) for each in node.inputs if each is not None]
-    return next((each for each in found if each is not None), None)
+    return first([_concat_above(operand, info, steps - 1) for operand in inputs_of(node)])
 
 
 @dataclass(frozen=True)
@@ -264,52 +288,50 @@ class _Part:
     term: ir.Value | None
 
 
-def _part(value: ir.Value | None, info: ShapeInfo) -> _Part | None:
-    if value is None or only_reader(value) is None:
+def _score_part(value: ir.Value, info: ShapeInfo) -> _Part | None:
+    """A part of the scores, which nothing else reads."""
+    if only_reader(value) is None:
         return None
     node = value.producer()
-    for scaled, term in ((value, None), *_summands(node)):
-        found = None if scaled is None else _scaled(scaled, info)
-        if found is not None:
-            product, number = found
-            return _read(product, number, term, info.shape(value), info)
+    summands = operand_orders(node, "Add")
+    for scaled, term in ((value, None), *summands):
+        product = _scaled_product(scaled, info)
+        if product is not None:
+            return _query_and_keys(*product, term, info.shape(value), info)
     return None
 
 
-def _summands(node: ir.Node | None) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
-    if node is not None and is_op(node, "Add"):
-        yield node.inputs[0], node.inputs[1]
-        yield node.inputs[1], node.inputs[0]
-
-
-def _scaled(value: ir.Value, info: ShapeInfo) -> tuple[Contraction, float] | None:
+def _scaled_product(value: ir.Value, info: ShapeInfo) -> tuple[Contraction, float] | None:
     """Case 4: the product, and what multiplies it."""
     node = value.producer()
     if only_reader(value) is None:
         return None
-    product = contraction(node, info)
-    if product is not None:
+    if (product := contraction(node, info)) is not None:
         return product, product.factor
-    if node is None or not is_op(node, "Mul", "Div"):
-        return None
-    for operand, number in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        scalar = None if number is None else info.scalar(number)
-        product = None if operand is None or only_reader(operand) is None else contraction(operand.producer(), info)
-        if product is not None and scalar is not None and info.shape(product.output) == info.shape(value):
-            if node.op_type == "Mul":
-                return product, product.factor * scalar
-            return (product, product.factor / scalar) if scalar != 0.0 and operand is node.inputs[0] else None
+    for inner, number, divides in factorings(node):
+        scalar = info.scalar(number)
+        product = contraction(_sole_maker(inner), info)
+        if product is None or scalar is None or info.shape(product.output) != info.shape(value):
+            continue
+        if not divides:
+            return product, product.factor * scalar
+        return (product, product.factor / scalar) if scalar != 0.0 else None
     return None
 
 
-def _read(
+def _sole_maker(value: ir.Value) -> ir.Node | None:
+    """The node that makes a value which only one node reads; None for other values."""
+    return None if only_reader(value) is None else value.producer()
+
+
+def _query_and_keys(
     product: Contraction, number: float, term: ir.Value | None, shape: Shape | None, info: ShapeInfo
 ) -> _Part | None:
     """A product of a query with keys along the last dimension, and its term."""
     if len(product.out) < 2 or shape is None or len(shape) != len(product.out):
         return None
     row, key = product.out[-2:]
-    side = 0 if key in product.labels[1] else 1
+    side = int(key not in product.labels[1])
     if key in product.labels[side] or row in product.labels[1 - side] or row not in product.labels[side]:
         return None
     (summed,) = product.summed
@@ -320,20 +342,19 @@ def _read(
     return _Part(query, keys, number, term)
 
 
-def _joined_terms(
-    parts: Sequence[_Part], keys: Joined | None, rank: int, builder: Builder, info: ShapeInfo
-) -> Joined | None:
+def _joined_terms(parts: Sequence[_Part], keys: Joined, rank: int, builder: Builder, info: ShapeInfo) -> Joined | None:
     """Case 5: the terms of all parts, 0 where one has none."""
-    dtype = info.dtype(parts[0].keys.value)
-    if keys is None or dtype is None:
+    dtype, terms = info.dtype(parts[0].keys.value), [part.term for part in parts]
+    if dtype is None:
         return None
-    zero = builder.constant(np.zeros((1,), dtype.numpy()), "zero") if any(not part.term for part in parts) else None
+    zero = ABSENT
+    if not all(terms):
+        zero = builder.constant(np.zeros((1,), dtype.numpy()), "zero")
     operands = []
-    for part in parts:
-        term = part.term or zero
-        assert term is not None
-        missing = rank - len(info.shape(term) or ())
-        operands.append(Operand(term, (*[None] * missing, *range(rank - missing))))
+    for term in terms:
+        own = term or zero
+        missing = rank - len(info.shape(own) or ())
+        operands.append(Operand(own, (*[None] * missing, *range(rank - missing))))
     return Joined.of(operands, rank - 1, info, keys.lengths)
 
 
@@ -341,85 +362,99 @@ def _joined_values(anchor: SoftmaxAnchor, info: ShapeInfo) -> JoinedValues | Non
     """Cases 6 and 7."""
     probabilities, shape = anchor.output, info.shape(anchor.output)
     readers = data_readers(probabilities)
-    cuts = [output for node in readers for output in node.outputs]
+    cuts = outputs_of(readers)
     if not shape or len(cuts) < 2 or not all(is_op(node, "Slice", "Split") for node in readers):
         return None
-    ordered = _in_order(cuts, probabilities, shape, info)
-    products = [_product(cut, info) for cut in ordered or ()]
-    known = [product for product in products if product is not None]
-    apart = len({product.node for product in known}) == len(products) > 0
-    whole = _sum_of([product.output for product in known]) if apart else None
-    if whole is None:
+    products = _products(_in_order(cuts, probabilities, shape, info), info)
+    whole = _sum_of([product.output for product in products])
+    beside = [_values_beside(product, cuts) for product in products]
+    operands = [operand for operand in beside if operand is not None]
+    if whole is None or len(operands) < len(beside):
         return None
-    operands = []
-    for product in known:
-        side = 0 if product.operands[0] in cuts else 1
-        (summed,) = product.summed
-        if product.labels[side] != (*product.out[:-1], summed) or product.factor != 1.0:
-            return None
-        if product.out[-1] not in product.labels[1 - side] or product.out[-2] in product.labels[1 - side]:
-            return None
-        operands.append(Operand.of(product, 1 - side, (*product.out[:-2], summed, product.out[-1])))
     values = Joined.of(operands, len(shape) - 2, info)
     return None if values is None else JoinedValues(whole, probabilities, values)
 
 
-def _in_order(
-    cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, info: ShapeInfo
-) -> list[ir.Value] | None:
-    """Case 7: the cuts in the order of the keys, if each follows the one before, and none is left out."""
-    pending = [(cut, _start(cut, probabilities, shape, info)) for cut in cuts]
+def _products(cuts: Sequence[ir.Value], info: ShapeInfo) -> list[Contraction]:
+    """Case 6: the products that read these cuts, one for each; none where one is missing."""
+    products: list[Contraction] = []
+    for cut in cuts:
+        product = contraction(only_reader(cut), info)
+        if product is None or len(product.out) != len(info.shape(cut) or ()):
+            return []
+        products.append(product)
+    if len({product.node for product in products}) < len(products):
+        return []
+    return products
+
+
+def _values_beside(product: Contraction, cuts: Sequence[ir.Value]) -> Operand | None:
+    """Case 6: the values of a product with one of these cuts of the probabilities; None where the product is scaled, or
+    has its rows or keys elsewhere."""
+    side = int(product.operands[0] not in cuts)
+    (summed,) = product.summed
+    if product.labels[side] != (*product.out[:-1], summed) or product.factor != 1.0:
+        return None
+    if product.out[-1] not in product.labels[1 - side] or product.out[-2] in product.labels[1 - side]:
+        return None
+    return Operand.of(product, 1 - side, (*product.out[:-2], summed, product.out[-1]))
+
+
+def _in_order(cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, info: ShapeInfo) -> list[ir.Value]:
+    """Case 7: the cuts in the order of the keys, if each follows the one before, and none is left out; else none."""
+    pending = [(cut, _cut_start(cut, probabilities, shape, info)) for cut in cuts]
     ordered: list[ir.Value] = []
-    reached = Dim(0)
+    end = Dim(0)
     while pending:
-        following = next(((cut, start) for cut, start in pending if start == reached), None)
+        following = next(((cut, start) for cut, start in pending if start == end), None)
         if following is None:
-            return None
+            return []
         pending.remove(following)
         ordered.append(following[0])
-        reached = reached + (info.shape(following[0]) or shape)[-1]
-    return ordered if reached == shape[-1] else None
+        end = end + (info.shape(following[0]) or shape)[-1]
+    return ordered if end == shape[-1] else []
 
 
-def _start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim | None:
+def _cut_start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim | None:
     """Where a cut of the last dimension begins. None where it cuts something else, or where that is unknown."""
     node, own = cut.producer(), info.shape(cut)
     if node is None or own is None or own[:-1] != shape[:-1] or node.inputs[0] is not whole:
         return None
+    last = len(shape) - 1
     if is_op(node, "Split"):
-        if int_attr(node, "axis", 0) % len(shape) != len(shape) - 1:
+        if int_attr(node, "axis", 0) % len(shape) != last:
             return None
-        start = Dim(0)
-        for output in node.outputs[: list(node.outputs).index(cut)]:
-            size = info.shape(output)
-            if size is None:
-                return None
-            start = start + size[-1]
-        return start
+        return _length(node.outputs[: list(node.outputs).index(cut)], info)
     bounds = slice_bounds(node, info, len(shape))
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
-    begin = next((start for axis, start, _ in bounds if axis == len(shape) - 1), Dim(0))
-    return shape[-1] + begin if begin.const is not None and begin.const < 0 else begin
+    begin = next((start for axis, start, _ in bounds if axis == last), Dim(0))
+    if begin.const is not None and begin.const < 0:
+        begin = shape[last] + begin
+    return begin
 
 
-def _product(cut: ir.Value, info: ShapeInfo) -> Contraction | None:
-    """Case 6: the product that reads a cut."""
-    product = contraction(only_reader(cut), info)
-    return product if product is not None and len(product.out) == len(info.shape(cut) or ()) else None
+def _length(parts: Sequence[ir.Value], info: ShapeInfo) -> Dim | None:
+    """The sum of the last dimensions; None where one is unknown."""
+    length = Dim(0)
+    for part in parts:
+        if not (shape := info.shape(part)):
+            return None
+        length = length + shape[-1]
+    return length
 
 
 def _sum_of(values: Sequence[ir.Value]) -> ir.Value | None:
-    """Case 6: the sum of all these values, each of which nothing else reads."""
+    """Case 6: the sum of all these values, each of which nothing else reads; None where there are no values."""
     pending = list(values)
     while len(pending) > 1:
         readers = [only_reader(value) for value in pending]
-        node = next((each for each in readers if is_op(each, "Add") and readers.count(each) == 2), None)
+        node = next((reader for reader in readers if is_op(reader, "Add") and readers.count(reader) == 2), None)
         if node is None:
             return None
         pending = [value for value, reader in zip(pending, readers, strict=True) if reader is not node]
         pending.append(node.outputs[0])
-    return pending[0]
+    return sole(pending)
 
 
 def _size(size: Dim, operands: Sequence[Operand], builder: Builder) -> ir.Value:

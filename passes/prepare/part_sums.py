@@ -1,5 +1,7 @@
 """Terms that are added to a part of the scores: the assignment to this part becomes a sum over all scores.
 
+    scores[:, :, 1:, 1:] += relative_positions
+
 Grammar; the code cites the numbers of the cases. Each value is read by the place of its elements:
 
     whole := scores
@@ -35,10 +37,11 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import is_op, only_reader
+from fa_compiler.passes.ir.nodes import first, is_op, nodes_of_type, only_reader, operand_at, operands, sole
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.ops.numbers import overwrites
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
@@ -51,6 +54,8 @@ MAX_PIECES = 200
 """The proof is given up after so many steps."""
 Box = tuple[tuple[int, int | None], ...]
 """A range of indices for each dimension; None where it has no end before that of the dimension."""
+Margins = tuple[tuple[int, int], ...]
+"""For each dimension, how many elements there are before a box and after it."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,16 @@ class Overwritten:
 
 
 def add_to_whole(
-    graph: ir.Graph, found: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
 ) -> Substitutions:
     """Add to all scores what is added to a part of them, where the attention then matches. The graph stays as it is
     where there are none."""
     result, info = Substitutions(), matcher.facts.info
-    for node in reversed([each for each in graph if is_op(each, "ScatterND")]):  # the last assignment first
-        part = (_overwritten(node, info) or _part_sum(node, info)) if node.graph is graph else None
-        anchor = next((each for each in found if depends(each.scores, node)), None) if part is not None else None
-        if part is None or anchor is None:
+    for node in reversed(list(nodes_of_type(graph, "ScatterND"))):  # the last assignment first
+        if node.graph is not graph or (part := _overwritten(node, info) or _part_sum(node, info)) is None:
+            continue
+        anchor = next((anchor for anchor in softmaxes if depends(anchor.scores, node)), None)
+        if anchor is None:
             continue
         with Trial(new_builder()) as trial:
             trial.replace((part.whole, part.emitted(trial.builder)))
@@ -103,78 +109,97 @@ def add_to_whole(
 
 def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:
     """Case 5."""
-    whole, places, updates = node.inputs
-    if whole is None or places is None or updates is None:
-        return None
+    whole, places, updates = operands(node)
     shape, listed, starts = info.shape(whole), info.shape(places), _starts(node, info)
-    if shape is None or listed is None or starts is None or any(starts):
+    if shape is None or listed is None or starts is None or any(starts) or listed[:-1] != shape[: len(starts)]:
         return None
-    return Overwritten(node.outputs[0], updates) if listed[:-1] == shape[: len(starts)] else None
+    return Overwritten(node.outputs[0], updates)
 
 
 def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
     """Where the box of a ScatterND begins, along each dimension that its places have; None where they are no box."""
-    whole, places = node.inputs[:2]
-    shape, listed = (None if value is None else info.shape(value) for value in (whole, places))
-    depth = listed[-1].const if listed else None
-    if places is None or shape is None or listed is None or not overwrites(node):
+    whole, places, _ = operands(node)
+    shape, listed = info.shape(whole), info.shape(places)
+    if shape is None or not listed or not overwrites(node):
         return None
+    depth = listed[-1].const
     if depth != len(listed) - 1 or depth > len(shape):
         return None
     line = Positions(info, listed[:-1])
-    starts = [
-        _distance(line.number(places, (*line.identity_index, Affine.number(k, depth))), line.identity_index[k])
-        for k in range(depth)
-    ]
-    known = [start for start in starts if start is not None]
-    return known if len(known) == depth else None
+    starts: list[int] = []
+    for axis in range(depth):
+        number = line.number(places, (*line.identity_index, Affine.number(axis, depth)))
+        if (start := _distance(number, line.identity_index[axis])) is None:
+            return None
+        starts.append(start)
+    return starts
 
 
 def _part_sum(node: ir.Node, info: ShapeInfo) -> PartSum | None:
     """The sum that this assignment, or a Transpose of it, makes of the scores."""
-    scores, reader = _assigned(node.outputs[0]), only_reader(node.outputs[0])
-    turned = [reader.outputs[0]] if reader is not None and is_op(reader, "Transpose") else []
-    sums = [_made_of(whole, scores, info) for whole in (*turned, node.outputs[0]) if scores is not None]
-    return next((found for found in sums if found is not None), None)
+    scores, reader = _before_assignments(node.outputs[0]), only_reader(node.outputs[0])
+    if scores is None:
+        return None
+    wholes = [node.outputs[0]]
+    if is_op(reader, "Transpose"):
+        wholes.insert(0, reader.outputs[0])
+    return first([_sum_of_scores(whole, scores, info) for whole in wholes])
 
 
-def _made_of(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSum | None:
+def _sum_of_scores(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSum | None:
     """The sum, if it is proven that a value is a sum of scores of its shape."""
     shape = info.shape(whole)
     if shape is None or info.shape(scores) != shape or info.dtype(whole) != ir.DataType.FLOAT:
         return None
     walk = _Elements(Positions(info, shape), scores)
-    pieces = walk.read(whole, walk.own, walk.everything)
-    added = [piece for piece in pieces or () if piece.addend is not None]
-    if pieces is None or len(added) != 1 or any(piece.place != walk.own for piece in pieces):
+    pieces = walk.read(whole, walk.own, walk.everything) or []
+    piece = sole(piece for piece in pieces if piece.addend is not None)
+    if piece is None or piece.addend is None or any(piece.place != walk.own for piece in pieces):
         return None
-    ((box, _, addend, at),) = added
-    before = tuple(low for low, _ in box)
-    after = [0 if high is None else (size - high).const for size, (_, high) in zip(shape, box, strict=True)]
-    behind = tuple(end for end in after if end is not None and end >= 0)
-    term = None if addend is None else info.shape(addend)
-    if addend is None or term is None or len(term) > len(shape) or len(behind) != len(shape):
+    margins = _margins(piece.box, shape)
+    if margins is None or not _is_in_place(piece, margins, walk.own, shape, info):
         return None
-    if info.dtype(addend) != ir.DataType.FLOAT:  # a sum may be computed in float64 and cast back
-        return None
-    first = len(shape) - len(term)
-    if any(before[:first]) or any(behind[:first]):
-        return None
-    for k, (size, place) in enumerate(zip(term, at, strict=True), first):
-        cut, all_ = bool(before[k] or behind[k]), size + before[k] + behind[k]
-        repeated = size.const == 1 and not cut
-        if not repeated and (place != walk.own[k] + -before[k] or all_ != shape[k]):
+    own = margins[len(shape) - len(piece.at) :]
+    return PartSum(whole, scores, piece.addend, tuple(low for low, _ in own), tuple(high for _, high in own))
+
+
+def _margins(box: Box, shape: Shape) -> Margins | None:
+    """The margins of a box in a tensor of this shape; None where they are not known."""
+    margins: list[tuple[int, int]] = []
+    for size, (low, high) in zip(shape, box, strict=True):
+        after = 0 if high is None else (size - high).const
+        if after is None or after < 0:
             return None
-    return PartSum(whole, scores, addend, before[first:], behind[first:])
+        margins.append((low, after))
+    return tuple(margins)
 
 
-def _assigned(value: ir.Value) -> ir.Value | None:
+def _is_in_place(piece: _Piece, margins: Margins, own: Index, shape: Shape, info: ShapeInfo) -> bool:
+    """Case 4: is each element of the addend added at its own place in the box? Where the box is the whole, an addend of
+    size 1 is repeated."""
+    assert piece.addend is not None
+    sizes = info.shape(piece.addend)
+    if sizes is None or len(sizes) > len(shape) or info.dtype(piece.addend) != ir.DataType.FLOAT:
+        return False  # a sum may be computed in float64 and cast back
+    missing = len(shape) - len(sizes)
+    if any(map(any, margins[:missing])):
+        return False
+    for axis, (size, place) in enumerate(zip(sizes, piece.at, strict=True), missing):
+        before, after = margins[axis]
+        if size.const == 1 and not before and not after:
+            continue
+        if place != own[axis] + -before or size + before + after != shape[axis]:
+            return False
+    return True
+
+
+def _before_assignments(value: ir.Value) -> ir.Value | None:
     """What assignments and the operators between them start from."""
     for _ in range(MAX_DEPTH):
         node = value.producer()
-        if node is None or not is_op(node, "ScatterND", *LAYOUT_OPS) or node.inputs[0] is None:
+        if not is_op(node, "ScatterND", *LAYOUT_OPS):
             return value
-        value = node.inputs[0]
+        value = operand_at(node, 0)
     return None
 
 
@@ -230,45 +255,52 @@ class _Elements:
         return None
 
     def _written(self, node: ir.Node, index: Index, box: Box) -> list[_Piece] | None:
-        whole, places, updates = node.inputs
-        if whole is None or places is None or updates is None:
+        """Case 1."""
+        whole, _, updates = operands(node)
+        starts = _starts(node, self.reader.info)
+        if starts is None or (inner := self._box_of(node, starts, index, box)) is None:
             return None
-        info = self.reader.info
-        shape, listed, starts = info.shape(whole), info.shape(places), _starts(node, info)
-        if shape is None or listed is None or starts is None or len(starts) > len(index):
-            return None
-        inner: list[tuple[int, int | None]] = list(box)
-        shifted = list(index)
-        for k, start in enumerate(starts):
-            shifted[k] = index[k] + -start
-            if start == 0 and listed[k] == shape[k]:
-                continue
-            axis = next((axis for axis, step in enumerate(index[k].steps) if step), 0)
-            offset, size = (index[k] - Affine.index(axis, self.reader.rank)).const, listed[k].const
-            if offset is None or size is None:
-                return None
-            low, high = inner[axis]
-            end = start - offset + size
-            inner[axis] = max(low, start - offset), end if high is None else min(high, end)
         if any(high is not None and high <= low for low, high in inner):
             return self.read(whole, index, box)
-        pieces = self.read(updates, tuple(shifted), tuple(inner))
-        for rest in _outside(box, tuple(inner)):
-            found = self.read(whole, index, rest)
-            pieces = None if pieces is None or found is None else [*pieces, *found]
-        return pieces
+        shifted = tuple(place + -start for place, start in zip(index, starts, strict=False))
+        parts = [self.read(updates, (*shifted, *index[len(starts) :]), inner)]
+        for rest in _outside(box, inner):
+            parts.append(self.read(whole, index, rest))
+        if None in parts:
+            return None
+        return [piece for part in parts for piece in part or ()]
+
+    def _box_of(self, node: ir.Node, starts: Sequence[int], index: Index, box: Box) -> Box | None:
+        """The part of a box that an assignment writes, whose places begin at these starts; None where it is unknown."""
+        shape, listed = (self.reader.info.shape(value) or () for value in operands(node)[:2])
+        if len(starts) > len(index):
+            return None
+        inner = list(box)
+        for place, start, size, whole in zip(index, starts, listed, shape, strict=False):
+            if start == 0 and size == whole:
+                continue
+            axis = next((axis for axis, step in enumerate(place.steps) if step), 0)
+            offset = (place - Affine.index(axis, self.reader.rank)).const
+            if offset is None or size.const is None:
+                return None
+            low, high = inner[axis]
+            end = start - offset + size.const
+            inner[axis] = max(low, start - offset), end if high is None else min(high, end)
+        return tuple(inner)
 
 
 def _outside(box: Box, inner: Box) -> Iterator[Box]:
     """Boxes that make up what is in a box and outside of an inner one."""
-    for axis, ((low, high), (first, last)) in enumerate(zip(box, inner, strict=True)):
-        if first > low:
-            yield (*inner[:axis], (low, first), *box[axis + 1 :])
-        if last != high and last is not None:
-            yield (*inner[:axis], (last, high), *box[axis + 1 :])
+    for axis, ((low, high), (start, end)) in enumerate(zip(box, inner, strict=True)):
+        if start > low:
+            yield (*inner[:axis], (low, start), *box[axis + 1 :])
+        if end != high and end is not None:
+            yield (*inner[:axis], (end, high), *box[axis + 1 :])
 
 
 def _distance(number: object, place: Affine) -> int | None:
     """How far a number is behind a place, the same distance everywhere and not negative; else None."""
-    distance = (number - place).const if isinstance(number, Affine) else None
+    if not isinstance(number, Affine):
+        return None
+    distance = (number - place).const
     return distance if distance is not None and distance >= 0 else None

@@ -53,17 +53,17 @@ class Sharing:
     def group(self, anchor: SoftmaxAnchor) -> list[Sharer]:
         """All attentions that share scores or probabilities with this one; empty unless all of them match."""
         own = self._paths.get(anchor.node)
-        group = [] if own is None else self._by_product[own.product.node]
-        if not 0 < len(group) <= MAX_SHARING:
+        if own is None or len(group := self._by_product[own.product.node]) > MAX_SHARING:
             return []
-        found = [(each, path) for each, _ in group for path in paths(each, self.matcher.facts) or [()]]
-        nodes = [node for each, path in group for node in (*path.nodes, *each.nodes)]
-        accounted_for = frozenset((*nodes, *(node for _, path in found for node in path)))
-        if not 2 <= len(found) <= MAX_SHARING:
+        routes = [(sharing, path) for sharing, _ in group for path in paths(sharing, self.matcher.facts) or [()]]
+        nodes = [node for sharing, path in group for node in (*path.nodes, *sharing.nodes)]
+        accounted_for = frozenset((*nodes, *(node for _, path in routes for node in path)))
+        if not 2 <= len(routes) <= MAX_SHARING:
             return []
-        shared = [Sharer(each, Route(path, accounted_for)) for each, path in found]
-        matched = all(is_match(sharer.anchor, self.matcher, sharer.route) for sharer in shared)
-        return shared if matched else []
+        shared = [Sharer(sharing, Route(path, accounted_for)) for sharing, path in routes]
+        if not all(is_match(sharer.anchor, self.matcher, sharer.route) for sharer in shared):
+            return []
+        return shared
 
     @cached_property
     def _paths(self) -> dict[ir.Node, ScorePath]:
@@ -74,11 +74,11 @@ class Sharing:
     @cached_property
     def _by_product(self) -> dict[ir.Node, list[tuple[SoftmaxAnchor, ScorePath]]]:
         """The softmaxes of each product of query and key, in the order of the graph."""
-        found: dict[ir.Node, list[tuple[SoftmaxAnchor, ScorePath]]] = {}
+        groups: dict[ir.Node, list[tuple[SoftmaxAnchor, ScorePath]]] = {}
         for anchor in self.anchors:
             if (path := self._paths.get(anchor.node)) is not None:
-                found.setdefault(path.product.node, []).append((anchor, path))
-        return found
+                groups.setdefault(path.product.node, []).append((anchor, path))
+        return groups
 
     def _scoring(self, anchor: SoftmaxAnchor) -> ScorePath | None:
         if anchor.late is not None:

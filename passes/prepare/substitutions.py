@@ -57,14 +57,14 @@ class Substitutions:
 
     def assumed(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
         """What the fusion of an attention rests on; it is fused now."""
-        found = self.made.get(anchor.node, ())
-        for each in found:
-            each.fused = True
-        return tuple(word for each in found for word in each.assumed)
+        substitutions = self.made.get(anchor.node, ())
+        for substitution in substitutions:
+            substitution.fused = True
+        return tuple(word for substitution in substitutions for word in substitution.assumed)
 
     def twins(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
         """The names of softmaxes in whose place this one stands."""
-        return tuple(name for each in self.made.get(anchor.node, ()) for name in each.twins)
+        return tuple(name for substitution in self.made.get(anchor.node, ()) for name in substitution.twins)
 
     def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
         """Why an attention is not fused; the culprit is a node of the model. Its substitutions are undone, but for
@@ -73,10 +73,10 @@ class Substitutions:
         maker = None if culprit is None or culprit.name is None else self._names.get(culprit.name)
         if maker is not None and not maker.undone:
             decline = Decline(decline.code, decline.reason, anchor.node, decline.hint or "")
-        for each in reversed(self.made.get(anchor.node, ()) if anchor.node.graph is not None else ()):
-            if not each.fused and not each.undone:
-                each.change.undo()
-                each.undone = True
+        for substitution in reversed(self.made.get(anchor.node, ()) if anchor.node.graph is not None else ()):
+            if not substitution.fused and not substitution.undone:
+                substitution.change.undo()
+                substitution.undone = True
         return self.declined.get(anchor.node, decline)
 
 
