@@ -14,6 +14,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
+from fa_compiler.passes.ir.nodes import operand_at
 from fa_compiler.passes.ir.signatures import unknown_part
 
 __all__ = ["ATTENTION_OPS", "ConvertedOp", "OpConverter", "convert", "is_attention_op"]
@@ -66,6 +67,8 @@ def convert(call: OpConverter) -> ConvertedOp:
         if (unknown := unknown_part(node)) is not None:
             reason = f"{node.op_type} has {unknown}, and what it means is not known here"
             raise call.decline(Code.READY_MADE, reason)
+        if any(size.const == 0 for size in call.info.shape(operand_at(node, 0)) or ()):
+            raise call.decline(Code.READY_MADE, f"the query of {node.op_type} has no elements in any run")
         return family(call)
     if node.domain == DOMAIN:
         raise call.decline(Code.ALREADY_FUSED, f"{node.op_type} is the operator already")

@@ -51,7 +51,7 @@ from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale, is_quanti
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
-from fa_compiler.passes.ir.nodes import int_attr
+from fa_compiler.passes.ir.nodes import int_attr, operand_at
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions
@@ -246,6 +246,9 @@ def _check(call: OpConverter) -> None:
                 int_attr(node, "sliding_window_cache", 0) != 0
             ),
             "a window of no keys": _window_size(call) == 0,
+            "past and query have different types, and no scale says what the numbers of past mean": (
+                past and not is_quantised(call) and _has_other_caches(call)
+            ),
         }
     )
     if reason is not None:
@@ -253,6 +256,12 @@ def _check(call: OpConverter) -> None:
     if _window_size(call) > 0 and not (_streamed(call) or (past and _single(call))):
         reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
         raise call.decline(Code.READY_MADE, reason)
+
+
+def _has_other_caches(call: OpConverter) -> bool:
+    """Has past another type than the query?"""
+    types = {call.info.dtype(operand_at(call.node, index)) for index in (0, *PAST)}
+    return len(types - {None}) > 1
 
 
 def _check_quantised(call: OpConverter) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import onnx.parser
 import pytest
 from hypothesis import given, settings
 
@@ -195,3 +196,28 @@ def test_random(data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", ["plain", "presents", "side by side", "16 bits"])
 def test_shapes(name: str) -> None:
     check_shapes(prompt(**TAKEN[name][0]))
+
+
+@pytest.mark.parametrize(
+    ("types", "words"),
+    [
+        (
+            "float16[B,1,32] q, float16[B,1,16] k, float16[B,1,16] v, float[B,2,P,8] pk, float[B,2,P,8] pv",
+            "different types",
+        ),
+        ("float[0,1,32] q, float[0,1,16] k, float[0,1,16] v, float[0,2,P,8] pk, float[0,2,P,8] pv", "no elements"),
+    ],
+)
+def test_caches_of_another_type_and_no_batch(types: str, words: str) -> None:
+    """ONNX Runtime takes both: it reads the bytes of caches as the query's type, and has nothing to compute."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g ({types}, int32[B] lengths, int32 total) => (float16[U,V,W] y, float16[U,2,R,8] nk, float16[U,2,R,8] nv)
+        {{ y, nk, nv = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, pk, pv, lengths, total)
+        }}"""
+    )
+    for output in model.graph.output:
+        output.type.tensor_type.elem_type = model.graph.input[0].type.tensor_type.elem_type
+    result, report = fused(model, "ort", ["separate-caches", "decode"])
+    assert [(block.code, words in (block.reason or "")) for block in report.blocks] == [("ready_made", True)]
+    assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
