@@ -26,6 +26,7 @@ from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_D
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
+from fa_compiler.passes.masks.joined_masks import with_masks_separated
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
@@ -92,7 +93,7 @@ def _inverts_inputs(planner: MaskPlanner, terms: tuple[Term, ...]) -> bool:
     """Is an addend, or a part of one, made of a mask that is an input of the model and may hold any number?"""
     facts = planner.viewer.facts
     informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space.branch()))
-    values = [term.operand.value for term in informed.apart(terms) if isinstance(term, Add)]
+    values = [term.operand.value for term in with_masks_separated(terms, informed.values) if isinstance(term, Add)]
     return any(facts.sets.of(value) != facts.binary_sets.of(value) for value in values)
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -105,15 +106,26 @@ class Structure:
     packing: Packing | None = None
     assumed: tuple[str, ...] = ()
 
+    @property
+    def padding_alone(self) -> tuple[Padding, ...]:
+        """The padding, if the mask is nothing else."""
+        return self.padding if self.mode is None and self.packing is None else ()
+
 
 @dataclass(frozen=True)
 class NoStructure:
     """Why a mask has no structure, and what the user can do. `node` is the term's node, None where no single term is
-    the reason."""
+    the reason. Whoever asks for a part of the structure gets none."""
 
     reason: str
     node: ir.Node | None = None
     hint: str | None = None
+    mode: ClassVar[None] = None
+    packing: ClassVar[None] = None
+    padding: ClassVar[tuple[()]] = ()
+    padding_alone: ClassVar[tuple[()]] = ()
+    never_empty: ClassVar[bool] = False
+    assumed: ClassVar[tuple[()]] = ()
 
     def missed(self, node: ir.Node) -> Missed:
         """The line of the report. The culprit is `node` where no single term is the reason."""
