@@ -24,6 +24,9 @@ from dataclasses import dataclass, field
 from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.passes.algebra.symbolic import Dim
 
+FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
+"""The sparse_modes of the first three of these bands."""
+
 
 @dataclass(frozen=True)
 class Band:
@@ -35,6 +38,11 @@ class Band:
     lower: Dim | None
     upper: Dim | None
     prefix: int = field(default=0, kw_only=True)
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Does the band keep every key?"""
+        return self.lower is None and self.upper is None and not self.prefix
 
     @property
     def has_diagonal(self) -> bool:
@@ -69,10 +77,30 @@ class SparseMode:
     """The number in the input `prefix`, for every batch entry; 0 where there is no such input."""
 
     @property
+    def is_first_causal(self) -> bool:
+        """Is the band causal from the first row and key?"""
+        return self.sparse_mode == FIRST_CAUSAL
+
+    @property
+    def is_last_causal(self) -> bool:
+        """Is the band causal to the last row and key?"""
+        return self.sparse_mode == LAST_CAUSAL
+
+    @property
+    def is_window(self) -> bool:
+        """Is the band one of two diagonals that are counted from the last row and key?"""
+        return self.sparse_mode == WINDOW
+
+    @property
+    def is_beside_diagonal(self) -> bool:
+        """Does the band lie to one side of the diagonal of the last row and key?"""
+        return self.is_window and min(self.pre_tockens, self.next_tockens) < 0
+
+    @property
     def attrs(self) -> dict[str, int]:
         """The attributes that differ from the prototype's defaults."""
         attrs = {"sparse_mode": self.sparse_mode}
-        if self.sparse_mode == 4:
+        if self.is_window:
             attrs.update(pre_tockens=self.pre_tockens, next_tockens=self.next_tockens)
         return attrs
 
@@ -91,14 +119,14 @@ def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
     if band.prefix:
         return _with_prefix(band, corner, columns)
     if band.lower is None and band.upper == 0:
-        return SparseMode(2)
+        return SparseMode(FIRST_CAUSAL)
     if band.lower is None and band.upper == corner:
-        return SparseMode(3)
+        return SparseMode(LAST_CAUSAL)
     before = UNLIMITED if band.lower is None else (corner - band.lower).const
     after = UNLIMITED if band.upper is None else (band.upper - corner).const
     if before is None or after is None or max(abs(before), abs(after)) > UNLIMITED:
         return None
-    return SparseMode(4, before, after)
+    return SparseMode(WINDOW, before, after)
 
 
 def _with_prefix(band: Band, corner: Dim, columns: Dim) -> SparseMode | None:

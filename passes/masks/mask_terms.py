@@ -131,24 +131,40 @@ def aligned(placed: AlignedTensor, viewer: Viewer, node: ir.Node, moved: bool = 
     tensor may enlarge the scores and one of these operators repeats it or states another size: a Reshape of no elements
     may state any size beside a 0.
     """
-    value, dims = placed.value, placed.dims
-    view = viewer.view(value, factors=False) if moved else viewer.base_view(value)
-    if not placed.never_enlarges and view is not None and (_repeats(view, viewer) or _resized(view, value, viewer)):
-        view = viewer.base_view(value)
+    value, space = placed.value, viewer.space
+    view = _view_upstream(placed, viewer) if moved else viewer.base_view(value)
     if view is None:
         raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
-    space = viewer.space
-    for own, wanted in zip(view.dims, dims, strict=True):
+    dims = list(zip(view.dims, placed.dims, strict=True))
+    for own, wanted in dims:
         if not wanted:
             space.assume_one(own)
-    pairs = [(own, wanted) for own, wanted in zip(view.dims, dims, strict=True) if own and wanted]
-    if all(space.unify(own, wanted) for own, wanted in pairs):
+    if all(space.unify(own, wanted) for own, wanted in dims if own and wanted):
         return view
-    # The term is combined with the scores element by element, so each of its dimensions has their size or 1, whatever
-    # is known of it. Where a dimension of the scores merges several axes, the builder expands the term before it takes
-    # that dimension apart.
+    return _expanded_view(placed, viewer, node)
+
+
+def _view_upstream(placed: AlignedTensor, viewer: Viewer) -> View | None:
+    """The view of a tensor through the operators that move elements, unless they may hide that it enlarges the
+    scores; None where its rank is unknown."""
+    view = viewer.view(placed.value, factors=False)
+    if view is None or placed.never_enlarges:
+        return view
+    hidden = _repeats(view, viewer) or _resized(view, placed.value, viewer)
+    return viewer.base_view(placed.value) if hidden else view
+
+
+def _expanded_view(placed: AlignedTensor, viewer: Viewer, node: ir.Node) -> View:
+    """The view of a tensor that the builder expands along its score axes. Raises Decline where its shape is not proven
+    to fit.
+
+    The term is combined with the scores element by element, so each of its dimensions has their size or 1, whatever is
+    known of it. Where a dimension of the scores merges several axes, the builder expands the term before it takes that
+    dimension apart.
+    """
+    value, space = placed.value, viewer.space
     own_dims: list[Axes] = []
-    for own, wanted in zip(viewer.base_dims(value), dims, strict=True):
+    for own, wanted in zip(viewer.base_dims(value), placed.dims, strict=True):
         merged = len(space.resolve(wanted)) > 1 and not space.size(own).is_const
         if own and wanted and not merged and not space.unify(own, wanted):
             raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)

@@ -72,7 +72,7 @@ def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> 
     None where a shape is unknown."""
     operands: list[tuple[ir.Value, int]] = []
     for operand in node.inputs:
-        own = None if operand is None else info.shape(operand)
+        own = info.shape(operand)
         if operand is None or own is None:
             return None
         place = axis - (len(shape) - len(own))
@@ -87,7 +87,7 @@ def _can_be_narrowed(move: Move, axis: int, info: ShapeInfo) -> bool:
     shape = info.shape(move.result) or ()
     if isinstance(move, Stretched):
         own, target = info.shape(move.source), move.node.inputs[1]
-        written = None if target is None else info.shape(target)
+        written = info.shape(target)
         return (own is not None and _has_sizes(own, shape, axis)) or written == (Dim(len(shape)),)
     if isinstance(move, Cut):
         cut = slice_bounds(move.node, info, len(shape))

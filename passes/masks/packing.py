@@ -40,7 +40,7 @@ from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.cases import as_integer
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, places_of, source_through
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, places_of, producer, source_through
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.positions import LABELS, Positions
@@ -129,7 +129,7 @@ class ContiguousLabels:
                 continue
             joined = int_attr(node, "axis", 0) % len(shape) == axis
             head, numbers = node.inputs
-            first = None if head is None else positions.shape(head)
+            first = positions.shape(head)
             further = tuple(place + int(k == axis) for k, place in enumerate(index))
             if joined and first is not None and first[axis].const == 1 and earlier[value] == index:
                 return numbers if later[value] == further else None
@@ -137,7 +137,7 @@ class ContiguousLabels:
 
     def _counts(self, node: ir.Node, axis: int) -> bool:
         source = node.inputs[0]
-        shape = None if source is None else self.info.shape(source)
+        shape = self.info.shape(source)
         if source is None or shape is None:
             return False
         if is_op(node, "CumSum"):
@@ -153,7 +153,7 @@ class ContiguousLabels:
 
     def _cast(self, node: ir.Node, axis: int, depth: int) -> bool:
         source = node.inputs[0]
-        dtype = None if source is None else self.info.dtype(source)
+        dtype = self.info.dtype(source)
         if source is None:
             return False
         if dtype == ir.DataType.BOOL:
@@ -184,8 +184,8 @@ class ContiguousLabels:
     def _is_monotone(self, value: ir.Value | None, axis: int) -> bool:
         """Is the value a comparison that changes at most once along the axis, and everywhere in the same direction?"""
         value = None if value is None else source_through(value, "Not")
-        node = None if value is None else value.producer()
-        shape = None if value is None else self.info.shape(value)
+        node = producer(value)
+        shape = self.info.shape(value)
         if node is None or shape is None or not is_op(node, *ORDERED):
             return False
         positions = Positions(self.info, shape)

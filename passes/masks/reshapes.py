@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -33,7 +33,7 @@ def sizes_of_reshapes(nodes: Sequence[ir.Node], info: ShapeInfo) -> Mapping[Atom
     found: dict[Atom, Dim] = {}
     for reshape in (each for node in nodes if is_op(node, *ELEMENTWISE) for each in _reshapes(node)):
         source = reshape.inputs[0]
-        own, shape = None if source is None else info.shape(source), info.shape(reshape.outputs[0])
+        own, shape = info.shape(source), info.shape(reshape.outputs[0])
         if own is not None and shape is not None:
             found.update(_equal_sizes(own, shape))
     return found
@@ -42,12 +42,12 @@ def sizes_of_reshapes(nodes: Sequence[ir.Node], info: ShapeInfo) -> Mapping[Atom
 def _reshapes(node: ir.Node) -> Iterator[ir.Node]:
     """The Reshapes among the operators that only move the operands of a node."""
     for operand in node.inputs:
-        maker = None if operand is None else operand.producer()
+        maker = producer(operand)
         while maker is not None and is_op(maker, *MOVES, "Cast"):
             if is_op(maker, "Reshape"):
                 yield maker
             source = maker.inputs[0]
-            maker = None if source is None else source.producer()
+            maker = producer(source)
 
 
 def _equal_sizes(own: Shape, shape: Shape) -> dict[Atom, Dim]:

@@ -46,7 +46,7 @@ def _inputs(node: ir.Node, known: Known) -> _Vectors | None:
     vectors: list[tuple[Dim, ...] | None] = []
     for place in (1, 3, 4):
         value = input_of(node, place)
-        found = None if value is None else known.content(value)
+        found = known.content(value)
         if value is not None and found is None:
             return None
         vectors.append((found,) if isinstance(found, Dim) else found)
@@ -61,7 +61,7 @@ def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
     attr, given = node.attributes.get("pads"), input_of(node, 1)
     if attr is not None:
         return tuple(map(Dim, attr.as_ints()))
-    pads = None if given is None else known.content(given)
+    pads = known.content(given)
     return pads if isinstance(pads, tuple) else None
 
 

@@ -68,7 +68,7 @@ class Reader(Protocol):
     @property
     def sizes(self) -> Shape: ...
 
-    def shape(self, value: ir.Value) -> Shape | None: ...
+    def shape(self, value: ir.Value | None) -> Shape | None: ...
 
     def number(self, value: ir.Value | None, index: Index | None) -> Number | None: ...
 
@@ -344,7 +344,7 @@ class Picked(Move):
 
     def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
         indices = self.node.inputs[1]
-        places = None if indices is None else reader.shape(indices)
+        places = reader.shape(indices)
         if places is None or not own:
             return None
         axis = int_attr(self.node, "axis", 0) % len(own)
@@ -386,7 +386,7 @@ class PickedPoints(Move):
 
     def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
         indices = self.node.inputs[1]
-        places = None if indices is None else reader.shape(indices)
+        places = reader.shape(indices)
         depth = None if places is None else places[-1].const
         if places is None or depth is None or depth > len(own) or int_attr(self.node, "batch_dims", 0):
             return None

@@ -217,7 +217,7 @@ def _reduced(node: ir.Node, operands: Operands) -> Bound | None:
 def _summed_elements(node: ir.Node, known: Known) -> int | None:
     """How many elements a reduction makes one of; None where that is unknown."""
     source, result = node.inputs[0], known.shape(node.outputs[0])
-    shape = None if source is None else known.shape(source)
+    shape = known.shape(source)
     if shape is None or result is None:
         return None
     ratio = product(shape).exact_div(product(result))

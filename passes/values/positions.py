@@ -135,7 +135,7 @@ class Positions:
         """The index that runs over all elements of a mask; dimensions of 1 stay at 0."""
         return tuple(self._zero if size.const == 1 else Affine.index(k, self.rank) for k, size in enumerate(self.sizes))
 
-    def shape(self, value: ir.Value) -> Shape | None:
+    def shape(self, value: ir.Value | None) -> Shape | None:
         """The shape in runs in which the mask has elements; other runs do not matter."""
         shape = self.info.shape(value)
         if shape is None:
@@ -186,7 +186,7 @@ class Positions:
 
     def _only(self, value: ir.Value | None) -> Number | None:
         """The one element of a tensor whose sizes are all 1; None when it is unknown."""
-        shape = None if value is None else self.info.shape(value)
+        shape = self.info.shape(value)
         if shape is None or any(size.const != 1 for size in shape):
             return None
         return self.number(value, (self._zero,) * len(shape))
@@ -490,7 +490,7 @@ class Positions:
         """Is a matrix a Reshape of the int64 numbers 0, 1, 2, ...?"""
         maker = producer(matrix)
         source = maker.inputs[0] if maker is not None and is_op(maker, "Reshape") else None
-        counted = None if source is None else self.info.shape(source)
+        counted = self.info.shape(source)
         if source is None or counted is None or len(counted) != 1 or self.info.dtype(source) != ir.DataType.INT64:
             return False
         line = Positions(self.info, counted)
@@ -524,7 +524,7 @@ class Positions:
         parts: list[_Part] = []
         start = self._zero
         for value in node.inputs:
-            shape = None if value is None else self.shape(value)
+            shape = self.shape(value)
             if value is None or shape is None:
                 return None
             parts.append(_Part(value, shape[axis], start))
@@ -568,7 +568,7 @@ class Positions:
         """The operands of an element-wise operator, each with its index; the index is None where the operand is not
         proven to fit."""
         result = self.shape(node.outputs[0])
-        shapes = [None if operand is None else self.shape(operand) for operand in node.inputs]
+        shapes = [self.shape(operand) for operand in node.inputs]
         return [
             (operand, None if own is None or result is None else fitted(own, result, index, self.rank))
             for operand, own in zip(node.inputs, shapes, strict=True)

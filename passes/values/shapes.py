@@ -35,7 +35,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim, named
 from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, remember_imports
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
-from fa_compiler.passes.ops.context import Content, Shape, content_fact, dim_array, fresh
+from fa_compiler.passes.ops.context import UNKNOWN, Content, Shape, content_fact, dim_array, fresh
 from fa_compiler.passes.ops.generate import tensor_fact
 from fa_compiler.passes.values.conv_lengths import least_sizes
 from fa_compiler.passes.values.large_constants import LargeConstants
@@ -105,17 +105,17 @@ class ShapeInfo:
         self.large = LargeConstants()
         self.labels = BlockLabels()
 
-    # -- questions ----------------------------------------------------------------------------
+    # -- questions: of an absent input nothing is known ---------------------------------------
 
-    def shape(self, value: ir.Value) -> Shape | None:
+    def shape(self, value: ir.Value | None) -> Shape | None:
         """The symbolic shape, None when not even the rank is known."""
         return self.fact(value).shape
 
-    def dtype(self, value: ir.Value) -> ir.DataType | None:
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The element type."""
         return self.fact(value).dtype
 
-    def content(self, value: ir.Value) -> tuple[Dim, ...] | Dim | None:
+    def content(self, value: ir.Value | None) -> tuple[Dim, ...] | Dim | None:
         """The elements of a small integer or boolean (0, 1) tensor: a Dim for 0-D, a tuple for 1-D."""
         content = self.fact(value).content
         if content is None or content.dtype != object or content.ndim > 1:
@@ -125,14 +125,14 @@ class ShapeInfo:
             return item if isinstance(item, Dim) else None
         return tuple(content)
 
-    def integer(self, value: ir.Value) -> Dim | None:
+    def integer(self, value: ir.Value | None) -> Dim | None:
         """The one element of a small integer tensor of rank 0 or 1; None when it is unknown."""
         content = self.content(value)
         if isinstance(content, tuple):
             return content[0] if len(content) == 1 else None
         return content
 
-    def scalar(self, value: ir.Value) -> float | None:
+    def scalar(self, value: ir.Value | None) -> float | None:
         """The one element of a tensor of rank 0 or with all dims 1, when it is the same in every run.
 
         Computed in the tensor's dtype, each operation rounded as ONNX Runtime rounds it (square roots
@@ -147,8 +147,10 @@ class ShapeInfo:
             return None if constant is None else float(constant)
         return float(item)
 
-    def fact(self, value: ir.Value) -> Fact:
+    def fact(self, value: ir.Value | None) -> Fact:
         """All that is known of `value`, inferred now when it was not seen before."""
+        if value is None:
+            return UNKNOWN
         found = self._facts.get(value)
         if found is None:
             producer = value.producer()

@@ -24,7 +24,7 @@ class ValueSets(Analysis[ValueSet]):
 
     binary_masks: bool = False
 
-    def only(self, value: ir.Value) -> float | None:
+    def only(self, value: ir.Value | None) -> float | None:
         """The one number that a tensor holds in all runs; None where there are several, or unknown ones."""
         numbers = self.of(value)
         return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
