@@ -22,6 +22,12 @@ from fa_compiler.passes.ops.context import (
 )
 
 
+def fill_of(node: ir.Node) -> np.ndarray:
+    """What a ConstantOfShape holds everywhere, in an array of one element; by default 0."""
+    attr = node.attributes.get("value")
+    return np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy()
+
+
 def tensor_fact(tensor: ir.TensorProtocol) -> Fact:
     """The fact of a constant. Only tensors of at most 64 elements are read."""
     if isinstance(tensor, ir.serde.TensorProtoTensor) and math.prod(tensor.raw.dims) <= LIMIT:

@@ -419,10 +419,10 @@ def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: A
     return (*dims[:place], again + own if in_turns else own + again, *dims[place + 1 :])
 
 
-def fitted(own: Shape, shape: Shape, index: Index, rank: int) -> Index | None:
+def fitted(own: Shape | None, shape: Shape | None, index: Index, rank: int) -> Index | None:
     """The index of an element in an operand of shape `own`, given its index in the result of shape `shape` to which the
     operand is broadcast; None where the operand is not proven to fit."""
-    if len(own) > len(shape) or len(shape) != len(index):
+    if own is None or shape is None or len(own) > len(shape) or len(shape) != len(index):
         return None
     places: list[Affine] = []
     for size, wanted, place in zip(own, shape[len(shape) - len(own) :], index[len(shape) - len(own) :], strict=True):

@@ -92,7 +92,7 @@ def number_of_large(content: LargeContent, shape: Shape, index: Index, rank: int
     return None if content.pattern is None else _on_diagonals(content.pattern, index[row], index[column], rank, labels)
 
 
-def _on_diagonals(pattern: Diagonals, row: Affine, column: Affine, rank: int, labels: BlockLabels) -> Number:
+def _on_diagonals(pattern: Diagonals, row: Affine, column: Affine, rank: int, labels: BlockLabels) -> Number | None:
     """The element in this row and column of a matrix with bands of diagonals."""
     distance = column - row
     parts: list[Formula] = []
