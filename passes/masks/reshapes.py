@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, product, zero_minimum
 from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.movers import MOVES
@@ -57,7 +57,4 @@ def _equal_sizes(own: Shape, shape: Shape) -> dict[Atom, Dim]:
         if size in right:
             left.remove(size)
             right.remove(size)
-    terms = (product(left) - product(right)).terms
-    if len(terms) == 1 and len(terms[0][0]) == 1 and terms[0][0][0].op == "min0":
-        return {terms[0][0][0]: Dim(0)}  # a multiple of the minimum is 0
-    return {}
+    return zero_minimum(product(left) - product(right))
