@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, cap_of, integer
 
+T = TypeVar("T")
 Shape: TypeAlias = tuple[Dim, ...]
 Content: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """The elements of a small tensor: an object array of `Dim` for integers and booleans (0 or 1), or a
@@ -94,9 +95,7 @@ class Context:
         dims = self.dims(index)
         if dims is None:
             return None
-        values = [dim.const for dim in dims]
-        known = [value for value in values if value is not None]
-        return known if len(known) == len(values) else None
+        return all_known(dim.const for dim in dims)
 
     def vector(self, index: int) -> list[Dim] | None:
         """The integers of a 1-D input `index`; fresh ones, of any sign, when only their number is known."""
@@ -130,10 +129,17 @@ class Context:
         value = self.attr(name)
         return None if value is None else [int(item) for item in value]
 
-    def dtype_attr(self, name: str) -> ir.DataType | None:
-        """An attribute that is the number of a data type; None when absent, or when no type has the number."""
-        value = self.int_attr(name, 0)
-        return ir.DataType(value) if value in _DTYPES else None
+    def dtype_attr(self, name: str, default: ir.DataType | None = None) -> ir.DataType | None:
+        """An attribute that is the number of a data type, or its default; None when no type has the number."""
+        number = self.attr(name)
+        if number is None:
+            return default
+        return ir.DataType(int(number)) if int(number) in _DTYPES else None
+
+    def axis_attr(self, rank: int | None, default: int = 0) -> int | None:
+        """The attribute `axis` of a tensor of this rank, counted from the front; None when it is out of range, or the
+        rank is unknown."""
+        return axis_in(self.int_attr("axis", default), rank)
 
     def axes(self, attr: str, index: int, since: int) -> tuple[bool, list[int] | None]:
         """(present, values) of integers: attribute `attr` before opset `since`, then input `index`."""
@@ -158,9 +164,42 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
-def fresh(count: int) -> Shape:
-    """A shape of known rank with unknown dims."""
-    return tuple(Dim.fresh() for _ in range(count))
+@overload
+def fresh(count: int) -> Shape: ...
+
+
+@overload
+def fresh(count: int | None) -> Shape | None: ...
+
+
+def fresh(count: int | None) -> Shape | None:
+    """A shape of known rank with unknown dims; None where the rank is unknown, too."""
+    return None if count is None else tuple(Dim.fresh() for _ in range(count))
+
+
+def or_fresh(dim: Dim | None) -> Dim:
+    """The dim, or an unknown one."""
+    return Dim.fresh() if dim is None else dim
+
+
+def shape_of_rank(rank: int, shape: Shape | None) -> Shape:
+    """The shape, if it has this rank; else an unknown one that has."""
+    return shape if shape is not None and len(shape) == rank else fresh(rank)
+
+
+def listed_shape(sizes: Shape | None) -> Shape | None:
+    """The shape that a vector lists, given the shape of the vector; None where its length is unknown or too large."""
+    if sizes is None or len(sizes) != 1:
+        return None
+    length = sizes[0].const
+    return fresh(length) if length is not None and length <= LIMIT else None
+
+
+def all_known(items: Iterable[T | None]) -> list[T] | None:
+    """The items; None where one of them is unknown."""
+    listed = list(items)
+    known = [item for item in listed if item is not None]
+    return known if len(known) == len(listed) else None
 
 
 def as_axis_size(dim: Dim) -> Dim:
@@ -173,17 +212,18 @@ def rank_of(shape: Shape | None) -> int | None:
     return None if shape is None else len(shape)
 
 
-def axis_in(axis: int, rank: int) -> int | None:
-    """`axis` counted from the front, None when it is out of range."""
-    axis = axis + rank if axis < 0 else axis
-    return axis if 0 <= axis < rank else None
+def axis_in(axis: int, rank: int | None) -> int | None:
+    """`axis` counted from the front, None when it is out of range, or the rank is unknown."""
+    if rank is None or not -rank <= axis < rank:
+        return None
+    return axis % rank
 
 
 def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:
     """The axes counted from the front, sorted; None when one is out of range or named twice."""
-    found = [axis_in(axis, rank) for axis in axes]
-    known = {axis for axis in found if axis is not None}
-    return sorted(known) if len(known) == len(found) else None
+    places = [axis_in(axis, rank) for axis in axes]
+    known = {place for place in places if place is not None}
+    return sorted(known) if len(known) == len(places) else None
 
 
 def dim_array(value: object) -> Content:
@@ -205,6 +245,11 @@ def content_fact(content: Content, dtype: ir.DataType | None) -> Fact:
     return Fact(shape, dtype, content if content.size <= LIMIT else None)
 
 
+def fact_of(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
+    """The fact of a value: by its content where this is known, else by its shape."""
+    return Fact(shape, dtype) if content is None else content_fact(content, dtype)
+
+
 def broadcast(*shapes: Shape | None) -> Shape | None:
     """The shape of operands broadcast together (numpy's rule), for runs in which they can be."""
     known = [shape for shape in shapes if shape is not None]
@@ -213,7 +258,7 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
     result = list(known[0])
     caps: list[tuple[Dim, int]] = []
     for shape in known[1:]:
-        wide, narrow = (result, list(shape)) if len(result) >= len(shape) else (list(shape), result)
+        wide, narrow = sorted((result, list(shape)), key=len, reverse=True)
         offset = len(wide) - len(narrow)
         for index, dim in enumerate(narrow):
             left = wide[offset + index]
