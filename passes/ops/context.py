@@ -79,6 +79,10 @@ class Context:
         """The dtype of input `index`."""
         return self.fact(index).dtype
 
+    def dtype_or(self, index: int, default: ir.DataType | None) -> ir.DataType | None:
+        """The dtype of input `index`, or another one where it is absent."""
+        return self.dtype(index) if self.has(index) else default
+
     def content(self, index: int) -> Content | None:
         """The content of input `index`."""
         return self.fact(index).content
@@ -140,6 +144,13 @@ class Context:
         """The attribute `axis` of a tensor of this rank, counted from the front; None when it is out of range, or the
         rank is unknown."""
         return axis_in(self.int_attr("axis", default), rank)
+
+    def listed(self, attr: str, index: int, since: int) -> tuple[bool, list[Dim] | None]:
+        """(present, values) of sizes: attribute `attr` before opset `since`, then input `index`."""
+        if self.opset >= since:
+            return self.has(index), self.vector(index)
+        values = self.ints_attr(attr)
+        return values is not None, None if values is None else list(map(Dim, values))
 
     def axes(self, attr: str, index: int, since: int) -> tuple[bool, list[int] | None]:
         """(present, values) of integers: attribute `attr` before opset `since`, then input `index`."""
@@ -212,11 +223,24 @@ def rank_of(shape: Shape | None) -> int | None:
     return None if shape is None else len(shape)
 
 
-def axis_in(axis: int, rank: int | None) -> int | None:
-    """`axis` counted from the front, None when it is out of range, or the rank is unknown."""
-    if rank is None or not -rank <= axis < rank:
+def axis_in(axis: int | None, rank: int | None) -> int | None:
+    """`axis` counted from the front, None when it is out of range, or the axis or the rank is unknown."""
+    if axis is None or rank is None or not -rank <= axis < rank:
         return None
     return axis % rank
+
+
+def with_dims(shape: Shape, axis: int, *dims: Dim) -> Shape:
+    """The shape with these dims in place of that of an axis."""
+    return (*shape[:axis], *dims, *shape[axis + 1 :])
+
+
+def shape_of_groups(shape: Shape | None, axis: int) -> Shape | None:
+    """The shape of one number for all elements from an axis on; None where it is unknown."""
+    first = axis_in(axis, rank_of(shape))
+    if shape is None or first is None:
+        return None
+    return (*shape[:first], *[Dim(1)] * (len(shape) - first))
 
 
 def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:

@@ -9,10 +9,9 @@ from fa_compiler.passes.ops.context import (
     Context,
     Fact,
     Shape,
-    axis_in,
     broadcast,
-    rank_of,
     rule,
+    shape_of_groups,
 )
 from fa_compiler.passes.ops.linear import matmul_shape
 
@@ -51,7 +50,7 @@ def _fused_matmul(ctx: Context) -> Fact:
 @rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=_DOMAIN)
 def _skip_layer_norm(ctx: Context) -> list[Fact]:
     shape, dtype = ctx.shape(0), ctx.dtype(0)
-    statistics = Fact(_of_groups(shape, -1), ir.DataType.FLOAT)
+    statistics = Fact(shape_of_groups(shape, -1), ir.DataType.FLOAT)
     return [Fact(shape, dtype), statistics, statistics, Fact(shape, dtype)]
 
 
@@ -59,16 +58,8 @@ def _skip_layer_norm(ctx: Context) -> list[Fact]:
 @rule("SimplifiedLayerNormalization", "LayerNormalization", domain=_DOMAIN)
 def _simplified_layer_norm(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
-    statistics = Fact(_of_groups(shape, ctx.int_attr("axis", -1)), ir.DataType.FLOAT)
+    statistics = Fact(shape_of_groups(shape, ctx.int_attr("axis", -1)), ir.DataType.FLOAT)
     return [Fact(shape, ctx.dtype(1)), statistics, statistics]  # the weight's type, by their schemas
-
-
-def _of_groups(shape: Shape | None, axis: int) -> Shape | None:
-    """The shape of one number for all elements from this axis on; None where it is unknown."""
-    first = axis_in(axis, rank_of(shape))
-    if shape is None or first is None:
-        return None
-    return (*shape[:first], *[Dim(1)] * (len(shape) - first))
 
 
 @rule("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=_DOMAIN)
