@@ -175,6 +175,11 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
+def domain_of(node: ir.Node) -> str:
+    """The domain of a node. The standard one has two names, of which this is the empty one."""
+    return {"ai.onnx": ""}.get(node.domain, node.domain)
+
+
 @overload
 def fresh(count: int) -> Shape: ...
 
@@ -256,11 +261,12 @@ def dim_array(value: object) -> Content:
     return np.asarray(_AS_DIM(array), dtype=object)
 
 
-def _as_dim(value: object) -> Dim:
+def as_dim(value: object) -> Dim:
+    """A Dim, or an integer as one."""
     return value if isinstance(value, Dim) else integer(int(value))  # type: ignore[call-overload]
 
 
-_AS_DIM = np.frompyfunc(_as_dim, 1, 1)
+_AS_DIM = np.frompyfunc(as_dim, 1, 1)
 
 
 def content_fact(content: Content, dtype: ir.DataType | None) -> Fact:

@@ -28,14 +28,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, named
-from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, remember_imports
+from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, producer, remember_imports
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
-from fa_compiler.passes.ops.context import UNKNOWN, Content, Shape, content_fact, dim_array, fresh
+from fa_compiler.passes.ops.context import (
+    UNKNOWN,
+    Content,
+    Shape,
+    as_dim,
+    axis_in,
+    content_fact,
+    dim_array,
+    domain_of,
+    fresh,
+    or_fresh,
+    rank_of,
+    with_dims,
+)
 from fa_compiler.passes.ops.generate import tensor_fact
 from fa_compiler.passes.values.conv_lengths import least_sizes
 from fa_compiler.passes.values.large_constants import LargeConstants
@@ -153,15 +168,15 @@ class ShapeInfo:
             return UNKNOWN
         found = self._facts.get(value)
         if found is None:
-            producer = value.producer()
-            if producer is None:
+            maker = value.producer()
+            if maker is None:
                 found = self._facts[value] = self._leaf(value)
-            elif producer in self._open:
+            elif maker in self._open:
                 # The graph has a cycle, so the model is not valid.
-                return Fact()
+                return UNKNOWN
             else:
-                self._ensure(producer)
-                found = self._facts.get(value, Fact())
+                self._ensure(maker)
+                found = self._facts.get(value, UNKNOWN)
         return found
 
     def has_open_roundings(self) -> bool:
@@ -180,8 +195,9 @@ class ShapeInfo:
         content: Sequence[Dim | int] | Dim | int | None = None,
     ) -> None:
         """State what is known of a value, as a pass does for one that it made."""
-        dims = None if shape is None else tuple(dim if isinstance(dim, Dim) else Dim(dim) for dim in shape)
-        dtype = value.dtype if dtype is None else dtype
+        dims = None if shape is None else tuple(map(as_dim, shape))
+        if dtype is None:
+            dtype = value.dtype
         if content is None:
             self._facts[value] = Fact(dims, dtype)
         else:
@@ -191,9 +207,9 @@ class ShapeInfo:
     def infer_node(self, node: ir.Node) -> None:
         """Infer the outputs of one node anew from what is known of its inputs."""
         facts = [None if value is None else self.fact(value) for value in node.inputs]
-        results = self._infer(node, facts)
-        for index, output in enumerate(node.outputs):
-            fact = _possible(results[index]) if index < len(results) else Fact()
+        results = [*self._infer(node, facts), *[UNKNOWN] * len(node.outputs)]
+        for output, result in zip(node.outputs, results, strict=False):
+            fact = _possible(result)
             if fact.dtype is None and output.dtype is not None:
                 # A dtype that is wrong makes ONNX Runtime refuse the model, so a declared one holds.
                 fact = Fact(fact.shape, output.dtype, fact.content)
@@ -220,19 +236,20 @@ class ShapeInfo:
             if current.outputs and all(output in self._facts for output in current.outputs):
                 waiting.pop()
                 continue
-            missing = []
             if current not in self._open:
                 self._open.add(current)
-                for value in current.inputs:
-                    producer = None if value is None or value in self._facts else value.producer()
-                    if producer is not None and producer not in self._open:
-                        missing.append(producer)
-            if missing:
-                waiting.extend(missing)
-                continue
+                missing = self._missing(current)
+                if missing:
+                    waiting.extend(missing)
+                    continue
             self.infer_node(current)
             self._open.discard(current)
             waiting.pop()
+
+    def _missing(self, node: ir.Node) -> list[ir.Node]:
+        """The producers of the inputs of which nothing was inferred yet. Those that are waited for are left out."""
+        makers = (producer(value) for value in node.inputs if value not in self._facts)
+        return [maker for maker in makers if maker is not None and maker not in self._open]
 
     def _leaf(self, value: ir.Value) -> Fact:
         """A value without a producer: an initializer, an input of the main graph, or another input."""
@@ -249,15 +266,15 @@ class ShapeInfo:
             function = self._functions.get(node.op_identifier())
             if function is not None:
                 return self._call(node, function, facts)
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = domain_of(node)
         context = Context(node, facts, node.version or opset(node, domain), self._bound)
         try:
             if domain == "" and node.op_type in ("If", "Loop", "Scan"):
                 return self._control(context)
-            found = RULES.get((domain, node.op_type))
-            if found is None:
+            rule = RULES.get((domain, node.op_type))
+            if rule is None:
                 return [_declared_rank(output) for output in node.outputs]
-            result = found(context)
+            result = rule(context)
         except UnresolvedError:
             return []
         return [result] if isinstance(result, Fact) else result
@@ -269,9 +286,8 @@ class ShapeInfo:
         inner._calls = self._calls | {node.op_identifier()}
         inner._loops = self._loops
         inner._bound = self._arguments(node, function)
-        for index, value in enumerate(function.inputs):
-            given = facts[index] if index < len(facts) else None
-            inner._facts[value] = Fact() if given is None else given
+        for value, given in zip(function.inputs, [*facts, *[None] * len(function.inputs)], strict=False):
+            inner._facts[value] = given or UNKNOWN
         inner.walk(function)
         return [inner.fact(value) for value in function.outputs]
 
@@ -279,11 +295,11 @@ class ShapeInfo:
         """The function's attributes in this call: defaults, overridden by those of the node."""
         bound = {name: attr for name, attr in function.attributes.items() if attr.value is not None}
         for name, attr in node.attributes.items():
-            found = self._bound.get(attr.ref_attr_name or "") if attr.is_ref() else attr
-            if found is None:
+            given = self._bound.get(attr.ref_attr_name or "") if attr.is_ref() else attr
+            if given is None:
                 bound.pop(name, None)
             else:
-                bound[name] = found
+                bound[name] = given
         return bound
 
     def _control(self, context: Context) -> Sequence[Fact]:
@@ -291,7 +307,9 @@ class ShapeInfo:
         bodies = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
         if node.op_type == "If":
             return self._branches(context, bodies)
-        return self._iterations(context, bodies[0]) if bodies else []
+        if not bodies:
+            return []
+        return self._iterations(context, bodies[0])
 
     def _branches(self, context: Context, bodies: Sequence[ir.Graph]) -> Sequence[Fact]:
         """The results of an If: those of the branch that every run takes, else what both branches have in common."""
@@ -300,21 +318,22 @@ class ShapeInfo:
         taken = _taken(context)
         if taken is not None:
             return [self.fact(value) for value in taken.outputs]
-        branches = [[self.fact(value) for value in body.outputs] for body in bodies]
-        return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
+        if len(bodies) != 2:
+            return []
+        then, otherwise = (map(self.fact, body.outputs) for body in bodies)
+        return [_either(*pair) for pair in zip(then, otherwise, strict=False)]
 
     def _iterations(self, context: Context, body: ir.Graph) -> Sequence[Fact]:
         """The results of a Loop or Scan."""
-        node, scan = context.node, context.node.op_type == "Scan"
-        slices = int_attr(node, "num_scan_inputs", 0) if scan else 0
-        if not 0 <= slices <= len(node.inputs):
+        node, form = context.node, _LoopForm.of(context.node)
+        if not 0 <= form.slices <= len(node.inputs):
             return []
-        states = len(node.inputs) - (slices if scan else 2)
-        if scan and context.opset < 9:  # an older Scan has a batch dimension
+        states = len(node.inputs) - form.inputs_before - form.slices
+        if node.op_type == "Scan" and context.opset < 9:  # an older Scan has a batch dimension
             states = 0
         carried = self._walk_loop(context, body, states)
         # The other results of a body may differ from one iteration to the next, so no size of them is known.
-        results = body.outputs if scan else body.outputs[1:]
+        results = body.outputs[form.results_before :]
         if len(carried) != states or len(results) < states:  # the body has fewer values than the operator gives it
             return []
         known = [*carried, *[None] * (len(results) - states)]
@@ -327,9 +346,10 @@ class ShapeInfo:
         body returns it with that size whenever all states have the sizes that they keep. Its rank is treated alike. A
         slice of a Scan has the shape of its tensor without the scanned axis.
         """
-        first = 0 if context.node.op_type == "Scan" else 2
+        form = _LoopForm.of(context.node)
+        first = form.inputs_before
         self._give_counters(context, body, states)
-        carried = list(zip(body.inputs[first : first + states], body.outputs[1 if first else 0 :], strict=False))
+        carried = list(zip(body.inputs[first : first + states], body.outputs[form.results_before :], strict=False))
         starts = [context.fact(first + index) for index in range(len(carried))]
         kept: list[tuple[Dim | None, ...] | None] = [start.shape for start in starts]
         for rounds in itertools.count():
@@ -343,10 +363,10 @@ class ShapeInfo:
             self.walk(body)
             self._loops -= 1
             returned = [self.shape(result) for _, result in carried]
-            left = [_left(sizes, shape) for sizes, shape in zip(kept, returned, strict=True)]
-            if left == kept:
+            still_kept = list(map(_common_sizes, kept, returned))
+            if still_kept == kept:
                 return given
-            kept = left
+            kept = still_kept
         raise AssertionError("unreachable")
 
     def _give_counters(self, context: Context, body: ir.Graph, states: int) -> None:
@@ -362,14 +382,13 @@ class ShapeInfo:
 
     def _give_slices(self, context: Context, body: ir.Graph, states: int) -> None:
         """Set the shapes of the slices that a Scan gives to its body."""
-        attr = context.node.attributes.get("scan_input_axes")
-        axes = () if attr is None else attr.as_ints()
-        for index, value in enumerate(body.inputs[states:]):
-            shape = context.shape(states + index)
-            axis = axes[index] if index < len(axes) else 0
-            if shape is not None and context.opset >= 9 and -len(shape) <= axis < len(shape):
-                axis %= len(shape)
-                self._facts[value] = Fact((*shape[:axis], *shape[axis + 1 :]), value.dtype)
+        slices = body.inputs[states:]
+        axes = [*(context.ints_attr("scan_input_axes") or ()), *[0] * len(slices)]
+        for place, (value, scanned) in enumerate(zip(slices, axes, strict=False), states):
+            shape = context.shape(place)
+            axis = axis_in(scanned, rank_of(shape))
+            if shape is not None and axis is not None and context.opset >= 9:
+                self._facts[value] = Fact(with_dims(shape, axis), value.dtype)
 
     def _forget(self, body: ir.Graph) -> None:
         for node in all_nodes(body):
@@ -377,12 +396,31 @@ class ShapeInfo:
                 self._facts.pop(output, None)
 
 
+@dataclass(frozen=True)
+class _LoopForm:
+    """What a Loop or Scan has before its states: inputs of the operator, and results of its body. A Scan has slices
+    behind its states."""
+
+    inputs_before: int
+    results_before: int
+    slices: int
+
+    @staticmethod
+    def of(node: ir.Node) -> _LoopForm:
+        """The form of one operator. A Loop has the number of its iterations and its condition."""
+        if node.op_type == "Scan":
+            return _LoopForm(0, 0, int_attr(node, "num_scan_inputs", 0))
+        return _LoopForm(2, 1, 0)
+
+
 def _with_unknown(sizes: tuple[Dim | None, ...] | None) -> Shape | None:
     """A shape with a fresh size wherever a state keeps none."""
-    return None if sizes is None else tuple(Dim.fresh() if size is None else size for size in sizes)
+    if sizes is None:
+        return None
+    return tuple(map(or_fresh, sizes))
 
 
-def _left(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:
+def _common_sizes(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:
     """The sizes that a state was given and is returned with; None when its rank is not the same or unknown."""
     if sizes is None or shape is None or len(sizes) != len(shape):
         return None
@@ -393,7 +431,9 @@ def _declared(dim: int | ir.SymbolicDim, least: Mapping[str, int]) -> Dim:
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
-    size = named(name) if name and any(map(str.isalpha, name)) else Dim.fresh()
+    if not name or not any(map(str.isalpha, name)):
+        return Dim.fresh()
+    size = named(name)
     return size.substitute({atom: Dim.symbol(atom.name, least[atom.name]) for atom in size.atoms if atom.name in least})
 
 
@@ -405,7 +445,7 @@ def _possible(fact: Fact) -> Fact:
 
 
 def _declared_rank(value: ir.Value) -> Fact:
-    return Fact(None if value.shape is None else fresh(len(value.shape)), value.dtype)
+    return Fact(fresh(if_known(len, value.shape)), value.dtype)
 
 
 def _taken(context: Context) -> ir.Graph | None:
@@ -414,7 +454,8 @@ def _taken(context: Context) -> ir.Graph | None:
     condition = context.ints(0)
     if condition is None or len(condition) != 1:
         return None
-    branch = context.node.attributes.get("then_branch" if condition[0] else "else_branch")
+    name = "then_branch" if condition[0] else "else_branch"
+    branch = context.node.attributes.get(name)
     return None if branch is None else branch.as_graph()
 
 
@@ -431,5 +472,7 @@ def _same_content(a: Content | None, b: Content | None) -> Content | None:
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return None
     if a.dtype == object:
-        return a if all(x == y for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True)) else None
-    return a if np.array_equal(a, b, equal_nan=True) else None
+        same = all(x == y for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True))
+    else:
+        same = np.array_equal(a, b, equal_nan=True)
+    return a if same else None
