@@ -88,11 +88,11 @@ class KnownAxes:
     def _settled_tuple(self, record: tuple[Any, ...]) -> tuple[Any, ...]:
         """A tuple of axes in their finest parts, or another tuple part by part; the same one where nothing changes."""
         if isinstance(next(iter(record), None), Axis):
-            found: tuple[Any, ...] = self.resolve(record)
+            parts: tuple[Any, ...] = self.resolve(record)
         else:
-            found = tuple(map(self._settled, record))
-        changed = len(found) != len(record) or any(a is not b for a, b in zip(found, record, strict=True))
-        return found if changed else record
+            parts = tuple(map(self._settled, record))
+        changed = len(parts) != len(record) or any(a is not b for a, b in zip(parts, record, strict=True))
+        return parts if changed else record
 
     def size(self, axes: Iterable[Axis]) -> Dim:
         """The number of elements these axes run over."""

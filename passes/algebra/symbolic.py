@@ -68,11 +68,11 @@ _INTERNED: weakref.WeakValueDictionary[tuple[Any, ...], Atom] = weakref.WeakValu
 
 
 def _intern(op: str, key: Any, make: Callable[[], Atom]) -> Atom:
-    found = _INTERNED.get((op, key))
-    if found is None:
-        found = make()
-        _INTERNED[(op, key)] = found
-    return found
+    atom = _INTERNED.get((op, key))
+    if atom is None:
+        atom = make()
+        _INTERNED[(op, key)] = atom
+    return atom
 
 
 Monomial: TypeAlias = tuple[Atom, ...]
@@ -682,13 +682,13 @@ def _size_of_unit(unit: Atom) -> Atom | None:
 
 def _inside(x: Dim, besides: Atom) -> frozenset[Atom]:
     """The atoms that occur inside opaque atoms of x other than `besides`."""
-    found: set[Atom] = set()
+    inside: set[Atom] = set()
     waiting = [atom for atom in x.atoms if atom is not besides]
     while waiting:
-        new = {atom for arg in waiting.pop().args for atom in arg.atoms} - found
-        found |= new
+        new = {atom for arg in waiting.pop().args for atom in arg.atoms} - inside
+        inside |= new
         waiting.extend(new)
-    return frozenset(found)
+    return frozenset(inside)
 
 
 def _min0_atom(x: Dim) -> Dim:

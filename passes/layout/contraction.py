@@ -1,5 +1,9 @@
 """Matrix products of any spelling in one form: two operands, labelled dimensions and a factor.
 
+    scores = query @ key.transpose(-1, -2)
+    scores = torch.einsum("bind,bjnd->bnij", query, key)
+    logits = torch.addmm(bias, x, weight.T)
+
     product := MatMul(x, y)                       any rank, batch dimensions broadcast from the right; a vector has no
                                                   dimension of its own
              | Gemm(x, y [, c])                   rank 2; alpha as factor; no c, or beta = 0

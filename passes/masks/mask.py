@@ -1,5 +1,10 @@
 """Plans for the terms of the scores: addends and selections become the operator's atten_mask and real_shift.
 
+    scores = query @ key.T + position_bias                  # an addend: real_shift
+    scores = scores + torch.where(padding, -inf, 0)         # an addend of {0, v}: atten_mask
+    scores = torch.where(causal, scores, -1e30)             # a selection with the fill v: atten_mask
+    out = torch.softmax(scores, -1) @ value
+
 The terms are in the order of computation. A plan keeps the exact result, also that of fully masked rows:
 
        terms                                      plan
@@ -549,13 +554,13 @@ class MaskPlanner:
     def _boolean_plan(self, live: LiveTerms, bias: tuple[BiasOp, ...], value: float, guard: RowGuard) -> MaskPlan:
         """The plan with the boolean mask of these terms and a bias. `value` is what the mask makes of a score."""
         guard = guard.beside(value)
-        mask, found = self._boolean_mask(live.terms), self.structure(live.terms)
+        mask, structured = self._boolean_mask(live.terms), self.structure(live.terms)
         assumed = (*mask.assumed, *self._dominance_assumed(value))
         nan_rows = guard.nan_rows_beside_mask
-        if found.packing is not None:
+        if structured.packing is not None:
             # Every token attends to itself, so no row is empty.
             dense = MaskPlan(mask.masked, bias, nan_rows=nan_rows, assumed=assumed)
-            return self._packed(dense, found.mode, found.packing, live.node)
+            return self._packed(dense, structured.mode, structured.packing, live.node)
         plan = MaskPlan(mask.masked, bias, mask.mode, nan_rows=nan_rows, assumed=assumed, missed=mask.missed)
         if mask.mode is not None and self.options.target == "ascend":
             # On Ascend the compressed mask takes the place of the mask, so further excluded keys get a bias.
@@ -627,32 +632,32 @@ class MaskPlanner:
         structure is then used only if the user rules out such rows. Some products take only masks that hold every
         excluded key.
         """
-        found, node = self.structure(terms), terms[-1].node
-        missed = self._dense_mask_missed(found, node)
+        structured, node = self.structure(terms), terms[-1].node
+        missed = self._dense_mask_missed(structured, node)
         if missed is not None:
             masked = tuple(excluded(term, self.viewer) for term in self._masks(terms))
-            return _BooleanMask(masked, assumed=found.assumed, missed=(missed,))
-        masked = tuple(padded(part, self.viewer, node) for part in found.padding)
-        return _BooleanMask(masked, found.mode, found.assumed)
+            return _BooleanMask(masked, assumed=structured.assumed, missed=(missed,))
+        masked = tuple(padded(part, self.viewer, node) for part in structured.padding)
+        return _BooleanMask(masked, structured.mode, structured.assumed)
 
-    def _dense_mask_missed(self, found: Structure | NoStructure, node: ir.Node) -> Missed | None:
+    def _dense_mask_missed(self, structured: Structure | NoStructure, node: ir.Node) -> Missed | None:
         """What the report says of a mask that holds every excluded key; None where the target takes the structure."""
-        if isinstance(found, NoStructure):
-            return found.missed(node)
-        reason = self._why_dense(found)
+        if isinstance(structured, NoStructure):
+            return structured.missed(node)
+        reason = self._why_dense(structured)
         return None if reason is None else Missed(MissedCode.DENSE_MASK, reason, label(node))
 
-    def _why_dense(self, found: Structure) -> str | None:
+    def _why_dense(self, structured: Structure) -> str | None:
         """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""
-        if found.packing is not None:
+        if structured.packing is not None:
             return "packed sequences are not told apart where masked keys keep a score"
         if self.options.needs_dense_mask:
             return f"{self.options.soc_version} takes only masks that hold every excluded key"
-        if found.mode is None:
+        if structured.mode is None:
             return None
-        if found.padding and self.options.target != "ort" and NO_EMPTY_ROWS not in self.options.assume:
+        if structured.padding and self.options.target != "ort" and NO_EMPTY_ROWS not in self.options.assume:
             return "a band with padding as a bias does not keep what a row without a key gives"
-        return why_not_expressible(found.mode, *self.grid.sizes, self.options, may_grow=True)
+        return why_not_expressible(structured.mode, *self.grid.sizes, self.options, may_grow=True)
 
     def structure(self, terms: tuple[Term, ...]) -> Structure | NoStructure:
         """The structure of the boolean mask that these terms make, or why it has none."""

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import (
     Add,
@@ -73,8 +73,7 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
             view = aligned(term.operand, viewer, term.node)
             if stepwise and _is_rounded_behind(view.base, term.operand.value, viewer):
                 view = aligned(term.operand, viewer, term.node, moved=False)
-            moved = stepwise and _is_moved_unrounded(view.base)
-            viewed = BiasOperand(view, stepwise, moved, _summands(view, viewer) if stepwise else ())
+            viewed = _as_added(view, viewer) if stepwise else BiasOperand(view)
             operations.append(Add(term.node, viewed, term.sign))
         elif isinstance(term, Select):
             viewed = BiasOperand(aligned(term.operand, viewer, term.node))
@@ -84,15 +83,22 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
     return tuple(operations)
 
 
+def _as_added(view: View, viewer: Viewer) -> BiasOperand:
+    """An addend as ONNX Runtime adds it."""
+    return BiasOperand(view, True, _is_moved_unrounded(view.base), _summands(view, viewer))
+
+
 def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
     """Views of the two tensors whose sum is the base of a view, if one of them is repeated: a relative position bias
     plus the mask of shifted windows, which is the same for each image. Empty for other bases."""
     adder = view.base.producer()
-    operands = adder.inputs if adder is not None and is_op(adder, "Add") else ()
-    found = if_possible(
-        lambda: tuple(viewer.broadcast_view(each, view.base_dims, adder) for each in operands if each and adder)
-    )
-    return found if found is not None and any(_repeats(each, viewer) for each in found) else ()
+    if adder is None or not is_op(adder, "Add"):
+        return ()
+    operands = [operand for operand in adder.inputs if operand is not None]
+    views = if_possible(lambda: tuple(viewer.broadcast_view(operand, view.base_dims, adder) for operand in operands))
+    if views is None or not any(_repeats(summand, viewer) for summand in views):
+        return ()
+    return views
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
@@ -109,8 +115,9 @@ def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
 def _is_moved_unrounded(value: ir.Value) -> bool:
     """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
     emitter = value.producer()
-    source = emitter.inputs[0] if emitter is not None and is_op(emitter, *MOVES) else None
-    return source is not None and is_op(source.producer(), *UNROUNDED) and _has_unrounded_readers(value)
+    if emitter is None or not is_op(emitter, *MOVES):
+        return False
+    return is_op(producer(emitter.inputs[0]), *UNROUNDED) and _has_unrounded_readers(value)
 
 
 def _has_unrounded_readers(value: ir.Value) -> bool:

@@ -1,5 +1,8 @@
 """Sizes that are equal in every run in which a Reshape succeeds.
 
+    mask = mask[..., :keys].unsqueeze(2).expand(batch, kv_heads, groups, rows, keys)
+    scores = scores + mask.reshape(batch, heads, rows, keys)      # fails where the mask had fewer columns
+
     operand := Reshape(x, sizes) | a move (movers.py) or Cast of an operand
 
 A Reshape keeps the number of elements. So where its input has the sizes a, b, c and its result a, b, d, then c is d if
@@ -13,6 +16,7 @@ batch entry and head. So only the number of columns is read by these sizes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
@@ -30,13 +34,13 @@ ELEMENTWISE = ("Add", "Sub", "Where")
 def sizes_of_reshapes(nodes: Sequence[ir.Node], info: ShapeInfo) -> Mapping[Atom, Dim]:
     """What sizes are in the runs in which the results of these nodes have elements, by the Reshapes that make their
     operands."""
-    found: dict[Atom, Dim] = {}
-    for reshape in (each for node in nodes if is_op(node, *ELEMENTWISE) for each in _reshapes(node)):
-        source = reshape.inputs[0]
-        own, shape = info.shape(source), info.shape(reshape.outputs[0])
+    sizes: dict[Atom, Dim] = {}
+    joined = (node for node in nodes if is_op(node, *ELEMENTWISE))
+    for reshape in itertools.chain.from_iterable(map(_reshapes, joined)):
+        own, shape = info.shape(reshape.inputs[0]), info.shape(reshape.outputs[0])
         if own is not None and shape is not None:
-            found.update(_equal_sizes(own, shape))
-    return found
+            sizes.update(_equal_sizes(own, shape))
+    return sizes
 
 
 def _reshapes(node: ir.Node) -> Iterator[ir.Node]:
@@ -46,8 +50,7 @@ def _reshapes(node: ir.Node) -> Iterator[ir.Node]:
         while maker is not None and is_op(maker, *MOVES, "Cast"):
             if is_op(maker, "Reshape"):
                 yield maker
-            source = maker.inputs[0]
-            maker = producer(source)
+            maker = producer(maker.inputs[0])
 
 
 def _equal_sizes(own: Shape, shape: Shape) -> dict[Atom, Dim]:

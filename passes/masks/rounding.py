@@ -1,5 +1,8 @@
 """The order of additions. The original adds the terms to the scores one by one; a bias is summed up before it is added.
 
+    scores = (query @ key.T + position_bias) + mask               # the model
+    scores = query @ key.T + (position_bias + mask)               # the operator with a bias
+
 Both round alike where each addend, up to its sign, is of one of these kinds:
 
     fine      rounds a score no more than it is rounded anyway: numbers up to 256, weights, results of products and
@@ -329,8 +332,8 @@ class _Sizes:
             return ANY_SIZE
         if value not in self.known:
             spend(value.producer())
-            found = self._huge(value, depth)
-            self.known[value] = found if found.is_huge else ANY_SIZE
+            sizes = self._huge(value, depth)
+            self.known[value] = sizes if sizes.is_huge else ANY_SIZE
         return self.known[value]
 
     def _huge(self, value: ir.Value, depth: int) -> Huge:

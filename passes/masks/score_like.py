@@ -1,5 +1,9 @@
 """Addends that are as large as scores: products of activations, such as those of queries and relative positions.
 
+    relative = query @ position_embeddings.T                      # as in Transformer-XL and DeBERTa
+    relative = torch.nn.functional.pad(relative, (1, 0)).reshape(batch, heads, keys + 1, rows)[:, :, 1:]
+    scores = query @ key.T + relative / scale
+
     score-like := product                          no operand is known to hold numbers beyond 1e15
                 | layout(score-like) | Slice | Gather | Pad with 0
                 | score-like * c | score-like / c      the factor, c or 1 / c, is at most 1e15
@@ -82,7 +86,7 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
                 return True
             pending.extend(inner)
         elif node is not None and is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
-            pending.extend(each for each in node.inputs if each is not None)
+            pending.extend(operand for operand in node.inputs if operand is not None)
     return False
 
 

@@ -1,5 +1,11 @@
 """Structural masks: the part of a mask that is a band of diagonals or packed sequences, and the rest, which is padding.
 
+    i, j = torch.arange(rows)[:, None], torch.arange(keys)
+    kept = (j <= i) & (j > i - window)                            # a band
+    kept = kept & attention_mask[:, None, None, :]                # padding
+    kept = kept & (segment[:, :, None] == segment[:, None, :])    # packed sequences
+    scores = torch.where(kept, scores, -inf)
+
     kept := the positions at which every term leaves the score as it is: an Add holds 0, a Select keeps. The mask
             excludes all others
 
@@ -215,15 +221,15 @@ def _sizes_beside(beside: Sequence[Add[AlignedTensor]], grid: Grid, viewer: View
     a known number of them, other than 1. Scores plus a bias of another name are as large as the scores. A bias that is
     the same for all rows tells nothing of these, because the operator gets one row of it.
     """
-    found: dict[Atom, Dim] = {}
+    sizes: dict[Atom, Dim] = {}
     for axes, size in zip((grid.q_seq, grid.kv_seq), grid.sizes, strict=True):
         total = size
         for own in _other_sizes_along(axes, size, beside, grid, viewer):
             if own.is_const and size.single_atom is not None:
-                found[size.single_atom] = own
+                sizes[size.single_atom] = own
             elif (sum_size := (total := Dim.broadcast(total, own)).single_atom) is not None and total != size:
-                found[sum_size] = size
-    return {atom: size.substitute(found) for atom, size in found.items()}
+                sizes[sum_size] = size
+    return {atom: size.substitute(sizes) for atom, size in sizes.items()}
 
 
 def _other_sizes_along(
@@ -466,14 +472,14 @@ class _TermReader:
             return ()
         if isinstance(condition, AtLeastZero):  # 1
             return self._band(condition.affine, place)
-        found: _Part | None = None
+        part: _Part | None = None
         if isinstance(condition, ElementComparison):  # 3
-            found = self._packing(condition, place, term)
+            part = self._packing(condition, place, term)
         elif isinstance(condition, Some):  # 1
-            found = self._band_with_prefix(condition, place)
-        if found is None and condition.origin is not None:  # 2
-            found = self._padding(condition.origin, place, term)
-        return None if found is None else (found,)
+            part = self._band_with_prefix(condition, place)
+        if part is None and condition.origin is not None:  # 2
+            part = self._padding(condition.origin, place, term)
+        return None if part is None else (part,)
 
     def _band(self, affine: Affine, place: _Placed) -> tuple[Band, ...] | None:
         """The band of the positions at which a number that is linear in them is at least 0; empty where that is so

@@ -68,8 +68,8 @@ class Context:
 
     def fact(self, index: int) -> Fact:
         """The fact of input `index`; unknown when absent."""
-        found = self.facts[index] if index < len(self.facts) else None
-        return UNKNOWN if found is None else found
+        fact = self.facts[index] if index < len(self.facts) else None
+        return UNKNOWN if fact is None else fact
 
     def shape(self, index: int) -> Shape | None:
         """The shape of input `index`."""
@@ -116,12 +116,12 @@ class Context:
         attributes = self.node.attributes
         if name not in attributes:
             return None
-        found: ir.Attr | None = attributes[name]
-        if found is not None and found.is_ref():
-            found = self._bound.get(found.ref_attr_name or "")
-            if found is None or found.is_ref():
+        attribute: ir.Attr | None = attributes[name]
+        if attribute is not None and attribute.is_ref():
+            attribute = self._bound.get(attribute.ref_attr_name or "")
+            if attribute is None or attribute.is_ref():
                 raise UnresolvedError(name)
-        return None if found is None else found.value
+        return None if attribute is None else attribute.value
 
     def int_attr(self, name: str, default: int) -> int:
         """The value of an integer attribute, or its default."""

@@ -346,8 +346,8 @@ class Cut(Move):
     def keeps_everything(self, known: Known) -> bool:
         """It does if its result is proven to be as large as its source, and its steps are positive."""
         shape, steps = known.shape(self.source), input_of(self.node, 4)
-        found = () if steps is None else known.content(steps)
-        forwards = isinstance(found, tuple) and all(step.is_at_least(1) for step in found)
+        content = () if steps is None else known.content(steps)
+        forwards = isinstance(content, tuple) and all(step.is_at_least(1) for step in content)
         return shape is not None and forwards and known.shape(self.result) == shape
 
 

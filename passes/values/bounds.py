@@ -109,16 +109,16 @@ class Bounds(Analysis[Bound]):
         return Bound((float(min(start, last)), float(max(start, last))), False)
 
     @staticmethod
-    def _rounded(found: Bound | None, dtype: ir.DataType | None) -> Bound | None:
+    def _rounded(bound: Bound | None, dtype: ir.DataType | None) -> Bound | None:
         """The bound of the numbers both before and after their type rounds them: ONNX Runtime computes 16-bit numbers
         in float32 and may keep them so. It is enough to round the ends, because rounding keeps the order of numbers.
         None where the rounding is unknown."""
         kind = kind_of(dtype)
-        if found is None or kind is None:
+        if bound is None or kind is None:
             return None
         with np.errstate(over="ignore"):
-            rounded = bound_of(np.array(found.unless_nan).astype(kind))
-        return hull(found, rounded)
+            rounded = bound_of(np.array(bound.unless_nan).astype(kind))
+        return hull(bound, rounded)
 
     def _has_integers(self, value: ir.Value | None) -> bool:
         return self.info.dtype(value) in INTEGER_RANGES

@@ -1,5 +1,8 @@
 """How small the named sizes of the inputs can be, because a convolution refuses smaller ones.
 
+    x = torch.nn.functional.conv1d(waves, weight, stride=2)       # fails for waves shorter than the kernel
+    length = (waves.shape[-1] - kernel) // 2 + 1                  # as the mask of its result is computed
+
     length := floor(rest / stride) + 1      behind a convolution, as ONNX defines it. `rest` is the size in front of it
                                             and its padding, less the reach of the kernel
             | trunc(rest / stride) + 1      as a model computes it by an integer Div

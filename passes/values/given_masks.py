@@ -1,5 +1,8 @@
 """Attention masks that are inputs of the model: what they hold if the user vouches for it that they hold only 0 and 1.
 
+    mask = (1.0 - attention_mask[:, None, None, :].float()) * -10000.0      # as in BERT
+    scores = scores + mask
+
     inverted mask := 1 - mask        0 and 1
                    | mask - 1        -1 and 0
     mask          := an input of the model, moved and cast or not, that is no index of any table: token ids are one

@@ -225,10 +225,10 @@ class _Reading:
             self._current.append(np.array([base]))
         self._current.append(np.flatnonzero(steps) + (base + 1))
         if base + first.size == size:
-            found, self._current = np.concatenate(self._current), []
-            if self._first and not np.array_equal(self._first[0], found):
+            changes, self._current = np.concatenate(self._current), []
+            if self._first and not np.array_equal(self._first[0], changes):
                 return False
-            self._first[:] = [found]
+            self._first[:] = [changes]
         return True
 
     def result(self) -> LargeContent:

@@ -46,7 +46,7 @@ class BlockLabels:
 
     def is_loose(self, value: ir.Value) -> bool:
         """Is this one of these vectors? Who reads it has to add its content to the graph."""
-        return any(value is each for each in self._made.values())
+        return any(value is element for element in self._made.values())
 
 
 def number_of_content(content: np.ndarray, index: Index, rank: int, labels: BlockLabels) -> Number | None:

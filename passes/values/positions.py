@@ -1,5 +1,10 @@
 """What a mask holds at each position, as a formula over its indices.
 
+    j = torch.arange(past + length)
+    i = past + torch.arange(length)[:, None]
+    mask = torch.full((length, past + length), -inf)
+    mask = torch.where(j > i, mask, 0.0)                          # -inf where j - i - 1 >= 0, elsewhere 0
+
 Grammar of what is read from the graph, top down. The element that is asked for is given by an `index`: for every
 dimension of a value an Affine over the indices of the mask.
 

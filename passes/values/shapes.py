@@ -166,18 +166,18 @@ class ShapeInfo:
         """All that is known of `value`, inferred now when it was not seen before."""
         if value is None:
             return UNKNOWN
-        found = self._facts.get(value)
-        if found is None:
+        fact = self._facts.get(value)
+        if fact is None:
             maker = value.producer()
             if maker is None:
-                found = self._facts[value] = self._leaf(value)
+                fact = self._facts[value] = self._leaf(value)
             elif maker in self._open:
                 # The graph has a cycle, so the model is not valid.
                 return UNKNOWN
             else:
                 self._ensure(maker)
-                found = self._facts.get(value, UNKNOWN)
-        return found
+                fact = self._facts.get(value, UNKNOWN)
+        return fact
 
     def has_open_roundings(self) -> bool:
         """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then?"""
