@@ -94,7 +94,7 @@ def case(condition: Formula | None, chosen: Number | None, other: Number | None)
     """The choice between two numbers, or one of them where there is nothing to choose; None where the condition or a
     number is unknown.
 
-    A choice within it that has one of its numbers in common with it becomes a part of its condition. 0.0 and -0.0 are
+    An inner choice that shares a number with the outer one becomes a part of the outer condition. 0.0 and -0.0 are
     one number here: no operation tells them apart.
     """
     if condition is None or chosen is None or other is None:
@@ -162,8 +162,7 @@ def _constant(number: float | Affine) -> float | None:
 
 
 def _pairs(left: Number, right: Number) -> tuple[Case, tuple[Number, Number], tuple[Number, Number]]:
-    """The Case among two operands, the first where both are one, and the operands with each of its numbers in its
-    place."""
+    """The first operand that is a Case, and the pairs of operands with its two numbers in its place."""
     if isinstance(left, Case):
         return left, (left.chosen, right), (left.other, right)
     assert isinstance(right, Case)
@@ -222,8 +221,8 @@ def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
 
 
 def if_representable(number: Number | None, dtype: ir.DataType | None) -> Number | None:
-    """The number if its type holds it, so that it neither wraps around nor is rounded; else None. If the number depends
-    on positions or sizes, these may use half of the type's range, and its constant part the other half."""
+    """The number, if the type holds it without wrapping around or rounding; else None. In a number that depends on
+    positions or sizes, these may use half of the type's range, and the constant part the other half."""
     if isinstance(number, Case):
         chosen, other = if_representable(number.chosen, dtype), if_representable(number.other, dtype)
         return case(number.condition, chosen, other)

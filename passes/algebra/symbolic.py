@@ -536,8 +536,8 @@ def _proven(dim: Dim, bound: int) -> bool:
 class _Proof:
     """One proof that a dim is at least a number.
 
-    Minima may be split in any order, which leads to the same dims, so it remembers what it was asked. It counts the
-    terms that it has looked at: a proof that needs more than `_WORK` of them is given up.
+    Minima may be split in any order, and different orders lead to the same dims, so the proof remembers its answers.
+    A proof that looks at more than `_WORK` terms is given up.
     """
 
     __slots__ = ("answers", "work")
@@ -767,9 +767,10 @@ def simplify_given(size: Dim, known: Iterable[Dim]) -> Dim:
 
 
 def zero_minimum(dim: Dim) -> dict[Atom, Dim]:
-    """What a minimum is in runs in which the dim, if it is a multiple of one, is 0; empty for other dims.
+    """The value of a minimum in runs in which a multiple of it, the dim, is 0; empty for other dims.
 
-    min(x, 0) is 0 then. A multiple of min(-x, 0) is written as one of min(x, 0) - x: min(x, 0) is x then.
+    Where a multiple of min(x, 0) is 0, min(x, 0) is 0. A multiple of min(-x, 0) is written with min(x, 0) - x: where
+    this is 0, min(x, 0) is x.
     """
     for monomial, factor in dim.terms:
         if len(monomial) == 1 and monomial[0].op == "min0":

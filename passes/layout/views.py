@@ -173,15 +173,15 @@ class Viewer:
         return peeled[0]
 
     def _keeps_numbers(self, move: Move, value: ir.Value, widening: bool) -> bool:
-        """Does a value hold the numbers of the source of a move? It does not if it is another output of the operator,
-        and a Cast has to keep the type, or widen it where that is asked for."""
+        """Does a value hold the numbers of the source of a move? Another output of the operator does not. A Cast has to
+        keep the type, or to widen it with `widening`."""
         if not isinstance(move, Converted):
             return value is move.result
         source, target = self.info.dtype(move.source), self.info.dtype(move.result)
         return source == target is not None or (widening and (source, target) in WIDENING)
 
     def uniform_value(self, value: ir.Value, beside: ir.Value) -> float | None:
-        """The one number that a tensor holds, if each of its sizes is 1 or that of the tensor beside it; else None."""
+        """The one number that a tensor holds, if its sizes are 1 or those of the tensor beside it; else None."""
         number = self.info.scalar(value)
         if number is not None:
             return number

@@ -1,6 +1,6 @@
 """Addends that hold both a bias and a mask, as a term for each of the two.
 
-The models that are meant, also where operators move the sum, such as those that repeat it for several heads:
+These sums are read, also behind operators that move them, such as an Expand for several heads:
 
     scores + (position_bias + torch.where(allowed, 0, v))
     scores + torch.where(allowed, position_bias, v)

@@ -192,14 +192,13 @@ class ScoredMasks:
 
     @property
     def is_known(self) -> bool:
-        """Is it known what masked keys count beside the others: are their numbers known before the softmax, none of
-        them +inf and none rounded once more, and has any sink a lower bound?"""
+        """Is the weight of masked keys known? Their numbers have to be known before the softmax, none of them +inf or
+        rounded by a later factor, and a sink needs a lower bound."""
         live = self.live
         numbers_known = all(number < math.inf for number in live.numbers_before_softmax(self.masks))
         return numbers_known and not live.scales_moderate_fills and live.values.sink_lower_bound != -math.inf
 
     @property
     def is_scored(self) -> bool:
-        """Do masked keys have a score? It is one number and biases (case 8), or all terms on 0 where one of them is a
-        selection (case 9)."""
+        """Do masked keys have a score: a number and biases (case 8), or all terms on 0 beside a selection (case 9)?"""
         return bool(self.live.selects) if self.number is None else bool(self.others)

@@ -513,8 +513,8 @@ class MaskPlanner:
     def _with_masked_bias(self, live: LiveTerms, guard: RowGuard) -> MaskPlan | None:
         """Cases 8 and 9: the plan in which biases are added to the scores of masked keys; None for other terms.
 
-        The gradient operator computes no gradient of a masked score, as after a selection. An addend has none of its
-        own that could be 0, so it is no mask then.
+        The gradient operator gives masked scores the gradient 0, as a selection does. The gradient of a score is not 0
+        where an addend masks it, so beside a gradient only selections are masks.
         """
         if not self._can_score_masked_keys or not guard.is_free_of_mask or (self.gradient and not live.selects):
             return None
@@ -574,7 +574,8 @@ class MaskPlanner:
         return plan
 
     def _dominance_assumed(self, value: float) -> tuple[str, ...]:
-        """The assumption under which a number of this size outweighs the scores, where it takes one."""
+        """The assumption under which a number outweighs the scores; empty for numbers that outweigh them by their
+        size."""
         return (MASKS_DOMINATE,) if value > DOMINATING else ()
 
     def _may_lack_mode(self, plan: MaskPlan) -> bool:

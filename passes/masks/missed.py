@@ -73,8 +73,8 @@ def _missed_by_plan(
 
 
 def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[MaskPlan, MaskPlanner]:
-    """The plan and its planner. If the user vouches for binary-masks it is the planner that knows what such masks hold,
-    where this gives the plan a mask more, or where there is no other plan. Raises Decline."""
+    """The plan and its planner. Where the user vouches for binary-masks, a planner that knows the numbers of such masks
+    is taken if its plan has more masks, or if there is no other plan. Raises Decline."""
     if BINARY_MASKS in planner.options.assume and _inverts_inputs(planner, terms):
         informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space))
         branches = (_in_a_branch(candidate) for candidate in (informed, planner))

@@ -1,8 +1,8 @@
 """Packed sequences: sequences that lie end to end, with a mask that lets a token attend only to its own sequence.
 
-    starts = torch.diff(position_ids, prepend=position_ids[:, :1]) != 1
-    labels = torch.cumsum(starts, -1)
-    same = labels[:, :, None] == labels[:, None, :]
+    starts = torch.diff(position_ids, prepend=position_ids[:, :1] - 1) != 1
+    labels = starts.cumsum(-1)
+    same = labels[:, None, :, None] == labels[:, None, None, :]
     scores = torch.where(same & (j <= i), scores, -inf)
 
     same := Equal of two elements of one tensor of labels, at the row and at the column of a score   (positions.py)

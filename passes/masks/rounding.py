@@ -107,11 +107,11 @@ class Huge:
         return Huge(self.least, self.positive, self.negative)
 
     def of_any_sign(self) -> Huge:
-        """The elements, of which it is not known whether they are negated."""
+        """The elements, negated or not."""
         return self.or_else(self.turned())
 
     def or_else(self, other: Huge) -> Huge:
-        """Elements each of which is of this kind or of the other."""
+        """Elements of either kind."""
         least = min(self.least, other.least)
         return Huge(least, self.negative or other.negative, self.positive or other.positive)
 

@@ -36,7 +36,7 @@ class RowGuard(Enum):
 
     @property
     def repeats_mask(self) -> bool:
-        """Does the guard mask the probabilities as the scores are masked? It does so by one selection of theirs."""
+        """Does the guard mask the probabilities like the scores? There is one selection of the scores then."""
         return self in (RowGuard.SELECTION, RowGuard.PRODUCT)
 
     @property

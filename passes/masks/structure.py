@@ -1,9 +1,9 @@
 """Structural masks: the part of a mask that is a band of diagonals or packed sequences, and the rest, which is padding.
 
     i, j = torch.arange(rows)[:, None], torch.arange(keys)
-    kept = (j <= i) & (j > i - window)                            # a band
-    kept = kept & attention_mask[:, None, None, :]                # padding
-    kept = kept & (segment[:, :, None] == segment[:, None, :])    # packed sequences
+    kept = (j <= i) & (j > i - window)                                        # a band
+    kept = kept & attention_mask[:, None, None, :]                            # padding
+    kept = kept & (segment[:, None, :, None] == segment[:, None, None, :])    # packed sequences
     scores = torch.where(kept, scores, -inf)
 
     kept := the positions at which every term leaves the score as it is: an Add holds 0, a Select keeps. The mask
@@ -215,11 +215,11 @@ def _banded(
 
 
 def _sizes_beside(beside: Sequence[Add[AlignedTensor]], grid: Grid, viewer: Viewer) -> Mapping[Atom, Dim]:
-    """What sizes are in the runs that the operator does not refuse, by the biases that it gets.
+    """The sizes in the runs that the operator does not refuse, by the biases beside the mask.
 
-    It takes a bias that has as many rows and keys as the scores, or one. So the scores have as many as a bias that has
-    a known number of them, other than 1. Scores plus a bias of another name are as large as the scores. A bias that is
-    the same for all rows tells nothing of these, because the operator gets one row of it.
+    The operator takes a bias of 1 row or as many rows as the scores have, and so for keys. So where a bias has a known
+    number of rows other than 1, the scores have the same number. Scores plus a bias of another name are as large as the
+    scores. A bias that is the same for all rows tells nothing of their number, because the operator gets one row of it.
     """
     sizes: dict[Atom, Dim] = {}
     for axes, size in zip((grid.q_seq, grid.kv_seq), grid.sizes, strict=True):

@@ -176,7 +176,7 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
 
 
 def domain_of(node: ir.Node) -> str:
-    """The domain of a node. The standard one has two names, of which this is the empty one."""
+    """The domain of a node; empty for the standard domain, whose other name is "ai.onnx"."""
     return {"ai.onnx": ""}.get(node.domain, node.domain)
 
 

@@ -71,7 +71,8 @@ def _numbers(value: ir.Value | None, known: Known) -> tuple[Dim, ...] | None:
 
 
 def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
-    """What a Pad of any opset adds before each dimension that it names, and then behind each; None where unknown."""
+    """The numbers of elements that a Pad of any opset adds: before each dimension of its list, and then behind each
+    dimension. None where they are unknown."""
     attr, given = node.attributes.get("pads"), input_of(node, 1)
     if attr is not None:
         return tuple(map(Dim, attr.as_ints()))

@@ -344,7 +344,7 @@ class Cut(Move):
         return dim
 
     def keeps_everything(self, known: Known) -> bool:
-        """It does if its result is proven to be as large as its source, and its steps are positive."""
+        """A Slice does if its result is proven to be as large as its source, and its steps are positive."""
         shape, steps = known.shape(self.source), input_of(self.node, 4)
         content = () if steps is None else known.content(steps)
         forwards = isinstance(content, tuple) and all(step.is_at_least(1) for step in content)

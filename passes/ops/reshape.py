@@ -192,7 +192,7 @@ def _concat(ctx: Context) -> Fact:
 
 
 def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
-    """The shape of tensors that are joined along an axis. Those that are known have one rank, in which the axis is."""
+    """The shape of tensors that are joined along an axis. All known shapes have the same rank, and this axis."""
     known = [shape for shape in shapes if shape is not None]
     result = []
     for index in range(len(known[0])):

@@ -1,4 +1,4 @@
-"""Attention masks that are inputs of the model: what they hold if the user vouches for it that they hold only 0 and 1.
+"""Attention masks that are inputs of the model, where the user vouches for it that masks hold only 0 and 1.
 
     mask = (1.0 - attention_mask[:, None, None, :].float()) * -10000.0      # as in BERT
     scores = scores + mask

@@ -342,9 +342,9 @@ class ShapeInfo:
     def _walk_loop(self, context: Context, body: ir.Graph, states: int) -> list[Shape | None]:
         """Walk the body of a Loop or Scan, and return the shapes of its states.
 
-        The states change from one iteration to the next. A state keeps a size if it starts with that size and if the
-        body returns it with that size whenever all states have the sizes that they keep. Its rank is treated alike. A
-        slice of a Scan has the shape of its tensor without the scanned axis.
+        The states change from one iteration to the next. A state keeps a size if it starts with this size, and if the
+        body returns it with this size in every iteration in which all states have their kept sizes. Ranks are treated
+        alike. A slice of a Scan has the shape of its tensor without the scanned axis.
         """
         form = _LoopForm.of(context.node)
         first = form.inputs_before
