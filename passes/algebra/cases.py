@@ -285,8 +285,8 @@ def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:
     if op == "Sub":
         return left - right
     if op in ("Min", "Max"):
-        first = at_least_zero(right - left if op == "Min" else left - right)
-        return case(first, left, right)
+        gap = right - left if op == "Min" else left - right
+        return case(at_least_zero(gap), left, right)
     for a, b in ((left, right), (right, left)):
         if (factor := a.const) is not None:
             return b.times(factor)

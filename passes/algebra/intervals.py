@@ -108,7 +108,9 @@ def times(one: Bound, other: Bound) -> Bound | None:
         bound.unless_nan[0] <= 0.0 <= bound.unless_nan[1] and not all(map(math.isfinite, beside.unless_nan))
         for bound, beside in ((one, other), (other, one))
     )
-    return None if ends is None else Bound(ends, one.may_be_nan or other.may_be_nan or undefined)
+    if ends is None:
+        return None
+    return Bound(ends, one.may_be_nan or other.may_be_nan or undefined)
 
 
 def over(one: Bound, other: Bound) -> Bound | None:
@@ -118,7 +120,9 @@ def over(one: Bound, other: Bound) -> Bound | None:
     if not (low > 0.0 or high < 0.0):
         return None
     ends = ends_of([a / b for a in one.unless_nan for b in other.unless_nan])
-    return None if ends is None else Bound(ends, one.may_be_nan or other.may_be_nan)
+    if ends is None:
+        return None
+    return Bound(ends, one.may_be_nan or other.may_be_nan)
 
 
 def to_power(base: Bound, exponent: Bound, whole: bool) -> Bound | None:
@@ -158,10 +162,14 @@ def root(one: Bound) -> Bound:
 
 def _inexact(ends: Interval) -> Interval:
     """The interval of what kernels give for exact results of this interval, which is not below 0."""
-    low = ends[0] * (1.0 - INEXACT)
-    return low if low >= SMALLEST_NORMAL else 0.0, max(ends[1] * (1.0 + INEXACT), SMALLEST_NORMAL)
+    low, high = ends[0] * (1.0 - INEXACT), max(ends[1] * (1.0 + INEXACT), SMALLEST_NORMAL)
+    if not low >= SMALLEST_NORMAL:
+        low = 0.0
+    return low, high
 
 
 def ends_of(corners: list[float]) -> Interval | None:
     """The least and the largest of these numbers; None where one is NaN."""
-    return None if any(map(math.isnan, corners)) else (min(corners), max(corners))
+    if any(map(math.isnan, corners)):
+        return None
+    return min(corners), max(corners)

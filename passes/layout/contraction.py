@@ -176,4 +176,6 @@ def _hidden(terms: Sequence[str], ranks: Sequence[int]) -> list[int] | None:
 def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:
     """The labels of one term, with the labels `batch` in place of its ellipsis."""
     before, dots, after = term.partition("...")
-    return (*before, *(batch if dots else ()), *after)
+    if not dots:
+        return tuple(term)
+    return (*before, *batch, *after)

@@ -204,7 +204,9 @@ class Viewer:
             return None
         if is_op(node, "Div"):
             divisor = self._scalar_beside(right, left)
-            return (left, 1.0 / divisor) if divisor else None
+            if divisor is None or divisor == 0.0:
+                return None
+            return left, 1.0 / divisor
         for tensor, number in ((left, right), (right, left)):
             scalar = self._scalar_beside(number, tensor)
             if scalar is not None:
@@ -243,4 +245,6 @@ class Viewer:
         if is_op(node, "Dropout"):
             return dims  # also of one that drops: what is left stays in its place
         move = move_of(node, self.info)
-        return None if move is None else move.arrangement(dims, self.space, self.info)
+        if move is None:
+            return None
+        return move.arrangement(dims, self.space, self.info)

@@ -52,11 +52,14 @@ class Band:
 
     def described(self, rows: Dim, columns: Dim) -> str:
         """The band in words, for scores of these sizes: the keys j that the row i keeps."""
-        ends = [] if self.lower is None else [f"{self.lower} <="]
-        ends += ["j - i"]
-        ends += [] if self.upper is None else [f"<= {self.upper}"]
-        prefix = f" with the first {self.prefix} keys" if self.prefix else ""
-        return f"{' '.join(ends)}{prefix} of {rows} rows and {columns} keys"
+        text = "j - i"
+        if self.lower is not None:
+            text = f"{self.lower} <= {text}"
+        if self.upper is not None:
+            text = f"{text} <= {self.upper}"
+        if self.prefix:
+            text = f"{text} with the first {self.prefix} keys"
+        return f"{text} of {rows} rows and {columns} keys"
 
     def never_empty(self, rows: Dim, columns: Dim) -> bool:
         """Whether the band leaves every row a key in every run that has keys."""

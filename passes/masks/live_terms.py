@@ -9,6 +9,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import sole
 from fa_compiler.passes.masks.magnitudes import HUGE, LOST_SHARE, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.rounding import reordering_decline
@@ -72,8 +73,8 @@ class LiveTerms:
     @property
     def fill(self) -> float:
         """The one number that all fills are before the softmax; NaN where they are several, or not known."""
-        fills = self.numbers_before_softmax(self.selects)
-        return next(iter(fills)) if len(fills) == 1 else math.nan
+        fill = sole(self.numbers_before_softmax(self.selects))
+        return math.nan if fill is None else fill
 
     @property
     def biases_stay_above_fill(self) -> bool:
@@ -176,7 +177,9 @@ class ScoredMasks:
     @property
     def mask_terms(self) -> tuple[Term, ...]:
         """The terms of which the boolean mask is made: the addends that mask, or all terms where selections do."""
-        return self.live.terms if self.live.selects else tuple(self.live.terms[index] for index in self.masks)
+        if self.live.selects:
+            return self.live.terms
+        return tuple(self.live.terms[index] for index in self.masks)
 
     @property
     def number(self) -> float | None:
@@ -188,7 +191,7 @@ class ScoredMasks:
             # An addend holds 0 where it masks nothing.
             numbers, is_below = live.numbers_of(self.masks) - {0.0}, len(self.masks) == 1
         only_added = len(live.adds) + len(live.selects) == len(live.terms)
-        return next(iter(numbers)) if is_below and only_added and len(numbers) == 1 else None
+        return sole(numbers) if is_below and only_added else None
 
     @property
     def is_known(self) -> bool:

@@ -442,10 +442,12 @@ class MaskPlanner:
 
     def _by_addend_alone(self, live: LiveTerms, guard: RowGuard) -> MaskPlan | None:
         """Case 2: the plan for one addend of {0, v}; None for other terms."""
-        values = list(live.added_masks.values()) if len(live.adds) == 1 else []
-        if not values or not self._may_be_boolean(live, values[0], guard):
+        if len(live.adds) != 1 or not live.added_masks:
             return None
-        return self._boolean_plan(live, (), values[0], guard)
+        (value,) = live.added_masks.values()
+        if not self._may_be_boolean(live, value, guard):
+            return None
+        return self._boolean_plan(live, (), value, guard)
 
     def _by_addends(self, live: LiveTerms, guard: RowGuard) -> MaskPlan | None:
         """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far

@@ -210,7 +210,9 @@ class ContiguousLabels:
 def _uncast(value: ir.Value) -> ir.Value | None:
     """The source of a Cast, such as truth values that are summed; None where the value is no Cast."""
     node = value.producer()
-    return node.inputs[0] if is_op(node, "Cast") and node is not None else None
+    if node is None or not is_op(node, "Cast"):
+        return None
+    return node.inputs[0]
 
 
 def _in_runs(array: np.ndarray, axis: int) -> bool:

@@ -495,8 +495,7 @@ def is_whole(value: ir.Value | None, facts: Facts) -> bool:
         node = current.producer()
         if node is None or not is_op(node, *MOVES, *WHOLE):
             return False
-        operands = node.inputs[:1] if is_op(node, *MOVES, "Trilu", "Cast") else node.inputs
-        pending.extend(operands[1:] if node.op_type == "Where" else operands)
+        pending.extend(node.inputs[:1] if is_op(node, *MOVES) else _combined(node))
     return True
 
 

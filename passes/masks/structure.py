@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -54,6 +55,7 @@ from fa_compiler.passes.algebra.formula import (
     conjuncts,
     negation,
 )
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simplify_given
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import SAME_SIZES
@@ -464,7 +466,9 @@ class _TermReader:
             parts = replace(self, cuts=False).read(term)
         except _Unstructured:
             return None
-        return parts if all(isinstance(part, Padding) for part in parts) else None
+        if not all(isinstance(part, Padding) for part in parts):
+            return None
+        return parts
 
     def _parts_of(self, condition: Formula, place: _Placed, term: MaskTerm) -> Sequence[_Part] | None:
         """What a condition of the mask is; None where it is none of the parts."""
@@ -608,8 +612,7 @@ def kept(term: MaskTerm, positions: Positions, index: Index | None = None) -> Fo
     """Where the term leaves the scores as they are, at this index of its tensor or at its own; None when that is
     unknown."""
     if isinstance(term, Add):
-        added = positions.nonzero(term.operand.value, index)
-        return None if added is None else negation(added)
+        return if_known(negation, positions.nonzero(term.operand.value, index))
     condition = positions.truth(term.operand.value, index or positions.identity_index)
     if condition is None or term.keep:
         return condition
@@ -626,7 +629,7 @@ def _intersection(bands: Sequence[Band]) -> Band | None:
     above, below = _largest(lower), _largest(upper)
     if (lower and above is None) or (upper and below is None):
         return None
-    return Band(above, None if below is None else -below)
+    return Band(above, if_known(operator.neg, below))
 
 
 def _largest(bounds: Sequence[Dim]) -> Dim | None:
