@@ -171,6 +171,12 @@ class MaskPlan:
         parts = (("packed", self.packed), (band, band), ("atten_mask", self.masked), ("real_shift", self.bias))
         return "+".join(word for word, part in parts if part) or "none"
 
+    @property
+    def without_guard(self) -> MaskPlan:
+        """The same plan without its guard."""
+        fallback = None if self.fallback is None else self.fallback.without_guard
+        return replace(self, nan_rows="", fallback=fallback)
+
     def assuming(self, *words: str) -> MaskPlan:
         """The same plan under further assumptions of the user."""
         fallback = None if self.fallback is None else self.fallback.assuming(*words)
@@ -270,14 +276,10 @@ class MaskPlanner:
 
     def _without_empty_rows(self, plan: MaskPlan, node: ir.Node, reason: str) -> MaskPlan:
         """The plan if the user vouches for it that no row is masked everywhere. Raises Decline."""
-        self._check_no_empty_rows(node, reason)
-        return plan.assuming(NO_EMPTY_ROWS)
-
-    def _check_no_empty_rows(self, node: ir.Node, reason: str) -> None:
-        """Raise Decline unless the user vouches for it that no row is masked everywhere."""
         if NO_EMPTY_ROWS not in self.options.assume:
             hint = NO_EMPTY_ROWS_HINT
             raise Decline(Code.EMPTY_ROWS, reason, node, hint)
+        return plan.assuming(NO_EMPTY_ROWS)
 
     def _check_finite(self, reason: str) -> None:
         """Raise Decline where the user says that scores may be NaN."""
@@ -344,12 +346,10 @@ class MaskPlanner:
         self._check_finite("a guard gives 0 for a row whose softmax is NaN, which the product does not")
         masks = [index for index, term in enumerate(terms) if not self.values.cannot_exclude(terms, index)]
         infinite = [index for index in masks if len(masks) > 1 or self.values.may_be_infinite(terms, index)]
-        words = {*plan.assumed, FINITE_SCORES}
         if plan.bias and infinite:
             reason = "a guard gives 0 for a row whose scores are all -inf, which the product does not"
-            self._check_no_empty_rows(terms[infinite[-1]].node, reason)
-            words.add(NO_EMPTY_ROWS)
-        return replace(plan, nan_rows="", assumed=tuple(sorted(words)))
+            plan = self._without_empty_rows(plan, terms[infinite[-1]].node, reason)
+        return plan.without_guard.assuming(FINITE_SCORES)
 
     def _guarded_plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan that keeps the guard, by the first case that applies. Raises Decline."""
