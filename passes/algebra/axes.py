@@ -154,7 +154,9 @@ class AxisSpace(KnownAxes):
                 else:
                     return None
             result.append(tuple(taken))
-        return None if pending else tuple(result)
+        if pending:
+            return None
+        return tuple(result)
 
     def unify(self, one: Axes, other: Axes) -> bool:
         """Declare that two dimensions are walked together: one index runs along both. Returns False, and changes

@@ -119,7 +119,9 @@ def _turned(number: Case) -> Case:
 
 def as_integer(number: Number | None) -> Affine | None:
     """The number if it is an integer, else None."""
-    return number if isinstance(number, Affine) else None
+    if not isinstance(number, Affine):
+        return None
+    return number
 
 
 def condition_for(number: Number, test: Callable[[float | Affine], Formula]) -> Formula:
@@ -191,21 +193,27 @@ def _extreme(number: Case) -> str | None:
     gap = number.chosen - number.other
     if number.condition == AtLeastZero(gap):
         return "Max"
-    return "Min" if number.condition == AtLeastZero(gap.times(-1)) else None
+    if number.condition != AtLeastZero(gap.times(-1)):
+        return None
+    return "Min"
 
 
 def _compared_mixed(op: str, left: float | Affine, right: float | Affine) -> Formula | None:
     """The comparison of an integer with a float that is a whole number; None for other floats."""
     rank = max(len(number.steps) for number in (left, right) if isinstance(number, Affine))
     one, other = _whole(left, rank), _whole(right, rank)
-    return None if one is None or other is None else _compared_integers(op, one, other)
+    if one is None or other is None:
+        return None
+    return _compared_integers(op, one, other)
 
 
 def _whole(number: float | Affine, rank: int) -> Affine | None:
     """The number as an integer; None where it is none."""
     if isinstance(number, Affine):
         return number
-    return Affine.number(int(number), rank) if math.isfinite(number) and number == int(number) else None
+    if math.isfinite(number) and number == int(number):
+        return Affine.number(int(number), rank)
+    return None
 
 
 def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
@@ -232,17 +240,23 @@ def if_representable(number: Number | None, dtype: ir.DataType | None) -> Number
         return None
     low, high = RANGES[dtype]
     if number.const is not None:
-        return number if low <= number.const <= high else None
+        if low <= number.const <= high:
+            return number
+        return None
     factors = (*number.steps, *number.offset.factors)
     fits = sum(map(abs, factors)) <= LARGEST_FACTOR.get(dtype, 0)
-    return number if fits and low // 2 <= number.offset.addend <= high // 2 else None
+    if fits and low // 2 <= number.offset.addend <= high // 2:
+        return number
+    return None
 
 
 def rounded(number: float, dtype: ir.DataType) -> float | None:
     """The number as a type rounds it; None for NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         result = float(np.array(number).astype(dtype.numpy()))
-    return None if math.isnan(result) else result
+    if math.isnan(result):
+        return None
+    return result
 
 
 def cast(number: Number | None, dtype: ir.DataType | None) -> Number | None:

@@ -54,7 +54,9 @@ class Affine:
     @property
     def const(self) -> int | None:
         """The value when it is the same at every index and in every run."""
-        return self.offset.const if self.is_number else None
+        if not self.is_number:
+            return None
+        return self.offset.const
 
     @property
     def is_natural(self) -> bool:
@@ -295,4 +297,6 @@ def choice(condition: Formula, chosen: Formula, other: Formula, origin: BooleanT
 
 
 def _negated(origin: BooleanTensor | None) -> BooleanTensor | None:
-    return None if origin is None else replace(origin, when=not origin.when)
+    if origin is None:
+        return None
+    return replace(origin, when=not origin.when)

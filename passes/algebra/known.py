@@ -26,9 +26,13 @@ def if_known(function: Callable[[A, B, C], R], one: A | None, two: B | None, thr
 
 def if_known(function: Callable[..., Any], *arguments: object) -> Any:
     """What a function makes of its arguments; None where one of them is unknown."""
-    return None if any(argument is None for argument in arguments) else function(*arguments)
+    if any(argument is None for argument in arguments):
+        return None
+    return function(*arguments)
 
 
 def sole(values: Collection[T] | None) -> T | None:
     """The only one of some values; None where there are several or none, or where they are unknown."""
-    return next(iter(values)) if values is not None and len(values) == 1 else None
+    if values is not None and len(values) == 1:
+        return next(iter(values))
+    return None

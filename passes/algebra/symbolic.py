@@ -517,7 +517,9 @@ def _unknown_result(*dims: Dim) -> Dim:
 def _coerce(value: object) -> Dim | None:
     if isinstance(value, Dim):
         return value
-    return Dim(value) if isinstance(value, int) else None
+    if not isinstance(value, int):
+        return None
+    return Dim(value)
 
 
 def _need(value: Dim | int) -> Dim:
@@ -603,7 +605,9 @@ def _least_quotient(a: Dim, b: Dim) -> int | None:
     least, by = a.lower, b.const
     if least is not None and by is not None and by > 0:
         return least // by
-    return 0 if _sign(a) and _sign(b) else None
+    if _sign(a) and _sign(b):
+        return 0
+    return None
 
 
 def _reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:
@@ -677,7 +681,9 @@ def _size_of_unit(unit: Atom) -> Atom | None:
     if unit.op != "min0":
         return None
     size = (unit.args[0] + 1).single_atom
-    return size if size is not None and size.lower is not None and size.lower >= 0 else None
+    if size is not None and size.lower is not None and size.lower >= 0:
+        return size
+    return None
 
 
 def _inside(x: Dim, besides: Atom) -> frozenset[Atom]:

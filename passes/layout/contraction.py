@@ -52,7 +52,9 @@ class Contraction:
 def contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
     """Read a node as a contraction over exactly one label; None for other nodes."""
     product = any_contraction(node, info)
-    return product if product is not None and len(product.summed) == 1 else None
+    if product is not None and len(product.summed) == 1:
+        return product
+    return None
 
 
 def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
@@ -66,7 +68,9 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
         return _matmul(node, left, right, info, False, False, 1.0)
     if node.domain == "com.microsoft" and node.op_type == "FusedMatMul" and unknown_part(node) is None:
         product = _matmul(node, left, right, info, *_flags(node), _alpha(node))
-        return None if product is None else replace(product, labels=_with_batch_in_front(node, product.labels))
+        if product is None:
+            return None
+        return replace(product, labels=_with_batch_in_front(node, product.labels))
     if is_op(node, "Gemm"):
         if addend(node) is not None:
             return None
@@ -79,7 +83,9 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
 def addend(node: ir.Node) -> tuple[ir.Value, float] | None:
     """What a Gemm adds to its product, and the factor on it; None when it adds nothing."""
     value, beta = input_of(node, 2), float_attr(node, "beta", 1.0)
-    return None if value is None or beta == 0.0 else (value, beta)
+    if value is None or beta == 0.0:
+        return None
+    return (value, beta)
 
 
 def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
@@ -170,7 +176,9 @@ def _hidden(terms: Sequence[str], ranks: Sequence[int]) -> list[int] | None:
     counts = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
     with_dots = {count for term, count in zip(terms, counts, strict=True) if "..." in term}
     without = {count for term, count in zip(terms, counts, strict=True) if "..." not in term}
-    return counts if min(counts) >= 0 and len(with_dots) <= 1 and without <= {0} else None
+    if min(counts) >= 0 and len(with_dots) <= 1 and without <= {0}:
+        return counts
+    return None
 
 
 def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:

@@ -125,7 +125,9 @@ def _extra_units(longer: Arrangement, shorter: Arrangement) -> tuple[int, ...] |
             rest.pop(0)
         else:
             extra.append(index)
-    return None if rest or any(longer[index] for index in extra) else tuple(extra)
+    if rest or any(longer[index] for index in extra):
+        return None
+    return tuple(extra)
 
 
 def _pieces(source: Arrangement, target: Arrangement) -> Arrangement:

@@ -167,7 +167,9 @@ class Viewer:
         node = value.producer()
         move = move_of(node, self.info)
         if move is not None and (move.is_layout or isinstance(move, Converted)):
-            return move.source if self._keeps_numbers(move, value, widening) else None
+            if not self._keeps_numbers(move, value, widening):
+                return None
+            return move.source
         if node is None or not factors or (peeled := self.factor(node)) is None:
             return None
         return peeled[0]

@@ -137,4 +137,6 @@ def _with_prefix(band: Band, corner: Dim, columns: Dim) -> SparseMode | None:
     nor beyond the keys."""
     offset, keys = corner.const, columns.const
     fits = offset is not None and keys is not None and max(offset, 0) <= band.prefix <= keys
-    return SparseMode(6, prefix=band.prefix) if fits and band.upper == corner else None
+    if fits and band.upper == corner:
+        return SparseMode(6, prefix=band.prefix)
+    return None

@@ -85,4 +85,6 @@ def _before_move(tensor: AlignedTensor, node: ir.Node, viewer: Viewer) -> Aligne
     if not is_op(mover, *LAYOUT_OPS, *REPEATS):
         return None
     view = aligned(tensor, viewer, node)
-    return None if view.base is tensor.value else replace(tensor, value=view.base, dims=view.base_dims)
+    if view.base is tensor.value:
+        return None
+    return replace(tensor, value=view.base, dims=view.base_dims)

@@ -191,7 +191,9 @@ class ScoredMasks:
             # An addend holds 0 where it masks nothing.
             numbers, is_below = live.numbers_of(self.masks) - {0.0}, len(self.masks) == 1
         only_added = len(live.adds) + len(live.selects) == len(live.terms)
-        return sole(numbers) if is_below and only_added else None
+        if is_below and only_added:
+            return sole(numbers)
+        return None
 
     @property
     def is_known(self) -> bool:

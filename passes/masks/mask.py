@@ -648,7 +648,9 @@ class MaskPlanner:
         if isinstance(structured, NoStructure):
             return structured.missed(node)
         reason = self._why_dense(structured)
-        return None if reason is None else Missed(MissedCode.DENSE_MASK, reason, label(node))
+        if reason is None:
+            return None
+        return Missed(MissedCode.DENSE_MASK, reason, label(node))
 
     def _why_dense(self, structured: Structure) -> str | None:
         """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""

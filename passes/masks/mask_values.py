@@ -64,7 +64,9 @@ class TermValues:
         (value,) = numbers
         dtype = self._dtype(terms[index])
         is_mask = self.dominates(value, dtype) and self.dominates(min(self.numbers_of(terms[index])), dtype)
-        return value if is_mask else None
+        if not is_mask:
+            return None
+        return value
 
     def dominates(self, value: float, dtype: ir.DataType | None) -> bool:
         """Does a number of this type outweigh every score? It does by its size, or because the user vouches for it."""

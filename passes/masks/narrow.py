@@ -111,10 +111,14 @@ def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
     array, large = constant(value), info.large.of(value)
     if array is not None and array.size:
         first = array.take([0], axis)
-        return first if bool((bits(array) == bits(first)).all()) else None
+        if not (bits(array) == bits(first)).all():
+            return None
+        return first
     if array is not None or large is None or large.repeated is None:
         return None
-    return large.repeated if large.repeated.shape[axis] == 1 else None
+    if large.repeated.shape[axis] != 1:
+        return None
+    return large.repeated
 
 
 def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value:

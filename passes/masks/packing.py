@@ -137,7 +137,9 @@ class ContiguousLabels:
             first = positions.shape(head)
             further = tuple(place + int(k == axis) for k, place in enumerate(index))
             if joined and first is not None and first[axis].const == 1 and earlier[value] == index:
-                return numbers if later[value] == further else None
+                if later[value] != further:
+                    return None
+                return numbers
         return None
 
     def _counts_monotonely(self, node: ir.Node, axis: int) -> bool:

@@ -169,7 +169,9 @@ def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Coll
         again = None if BINARY_MASKS in assume else reordering_decline(terms, values, vouched)
         helps = BINARY_MASKS not in assume and (again is None or again.reason != reason)
         return Decline(Code.MASK_VALUE, reason, culprit.node, BINARY_HINT if helps else ONE_SIGN_HINT)
-    return None if NO_EMPTY_ROWS in assume else kinds.shown_by_empty_rows()
+    if NO_EMPTY_ROWS in assume:
+        return None
+    return kinds.shown_by_empty_rows()
 
 
 @dataclass(frozen=True)

@@ -483,7 +483,9 @@ class _TermReader:
             part = self._band_with_prefix(condition, place)
         if part is None and condition.origin is not None:  # 2
             part = self._padding(condition.origin, place, term)
-        return None if part is None else (part,)
+        if part is None:
+            return None
+        return (part,)
 
     def _band(self, affine: Affine, place: _Placed) -> tuple[Band, ...] | None:
         """The band of the positions at which a number that is linear in them is at least 0; empty where that is so
@@ -524,7 +526,9 @@ class _TermReader:
         if self.contiguity is None or ends is None or len(differing) != 1:
             return None
         (axis,) = differing
-        return axis if {part.one[axis], part.other[axis]} == set(ends) else None
+        if {part.one[axis], part.other[axis]} != set(ends):
+            return None
+        return axis
 
     def _packing(self, part: ElementComparison, place: _Placed, term: MaskTerm) -> Packing | None:
         """The packing that a comparison of labels at the row and at the key expresses. There must be as many labels as
@@ -623,7 +627,9 @@ def _intersection(bands: Sequence[Band]) -> Band | None:
     """The band that all bands have in common; None when it is unknown which of their bounds are the tightest. A prefix
     is known only of one band, which may occur several times."""
     if any(band.prefix for band in bands):
-        return bands[0] if len(set(bands)) == 1 else None
+        if len(set(bands)) != 1:
+            return None
+        return bands[0]
     lower = [band.lower for band in bands if band.lower is not None]
     upper = [-band.upper for band in bands if band.upper is not None]
     above, below = _largest(lower), _largest(upper)

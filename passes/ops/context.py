@@ -121,7 +121,9 @@ class Context:
             attribute = self._bound.get(attribute.ref_attr_name or "")
             if attribute is None or attribute.is_ref():
                 raise UnresolvedError(name)
-        return None if attribute is None else attribute.value
+        if attribute is None:
+            return None
+        return attribute.value
 
     def int_attr(self, name: str, default: int) -> int:
         """The value of an integer attribute, or its default."""
@@ -131,14 +133,18 @@ class Context:
     def ints_attr(self, name: str) -> list[int] | None:
         """An attribute that is a list of integers, None when absent."""
         value = self.attr(name)
-        return None if value is None else [int(item) for item in value]
+        if value is None:
+            return None
+        return [int(item) for item in value]
 
     def dtype_attr(self, name: str, default: ir.DataType | None = None) -> ir.DataType | None:
         """An attribute that is the number of a data type, or its default; None when no type has the number."""
         number = self.attr(name)
         if number is None:
             return default
-        return ir.DataType(int(number)) if int(number) in _DTYPES else None
+        if int(number) not in _DTYPES:
+            return None
+        return ir.DataType(int(number))
 
     def axis_attr(self, rank: int | None, default: int = 0) -> int | None:
         """The attribute `axis` of a tensor of this rank, counted from the front; None when it is out of range, or the
@@ -190,7 +196,9 @@ def fresh(count: int | None) -> Shape | None: ...
 
 def fresh(count: int | None) -> Shape | None:
     """A shape of known rank with unknown dims; None where the rank is unknown, too."""
-    return None if count is None else tuple(Dim.fresh() for _ in range(count))
+    if count is None:
+        return None
+    return tuple(Dim.fresh() for _ in range(count))
 
 
 def or_fresh(dim: Dim | None) -> Dim:
@@ -208,14 +216,18 @@ def listed_shape(sizes: Shape | None) -> Shape | None:
     if sizes is None or len(sizes) != 1:
         return None
     length = sizes[0].const
-    return fresh(length) if length is not None and length <= LIMIT else None
+    if length is not None and length <= LIMIT:
+        return fresh(length)
+    return None
 
 
 def all_known(items: Iterable[T | None]) -> list[T] | None:
     """The items; None where one of them is unknown."""
     listed = list(items)
     known = [item for item in listed if item is not None]
-    return known if len(known) == len(listed) else None
+    if len(known) != len(listed):
+        return None
+    return known
 
 
 def as_axis_size(dim: Dim) -> Dim:
@@ -225,7 +237,9 @@ def as_axis_size(dim: Dim) -> Dim:
 
 def rank_of(shape: Shape | None) -> int | None:
     """The rank."""
-    return None if shape is None else len(shape)
+    if shape is None:
+        return None
+    return len(shape)
 
 
 def axis_in(axis: int | None, rank: int | None) -> int | None:
@@ -252,7 +266,9 @@ def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:
     """The axes counted from the front, sorted; None when one is out of range or named twice."""
     places = [axis_in(axis, rank) for axis in axes]
     known = {place for place in places if place is not None}
-    return sorted(known) if len(known) == len(places) else None
+    if len(known) != len(places):
+        return None
+    return sorted(known)
 
 
 def dim_array(value: object) -> Content:

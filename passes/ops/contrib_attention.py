@@ -45,7 +45,9 @@ def _widths(ctx: Context, query: Shape, heads: int) -> tuple[Dim, Dim, Dim] | No
         return None
     if len(key) == 4:
         return key[3] * heads, value[3] * heads, key[2]
-    return (key[2], value[2], key[1]) if len(key) == 3 else None
+    if len(key) != 3:
+        return None
+    return (key[2], value[2], key[1])
 
 
 @rule("Attention", "QAttention", domain=_DOMAIN)

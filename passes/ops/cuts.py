@@ -77,7 +77,9 @@ def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
     if attr is not None:
         return tuple(map(Dim, attr.as_ints()))
     pads = known.content(given)
-    return pads if isinstance(pads, tuple) else None
+    if not isinstance(pads, tuple):
+        return None
+    return pads
 
 
 def slice_start(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
@@ -117,7 +119,9 @@ def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     start = _start_of(value, node, axis, len(shape), known)
     if start is not None and start < 0:
         start += whole[axis].const or 0
-    return None if start is None or start < 0 else (source, axis, start)
+    if start is None or start < 0:
+        return None
+    return (source, axis, start)
 
 
 def _start_of(value: ir.Value, node: ir.Node, axis: int, rank: int, known: Known) -> int | None:

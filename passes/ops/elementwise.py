@@ -89,7 +89,9 @@ def less(a: Dim, b: Dim) -> bool | None:
 
 
 def _not(value: bool | None) -> bool | None:
-    return None if value is None else not value
+    if value is None:
+        return None
+    return not value
 
 
 def _bool(dim: Dim) -> bool | None:
@@ -350,19 +352,25 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
         return np.asarray(np.frompyfunc(lambda dim: truth(_bool(dim)), 1, 1)(content), dtype=object)
     if to in INTEGER_RANGES:
         return _integers(content, to)
-    return _floats(content, to.numpy()) if to.is_floating_point() else None
+    if not to.is_floating_point():
+        return None
+    return _floats(content, to.numpy())
 
 
 def _integers(content: Content, to: ir.DataType) -> Content | None:
     """The content as integers of a type; None where the type does not hold them: a Cast out of range is undefined
     behaviour."""
     if not is_float(content):
-        return content if does_not_overflow(content, to) else None
+        if not does_not_overflow(content, to):
+            return None
+        return content
     low, high = INTEGER_RANGES[to]
     with np.errstate(all="ignore"):
         wide = np.asarray(np.trunc(content.astype(np.float64)))
     held = np.isfinite(wide).all() and (wide >= low).all() and (wide < high).all()
-    return dim_array(wide) if held else None
+    if not held:
+        return None
+    return dim_array(wide)
 
 
 def _floats(content: Content, dtype: Any) -> Content | None:
@@ -371,7 +379,9 @@ def _floats(content: Content, dtype: Any) -> Content | None:
         if is_float(content):
             return content.astype(dtype)
         values = all_known(dim.const for dim in content.reshape(-1))
-        return None if values is None else np.array(values, np.float64).astype(dtype).reshape(content.shape)
+        if values is None:
+            return None
+        return np.array(values, np.float64).astype(dtype).reshape(content.shape)
 
 
 NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
@@ -410,7 +420,9 @@ def drops_nothing(node: ir.Node) -> bool:
 
 def _kept(node: ir.Node, known: Known) -> ir.Value | None:
     """What a Dropout passes on."""
-    return input_of(node, 0) if drops_nothing(node) else None
+    if not drops_nothing(node):
+        return None
+    return input_of(node, 0)
 
 
 mover("Identity", form=Same)

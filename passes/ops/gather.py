@@ -53,7 +53,9 @@ def _picked(data: Content | None, indices: Content | None, axis: int) -> Content
             return None
         places = np.array(known, dtype=np.int64).reshape(indices.shape)
     result = np.asarray(np.take(data, places, axis), dtype=data.dtype)
-    return result if result.size <= LIMIT else None
+    if result.size <= LIMIT:
+        return result
+    return None
 
 
 @rule("GatherElements")

@@ -196,7 +196,9 @@ def _kernel(ctx: Context, weights: Shape | None) -> list[Dim] | None:
     listed = ctx.ints_attr("kernel_shape")
     if listed is not None:
         return [Dim(item) for item in listed]
-    return None if weights is None else list(weights[2:])
+    if weights is None:
+        return None
+    return list(weights[2:])
 
 
 @rule("ConvTranspose")

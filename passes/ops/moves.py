@@ -301,7 +301,9 @@ class Stretched(Move):
         place = dim - (len(shape) - len(own))
         if place < 0 or own[place].const == 1:
             return NOWHERE
-        return place if own[place] == shape[dim] else None
+        if own[place] != shape[dim]:
+            return None
+        return place
 
     def keeps_everything(self, known: Known) -> bool:
         shape = known.shape(self.source)
@@ -431,7 +433,9 @@ class Reversed(Move):
 
     def carrier(self, dim: int, known: Known) -> int | None:
         rows_and_batch = int_attr(self.node, "time_axis", 0), int_attr(self.node, "batch_axis", 1)
-        return None if dim in rows_and_batch else dim
+        if dim in rows_and_batch:
+            return None
+        return dim
 
 
 def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace) -> Arrangement:
@@ -502,7 +506,9 @@ def _places_within(place: Affine | None, sizes: list[Dim], reader: Reader) -> li
             return None
         places.append(inner)
         place = Affine(times, tuple(step // count for step in place.steps))
-    return None if place is None else [place, *reversed(places)]
+    if place is None:
+        return None
+    return [place, *reversed(places)]
 
 
 def _divided(offset: Dim, count: int) -> tuple[Dim | None, int]:
@@ -536,7 +542,9 @@ def move_of(node: ir.Node | None, known: Known) -> Move | None:
         return None
     form, condition = _FORMS[node.op_type]
     source = condition(node, known)
-    return None if source is None else form(node, source)
+    if source is None:
+        return None
+    return form(node, source)
 
 
 def keeps_everything(node: ir.Node | None, known: Known) -> bool:

@@ -145,7 +145,7 @@ INTERVALS.update(
 
 
 @interval(*MOVES, "Split", "Cast")
-def _moved(node: ir.Node, operands: Operands) -> Bound | None:
+def _of_source(node: ir.Node, operands: Operands) -> Bound | None:
     return operands.of(node.inputs[0])
 
 
@@ -324,7 +324,9 @@ def _cast(node: ir.Node, sets: Sets) -> ValueSet | None:
     if source is None or kind is None:
         return None
     if np.issubdtype(kind, np.integer):
-        return source if held_by(source, kind) else None
+        if not held_by(source, kind):
+            return None
+        return source
     given = np.array(sorted(source), dtype=np.float64)
     with np.errstate(all="ignore"):
         rounded: np.ndarray = given.astype(kind)
@@ -402,7 +404,9 @@ def _opposite(node: ir.Node, sets: Sets) -> ValueSet | None:
         return result
     # The least integer of a type is its own negative.
     kind = kind_of(dtype)
-    return result if kind is not None and held_by(result, kind) else None
+    if kind is not None and held_by(result, kind):
+        return result
+    return None
 
 
 @numbers(*PAIRWISE)
@@ -434,7 +438,9 @@ def _of_pairs(op: str, one: ValueSet, other: ValueSet, kind: type) -> ValueSet |
         elif kind in SHORT_FLOATS:
             # A result of 16 bits has to be the same in float32, which does not round it.
             fits = bool((PAIRWISE[op](*pairs.astype(np.float32).T) == results.astype(np.float32)).all())
-    return set_of(results) if fits else None
+    if not fits:
+        return None
+    return set_of(results)
 
 
 def held_by(values: Iterable[float], kind: type) -> bool:
@@ -467,7 +473,9 @@ def union(sets: Iterable[ValueSet | None]) -> ValueSet | None:
         if known is None:
             return None
         result |= known
-    return result if len(result) <= LIMIT else None
+    if len(result) <= LIMIT:
+        return result
+    return None
 
 
 def _truth_of(condition: ir.Value | None) -> ir.Value | None:

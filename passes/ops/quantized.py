@@ -78,7 +78,9 @@ def _integers(content: Content | None) -> npt.NDArray[np.int64] | None:
     if content is None or content.dtype != object:
         return None
     numbers = all_known(dim.const for dim in content.reshape(-1))
-    return None if numbers is None else np.array(numbers, dtype=np.int64).reshape(content.shape)
+    if numbers is None:
+        return None
+    return np.array(numbers, dtype=np.int64).reshape(content.shape)
 
 
 @rule("MatMulInteger")

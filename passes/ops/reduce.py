@@ -68,7 +68,9 @@ def _total_of_all(ctx: Context) -> Content | None:
     if total is None:
         return None
     folded = dim_array(total)
-    return folded if does_not_overflow(folded, ctx.dtype(0)) else None
+    if not does_not_overflow(folded, ctx.dtype(0)):
+        return None
+    return folded
 
 
 def _total(op: str, items: list[Dim]) -> Dim | None:

@@ -237,7 +237,9 @@ def _padded_axes(ctx: Context, rank: int) -> Sequence[int] | None:
     if not ctx.has(3):
         return range(rank)
     listed = ctx.ints(3)
-    return None if listed is None else all_known(axis_in(axis, rank) for axis in listed)
+    if listed is None:
+        return None
+    return all_known(axis_in(axis, rank) for axis in listed)
 
 
 @rule("Tile")

@@ -36,12 +36,16 @@ class Bounds(Analysis[Bound]):
     def unless_nan(self, value: ir.Value | None) -> Interval | None:
         """The interval of every element that is not NaN, in every run; None where none is known."""
         bound = self.of(value)
-        return None if bound is None else bound.unless_nan
+        if bound is None:
+            return None
+        return bound.unless_nan
 
     def always(self, value: ir.Value | None) -> Interval | None:
         """The interval of every element, in every run; None where none is known or an element may be NaN."""
         bound = self.of(value)
-        return None if bound is None or bound.may_be_nan else bound.unless_nan
+        if bound is None or bound.may_be_nan:
+            return None
+        return bound.unless_nan
 
     def _compute(self, value: ir.Value) -> Bound | None:
         array = constant(value)
@@ -76,7 +80,9 @@ class Bounds(Analysis[Bound]):
         # An integer of 32 bits is rounded before it is multiplied.
         ends = [float(np.float32(end)) for end in (integers[0] - points[1], integers[1] - points[0])]
         products = ends_of([end * factor for end in ends for factor in scales.unless_nan])
-        return None if products is None else Bound(products, False)
+        if products is None:
+            return None
+        return Bound(products, False)
 
     def _of_integers(self, node: ir.Node | None, every: Interval) -> Bound:
         """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to a type that holds

@@ -149,7 +149,9 @@ def _blocks(
 
 def _distance(columns: np.ndarray, row: np.ndarray) -> int | None:
     """The distance j - i of the column j that belongs to a row i; None where there is no row."""
-    return int(columns[row[0]] - row[0]) if len(row) else None
+    if not len(row):
+        return None
+    return int(columns[row[0]] - row[0])
 
 
 def _band(lower: int | None, upper: int | None, rows: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:

@@ -113,7 +113,9 @@ class Match:
         """The match in which a name stands for a value; None where the name stands for another value already."""
         if name not in self.values:
             return replace(self, values={**self.values, name: value})
-        return self if self.values[name] is value else None
+        if self.values[name] is not value:
+            return None
+        return self
 
     def covering(self, node: ir.Node) -> Match:
         """The match that covers one more node."""

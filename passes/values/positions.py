@@ -192,7 +192,9 @@ class Positions:
 
     def _held(self, value: ir.Value, index: Index) -> Number | None:
         number = if_representable(self._number(value, index), self.info.dtype(value))
-        return None if number is None or count(number) > MAX_CASES else number
+        if number is None or count(number) > MAX_CASES:
+            return None
+        return number
 
     def _only(self, value: ir.Value | None) -> Number | None:
         """The one element of a tensor whose sizes are all 1; None when it is unknown."""
@@ -367,7 +369,9 @@ class Positions:
         """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None.
 
         With `cuts`, one dimension may be longer than that of the mask."""
-        return self.whole(value, index) if self.info.dtype(value) == ir.DataType.BOOL else None
+        if self.info.dtype(value) != ir.DataType.BOOL:
+            return None
+        return self.whole(value, index)
 
     def whole(self, value: ir.Value, index: Index) -> BooleanTensor | None:
         """A tensor read as "is not 0", under the condition of `_given`."""
@@ -551,7 +555,9 @@ class Positions:
         single = [part for part in parts if part.size.const == 1]
         pairs = [(at(part, self._zero), at(long[0], part.start - long[0].start)) for part in single]
         alike = all(one is not None and one == other for one, other in pairs)
-        return candidates.pop() if alike else None
+        if not alike:
+            return None
+        return candidates.pop()
 
     def _chosen_part(self, parts: Sequence[_Part], place: Affine, at: _At) -> Number | None:
         """The choice between the elements of all parts, by the place."""
@@ -592,7 +598,9 @@ class Positions:
             return None
         own = self.shape(move.source)
         place = None if own is None else move.place(index, own, shape, self)
-        return None if place is None else (move.source, place)
+        if place is None:
+            return None
+        return (move.source, place)
 
     def _overwritten(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The update that a ScatterND puts at `index`, where it writes every place once, each with the update of that
@@ -609,7 +617,9 @@ class Positions:
         line = Positions(self.info, whole[:depth])
         own = line.identity_index
         same = all(line.number(indices, (*own, Affine.number(k, depth))) == own[k] for k in range(depth))
-        return (updates, index) if same else None
+        if not same:
+            return None
+        return (updates, index)
 
 
 def _part_at(place: int, parts: Sequence[_Part]) -> list[_Part] | None:

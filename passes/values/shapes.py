@@ -137,14 +137,18 @@ class ShapeInfo:
             return None
         if content.ndim == 0:
             item = content.item()
-            return item if isinstance(item, Dim) else None
+            if not isinstance(item, Dim):
+                return None
+            return item
         return tuple(content)
 
     def integer(self, value: ir.Value | None) -> Dim | None:
         """The one element of a small integer tensor of rank 0 or 1; None when it is unknown."""
         content = self.content(value)
         if isinstance(content, tuple):
-            return content[0] if len(content) == 1 else None
+            if len(content) != 1:
+                return None
+            return content[0]
         return content
 
     def scalar(self, value: ir.Value | None) -> float | None:
@@ -159,7 +163,9 @@ class ShapeInfo:
         item = content.reshape(-1)[0]
         if isinstance(item, Dim):
             constant = item.const
-            return None if constant is None else float(constant)
+            if constant is None:
+                return None
+            return float(constant)
         return float(item)
 
     def fact(self, value: ir.Value | None) -> Fact:
@@ -456,7 +462,9 @@ def _taken(context: Context) -> ir.Graph | None:
         return None
     name = "then_branch" if condition[0] else "else_branch"
     branch = context.node.attributes.get(name)
-    return None if branch is None else branch.as_graph()
+    if branch is None:
+        return None
+    return branch.as_graph()
 
 
 def _either(a: Fact, b: Fact) -> Fact:
@@ -475,4 +483,6 @@ def _same_content(a: Content | None, b: Content | None) -> Content | None:
         same = all(x == y for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True))
     else:
         same = np.array_equal(a, b, equal_nan=True)
-    return a if same else None
+    if not same:
+        return None
+    return a

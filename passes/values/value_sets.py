@@ -32,7 +32,9 @@ class ValueSets(Analysis[ValueSet]):
     def only_besides_zero(self, value: ir.Value) -> float | None:
         """The one number that a tensor may hold besides 0; None where there is none, or it is not finite."""
         number = sole((self.of(value) or frozenset()) - {0.0})
-        return number if number is not None and math.isfinite(number) else None
+        if number is not None and math.isfinite(number):
+            return number
+        return None
 
     def _compute(self, value: ir.Value) -> ValueSet | None:
         array = constant(value)
@@ -41,12 +43,12 @@ class ValueSets(Analysis[ValueSet]):
         large = self.info.large.of(value)
         if large is not None:
             return large.numbers
-        numbers = self._made(value)
+        numbers = self._numbers_made(value)
         if numbers is None and self.info.dtype(value) == ir.DataType.BOOL:
             return BOOLEAN
         return numbers
 
-    def _made(self, value: ir.Value) -> ValueSet | None:
+    def _numbers_made(self, value: ir.Value) -> ValueSet | None:
         """The numbers that a node makes; None where it is an input, or the operator has no rule."""
         node = value.producer()
         if value.is_graph_input() or value.const_value is not None:
