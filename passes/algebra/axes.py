@@ -34,21 +34,21 @@ Record = TypeVar("Record")
 
 @dataclass
 class KnownAxes:
-    """What is known of the axes of one match: which finer axes each one was split into, and which are the same.
+    """What is known of the axes of one match: into which finer axes an axis was split, and which axes are the same.
 
-    `_parts` maps an axis to the finer axes that replaced it, or to the axis that it was found equal to. An axis in
-    `_open` stands for several dimensions whose sizes are not proven to be equal: one of these may be 1 in some run.
+    `_parts` maps an axis to the finer axes that replaced it, or to an equal axis. An axis in `_open` stands for several
+    dimensions whose sizes are not proven to be equal: a size among them may be 1 in some run.
     """
 
     _parts: dict[Axis, Axes] = field(default_factory=dict)
     _open: tuple[Axis, ...] = ()
 
     def branch(self) -> AxisSpace:
-        """A space that starts from what is known here, and keeps to itself what it learns."""
+        """A space that starts with this knowledge. This space does not learn what the branch learns."""
         return AxisSpace(dict(self._parts), self._open)
 
     def knows_no_more(self, other: KnownAxes) -> bool:
-        """Has a branch learnt nothing that the other, which it starts from, does not know?"""
+        """Does a branch know no more than the space from which it started?"""
         return len(self._parts) == len(other._parts)
 
     def resolve(self, axes: Iterable[Axis]) -> Axes:
@@ -88,11 +88,11 @@ class KnownAxes:
     def _settled_tuple(self, record: tuple[Any, ...]) -> tuple[Any, ...]:
         """A tuple of axes in their finest parts, or another tuple part by part; the same one where nothing changes."""
         if isinstance(next(iter(record), None), Axis):
-            found: tuple[Any, ...] = self.resolve(record)
+            parts: tuple[Any, ...] = self.resolve(record)
         else:
-            found = tuple(map(self._settled, record))
-        changed = len(found) != len(record) or any(a is not b for a, b in zip(found, record, strict=True))
-        return found if changed else record
+            parts = tuple(map(self._settled, record))
+        changed = len(parts) != len(record) or any(a is not b for a, b in zip(parts, record, strict=True))
+        return parts if changed else record
 
     def size(self, axes: Iterable[Axis]) -> Dim:
         """The number of elements these axes run over."""
@@ -115,8 +115,7 @@ class KnownAxes:
         return any(own & part and own != part for part in parts)
 
     def may_broadcast(self, axes: Axes) -> bool:
-        """Does one of these axes stand for several dimensions, one of which may be 1 in a run in which another is
-        larger?"""
+        """Does an axis stand for several dimensions that may have different sizes in some run: 1 and a larger one?"""
         own = set(self.resolve(axes))
         return any(not own.isdisjoint(self.resolve((axis,))) for axis in self._open)
 
@@ -155,7 +154,9 @@ class AxisSpace(KnownAxes):
                 else:
                     return None
             result.append(tuple(taken))
-        return None if pending else tuple(result)
+        if pending:
+            return None
+        return tuple(result)
 
     def unify(self, one: Axes, other: Axes) -> bool:
         """Declare that two dimensions are walked together: one index runs along both. Returns False, and changes

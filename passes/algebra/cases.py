@@ -90,12 +90,15 @@ def count(number: Number) -> int:
     return count(number.chosen) + count(number.other) if isinstance(number, Case) else 1
 
 
-def case(condition: Formula, chosen: Number, other: Number) -> Number:
-    """The choice between two numbers, or one of them where there is nothing to choose.
+def case(condition: Formula | None, chosen: Number | None, other: Number | None) -> Number | None:
+    """The choice between two numbers, or one of them where there is nothing to choose; None where the condition or a
+    number is unknown.
 
-    A choice within it that has one of its numbers in common with it becomes a part of its condition. 0.0 and -0.0 are
+    An inner choice that shares a number with the outer one becomes a part of the outer condition. 0.0 and -0.0 are
     one number here: no operation tells them apart.
     """
+    if condition is None or chosen is None or other is None:
+        return None
     if isinstance(condition, BooleanLiteral):
         return chosen if condition.value else other
     if chosen == other:
@@ -116,7 +119,9 @@ def _turned(number: Case) -> Case:
 
 def as_integer(number: Number | None) -> Affine | None:
     """The number if it is an integer, else None."""
-    return number if isinstance(number, Affine) else None
+    if not isinstance(number, Affine):
+        return None
+    return number
 
 
 def condition_for(number: Number, test: Callable[[float | Affine], Formula]) -> Formula:
@@ -124,6 +129,11 @@ def condition_for(number: Number, test: Callable[[float | Affine], Formula]) -> 
     if isinstance(number, Case):
         return choice(number.condition, condition_for(number.chosen, test), condition_for(number.other, test))
     return test(number)
+
+
+def nonzero(number: Number) -> Formula:
+    """The condition under which a number is not 0."""
+    return condition_for(number, lambda simple: unequal(simple, 0))
 
 
 def unequal(number: float | Affine, other: int) -> Formula:
@@ -142,28 +152,38 @@ def compared(op: str, left: Number, right: Number) -> Formula | None:
         return _compared_cases(op, left, right)
     if isinstance(left, Affine) and isinstance(right, Affine):
         return _compared_integers(op, left, right)
-    a = left.const if isinstance(left, Affine) else left
-    b = right.const if isinstance(right, Affine) else right
+    a, b = _constant(left), _constant(right)
     if a is None or b is None:
         return _compared_mixed(op, left, right)
     return BooleanLiteral(COMPARE[op](a, b))
 
 
+def _constant(number: float | Affine) -> float | None:
+    """The number that is the same at every position and in every run; None for others."""
+    return number.const if isinstance(number, Affine) else number
+
+
+def _pairs(left: Number, right: Number) -> tuple[Case, tuple[Number, Number], tuple[Number, Number]]:
+    """The first operand that is a Case, and the pairs of operands with its two numbers in its place."""
+    if isinstance(left, Case):
+        return left, (left.chosen, right), (left.other, right)
+    assert isinstance(right, Case)
+    return right, (left, right.chosen), (left, right.other)
+
+
 def _compared_cases(op: str, left: Number, right: Number) -> Formula | None:
     """`compared` where an operand is a Case: of both of its numbers, joined as the Case joins them."""
-    split = left if isinstance(left, Case) else right
-    assert isinstance(split, Case)
-    if split is left:
-        chosen, other = compared(op, split.chosen, right), compared(op, split.other, right)
-    else:
-        chosen, other = compared(op, left, split.chosen), compared(op, left, split.other)
+    split, first, second = _pairs(left, right)
+    chosen, other = compared(op, *first), compared(op, *second)
     if chosen is None or other is None:
         return None
-    if split is left and op != "Equal" and (extreme := _extreme(split)) is not None:
-        # A maximum is less than a number if both of its operands are, and greater if one of them is.
-        both = (extreme == "Max") == op.startswith("Less")
-        return (conjunction if both else disjunction)((chosen, other))
-    return choice(split.condition, chosen, other)
+    extreme = _extreme(split)
+    if split is not left or op == "Equal" or extreme is None:
+        return choice(split.condition, chosen, other)
+    # A maximum is less than a number if both of its operands are, and greater if one of them is.
+    if (extreme == "Max") == op.startswith("Less"):
+        return conjunction((chosen, other))
+    return disjunction((chosen, other))
 
 
 def _extreme(number: Case) -> str | None:
@@ -173,20 +193,27 @@ def _extreme(number: Case) -> str | None:
     gap = number.chosen - number.other
     if number.condition == AtLeastZero(gap):
         return "Max"
-    return "Min" if number.condition == AtLeastZero(gap.times(-1)) else None
+    if number.condition != AtLeastZero(gap.times(-1)):
+        return None
+    return "Min"
 
 
 def _compared_mixed(op: str, left: float | Affine, right: float | Affine) -> Formula | None:
     """The comparison of an integer with a float that is a whole number; None for other floats."""
-    pair: list[Affine] = []
-    rank = len(left.steps) if isinstance(left, Affine) else len(right.steps) if isinstance(right, Affine) else 0
-    for each in (left, right):
-        if isinstance(each, float):
-            if not math.isfinite(each) or each != int(each):
-                return None
-            each = Affine.number(int(each), rank)
-        pair.append(each)
-    return _compared_integers(op, *pair)
+    rank = max(len(number.steps) for number in (left, right) if isinstance(number, Affine))
+    one, other = _whole(left, rank), _whole(right, rank)
+    if one is None or other is None:
+        return None
+    return _compared_integers(op, one, other)
+
+
+def _whole(number: float | Affine, rank: int) -> Affine | None:
+    """The number as an integer; None where it is none."""
+    if isinstance(number, Affine):
+        return number
+    if math.isfinite(number) and number == int(number):
+        return Affine.number(int(number), rank)
+    return None
 
 
 def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
@@ -202,71 +229,67 @@ def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
 
 
 def if_representable(number: Number | None, dtype: ir.DataType | None) -> Number | None:
-    """The number if its type holds it, so that it neither wraps around nor is rounded; else None. If the number depends
-    on positions or sizes, these may use half of the type's range, and its constant part the other half."""
+    """The number, if the type holds it without wrapping around or rounding; else None. In a number that depends on
+    positions or sizes, these may use half of the type's range, and the constant part the other half."""
     if isinstance(number, Case):
         chosen, other = if_representable(number.chosen, dtype), if_representable(number.other, dtype)
-        return None if chosen is None or other is None else case(number.condition, chosen, other)
+        return case(number.condition, chosen, other)
     if not isinstance(number, Affine):
         return number
     if dtype not in RANGES:
         return None
     low, high = RANGES[dtype]
     if number.const is not None:
-        return number if low <= number.const <= high else None
+        if low <= number.const <= high:
+            return number
+        return None
     factors = (*number.steps, *number.offset.factors)
     fits = sum(map(abs, factors)) <= LARGEST_FACTOR.get(dtype, 0)
-    return number if fits and low // 2 <= number.offset.addend <= high // 2 else None
+    if fits and low // 2 <= number.offset.addend <= high // 2:
+        return number
+    return None
 
 
 def rounded(number: float, dtype: ir.DataType) -> float | None:
     """The number as a type rounds it; None for NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         result = float(np.array(number).astype(dtype.numpy()))
-    return None if math.isnan(result) else result
+    if math.isnan(result):
+        return None
+    return result
 
 
-def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
+def cast(number: Number | None, dtype: ir.DataType | None) -> Number | None:
     """The number after a cast; None when it is unknown. An integer may become a float, but a float no integer. The
     caller checks that the type holds the number (`if_representable`)."""
-    if isinstance(found, Case):
-        chosen, other = cast(found.chosen, dtype), cast(found.other, dtype)
-        return None if chosen is None or other is None else case(found.condition, chosen, other)
-    if isinstance(found, Affine):
-        number = found.const
+    if isinstance(number, Case):
+        return case(number.condition, cast(number.chosen, dtype), cast(number.other, dtype))
+    if isinstance(number, Affine):
         if dtype in INTEGERS or dtype in EXACT_FLOATS:
-            return found
-        small = number is not None and abs(number) <= 256
-        return float(number) if number is not None and small and dtype in SIXTEEN_BITS else None
-    if found is None or dtype is None or dtype in INTEGERS:
+            return number
+        if number.const is None or abs(number.const) > 256 or dtype not in SIXTEEN_BITS:
+            return None
+        return float(number.const)
+    if number is None or dtype is None or dtype in INTEGERS:
         return None
-    return rounded(found, dtype)
+    return rounded(number, dtype)
 
 
-def arithmetic(op: str, left: Number, right: Number, dtype: ir.DataType | None) -> Number | None:
+def arithmetic(op: str, left: Number | None, right: Number | None, dtype: ir.DataType | None) -> Number | None:
     """`left op right`, rounded to the type where it is a float; None when it is unknown."""
+    if left is None or right is None:
+        return None
     if isinstance(left, Case) or isinstance(right, Case):
-        return _arithmetic_of_cases(op, left, right, dtype)
+        split, first, second = _pairs(left, right)
+        return case(split.condition, arithmetic(op, *first, dtype), arithmetic(op, *second, dtype))
     if isinstance(left, Affine) and isinstance(right, Affine):
         return _whole_arithmetic(op, left, right)
-    a = left.const if isinstance(left, Affine) else left
-    b = right.const if isinstance(right, Affine) else right
+    a, b = _constant(left), _constant(right)
     if a is None or b is None or dtype is None or dtype in INTEGERS:
         return None
     with np.errstate(all="ignore"):
         result = ARITHMETIC[op](np.float64(a), np.float64(b))
     return rounded(float(result), dtype)
-
-
-def _arithmetic_of_cases(op: str, left: Number, right: Number, dtype: ir.DataType | None) -> Number | None:
-    """`arithmetic` where an operand is a Case: with each of its two numbers."""
-    split = left if isinstance(left, Case) else right
-    assert isinstance(split, Case)
-    if split is left:
-        chosen, other = arithmetic(op, split.chosen, right, dtype), arithmetic(op, split.other, right, dtype)
-    else:
-        chosen, other = arithmetic(op, left, split.chosen, dtype), arithmetic(op, left, split.other, dtype)
-    return None if chosen is None or other is None else case(split.condition, chosen, other)
 
 
 def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:
@@ -276,8 +299,8 @@ def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:
     if op == "Sub":
         return left - right
     if op in ("Min", "Max"):
-        first = at_least_zero(right - left if op == "Min" else left - right)
-        return case(first, left, right)
+        gap = right - left if op == "Min" else left - right
+        return case(at_least_zero(gap), left, right)
     for a, b in ((left, right), (right, left)):
         if (factor := a.const) is not None:
             return b.times(factor)

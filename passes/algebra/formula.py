@@ -17,12 +17,14 @@ value, when there is one (`origin`). A formula that cannot be expressed in anoth
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import spend
 
@@ -52,7 +54,9 @@ class Affine:
     @property
     def const(self) -> int | None:
         """The value when it is the same at every index and in every run."""
-        return self.offset.const if self.is_number else None
+        if not self.is_number:
+            return None
+        return self.offset.const
 
     @property
     def is_natural(self) -> bool:
@@ -89,6 +93,7 @@ class BooleanLiteral:
     """True everywhere, or false everywhere."""
 
     value: bool
+    origin: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class AtLeastZero:
     """affine >= 0."""
 
     affine: Affine
+    origin: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,15 @@ class BooleanTensor:
     when: bool = True
     cut: int | None = None
 
+    @property
+    def origin(self) -> BooleanTensor:
+        """The tensor that holds the formula's value: this one. A formula of no tensor has none."""
+        return self
+
+    def arranged(self, dims: Arrangement) -> Arrangement:
+        """The axes of the tensor's dimensions, in a mask whose dimensions have these axes."""
+        return tuple(() if axis is None else dims[axis] for axis in self.axes)
+
 
 @dataclass(frozen=True)
 class ElementComparison:
@@ -120,6 +135,15 @@ class ElementComparison:
     relation: Literal["Equal", "LessOrEqual"] = "Equal"
     when: bool = True
     origin: BooleanTensor | None = None
+
+    def says(self, relation: Literal["Equal", "LessOrEqual"]) -> bool:
+        """Is it said that the elements have this relation?"""
+        return self.when and self.relation == relation
+
+    @property
+    def differing(self) -> tuple[int, ...]:
+        """The dimensions in which the two elements have different indices."""
+        return tuple(k for k, (one, other) in enumerate(zip(self.one, self.other, strict=True)) if one != other)
 
 
 @dataclass(frozen=True)
@@ -166,6 +190,11 @@ def count_parts(formula: Formula) -> int:
     return sum(map(count_parts, formula.parts)) if isinstance(formula, All | Some) else 1
 
 
+def conjuncts(formula: Formula) -> tuple[Formula, ...]:
+    """The formulas that hold together where this one holds."""
+    return formula.parts if isinstance(formula, All) else (formula,)
+
+
 def at_least_zero(affine: Affine) -> Formula:
     """affine >= 0. It becomes TRUE or FALSE where the integer is the same at every index and its sign is proven."""
     if affine.is_number and affine.offset.is_at_least(0):
@@ -200,13 +229,13 @@ def conjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -
         TooLargeError: the formula has more than `MAX_PARTS`, so that what is made of it again and again would grow
             beyond all bounds.
     """
-    flat = [inner for part in parts for inner in (part.parts if isinstance(part, All) else (part,))]
+    flat = list(itertools.chain.from_iterable(map(conjuncts, parts)))
     if sum(map(count_parts, flat)) > MAX_PARTS:
         raise TooLargeError
     singles: list[Formula] = [part for part in flat if not isinstance(part, Some)]
-    settled = [_remaining(part, singles) if isinstance(part, Some) else part for part in flat]
-    if settled != flat:
-        return conjunction(settled, origin)
+    remaining = [_remaining(part, singles) for part in flat]
+    if remaining != flat:
+        return conjunction(remaining, origin)
     spend(steps=len(flat))
     kept = _without_implied(flat)
     if kept is None:
@@ -228,16 +257,18 @@ def _without_implied(parts: Iterable[Formula]) -> list[Formula] | None:
     return kept
 
 
-def _remaining(alternatives: Some, facts: list[Formula]) -> Formula:
-    """The alternatives that are left where the other parts hold."""
+def _remaining(alternatives: Formula, facts: list[Formula]) -> Formula:
+    """The alternatives that are possible where the facts hold; a formula without alternatives as it is."""
+    if not isinstance(alternatives, Some):
+        return alternatives
     if any(part in facts for part in alternatives.parts):
         return TRUE
-    left = tuple(part for part in alternatives.parts if negation(part) not in facts)
-    if len(left) == 1:
-        return left[0]
-    if len(left) == len(alternatives.parts):
+    possible = tuple(part for part in alternatives.parts if negation(part) not in facts)
+    if len(possible) == 1:
+        return possible[0]
+    if len(possible) == len(alternatives.parts):
         return alternatives
-    return Some(left) if left else FALSE
+    return Some(possible) if possible else FALSE
 
 
 def _implies(one: Formula, other: Formula) -> bool:
@@ -266,4 +297,6 @@ def choice(condition: Formula, chosen: Formula, other: Formula, origin: BooleanT
 
 
 def _negated(origin: BooleanTensor | None) -> BooleanTensor | None:
-    return None if origin is None else replace(origin, when=not origin.when)
+    if origin is None:
+        return None
+    return replace(origin, when=not origin.when)

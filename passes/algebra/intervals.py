@@ -48,7 +48,9 @@ def bound_of(array: np.ndarray) -> Bound | None:
         return None
     wide = array.astype(np.float64)
     low, high = float(wide.min()), float(wide.max())
-    return None if math.isnan(low) or math.isnan(high) else Bound((low, high), False)
+    if math.isnan(low) or math.isnan(high):
+        return None
+    return Bound((low, high), False)
 
 
 def hull(one: Bound | None, other: Bound | None) -> Bound | None:
@@ -90,9 +92,13 @@ def plus(one: Bound, other: Bound) -> Bound:
     """The bound of sums; one of two opposite infinities is NaN."""
     (a, b), (c, d) = one.unless_nan, other.unless_nan
     opposite = (b == math.inf and c == -math.inf) or (a == -math.inf and d == math.inf)
-    low, high = a + c, b + d
-    ends = -math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high
-    return Bound(ends, one.may_be_nan or other.may_be_nan or opposite)
+    low, high = _unless_nan(a + c, -math.inf), _unless_nan(b + d, math.inf)
+    return Bound((low, high), one.may_be_nan or other.may_be_nan or opposite)
+
+
+def _unless_nan(end: float, unbounded: float) -> float:
+    """The end of an interval; the unbounded one where it is NaN."""
+    return unbounded if math.isnan(end) else end
 
 
 def times(one: Bound, other: Bound) -> Bound | None:
@@ -102,7 +108,9 @@ def times(one: Bound, other: Bound) -> Bound | None:
         bound.unless_nan[0] <= 0.0 <= bound.unless_nan[1] and not all(map(math.isfinite, beside.unless_nan))
         for bound, beside in ((one, other), (other, one))
     )
-    return None if ends is None else Bound(ends, one.may_be_nan or other.may_be_nan or undefined)
+    if ends is None:
+        return None
+    return Bound(ends, one.may_be_nan or other.may_be_nan or undefined)
 
 
 def over(one: Bound, other: Bound) -> Bound | None:
@@ -112,7 +120,9 @@ def over(one: Bound, other: Bound) -> Bound | None:
     if not (low > 0.0 or high < 0.0):
         return None
     ends = ends_of([a / b for a in one.unless_nan for b in other.unless_nan])
-    return None if ends is None else Bound(ends, one.may_be_nan or other.may_be_nan)
+    if ends is None:
+        return None
+    return Bound(ends, one.may_be_nan or other.may_be_nan)
 
 
 def to_power(base: Bound, exponent: Bound, whole: bool) -> Bound | None:
@@ -132,7 +142,9 @@ def to_power(base: Bound, exponent: Bound, whole: bool) -> Bound | None:
         corners = [float(np.float64(x) ** np.float64(y)) for x in (low, high) for y in (smallest, largest)]
     ends = _inexact((min(corners), max(corners)))
     may_be_nan = base.may_be_nan or exponent.may_be_nan or (is_negative and not whole)
-    return Bound((-ends[1], ends[1]) if is_negative else ends, may_be_nan)
+    if is_negative:
+        ends = -ends[1], ends[1]
+    return Bound(ends, may_be_nan)
 
 
 def rising(function: Callable[[float], float], one: Bound) -> Bound:
@@ -150,10 +162,14 @@ def root(one: Bound) -> Bound:
 
 def _inexact(ends: Interval) -> Interval:
     """The interval of what kernels give for exact results of this interval, which is not below 0."""
-    low = ends[0] * (1.0 - INEXACT)
-    return low if low >= SMALLEST_NORMAL else 0.0, max(ends[1] * (1.0 + INEXACT), SMALLEST_NORMAL)
+    low, high = ends[0] * (1.0 - INEXACT), max(ends[1] * (1.0 + INEXACT), SMALLEST_NORMAL)
+    if not low >= SMALLEST_NORMAL:
+        low = 0.0
+    return low, high
 
 
 def ends_of(corners: list[float]) -> Interval | None:
     """The least and the largest of these numbers; None where one is NaN."""
-    return None if any(map(math.isnan, corners)) else (min(corners), max(corners))
+    if any(map(math.isnan, corners)):
+        return None
+    return min(corners), max(corners)

@@ -13,6 +13,7 @@ import ast
 import functools
 import itertools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -51,8 +52,9 @@ class Atom:
         self.lower = lower
         self.serial = next(_SERIAL)
         # Without a limit, quotients of quotients would double the name with every layer of a model.
-        short = op == "symbol" or 0 < len(name) <= _LONGEST_NAME
-        self.name = name if short else f"{'' if op == 'fresh' else op}?{self.serial}"
+        self.name = name
+        if op != "symbol" and not 0 < len(name) <= _LONGEST_NAME:
+            self.name = f"{op.removeprefix('fresh')}?{self.serial}"
         self.is_known = op != "fresh" and all(arg.is_known for arg in args)
 
     def __repr__(self) -> str:
@@ -66,11 +68,11 @@ _INTERNED: weakref.WeakValueDictionary[tuple[Any, ...], Atom] = weakref.WeakValu
 
 
 def _intern(op: str, key: Any, make: Callable[[], Atom]) -> Atom:
-    found = _INTERNED.get((op, key))
-    if found is None:
-        found = make()
-        _INTERNED[(op, key)] = found
-    return found
+    atom = _INTERNED.get((op, key))
+    if atom is None:
+        atom = make()
+        _INTERNED[(op, key)] = atom
+    return atom
 
 
 Monomial: TypeAlias = tuple[Atom, ...]
@@ -257,7 +259,7 @@ class Dim:
             else:
                 del terms[monomial]
         if len(terms) > _TERMS:
-            return Dim.fresh(0 if _never_negative(self, right) else None)
+            return _unknown_result(self, right)
         return Dim._of(terms)
 
     __radd__ = __add__
@@ -278,12 +280,10 @@ class Dim:
             return NotImplemented
         factor = right.const
         if factor is not None:
-            if factor == 1:
-                return self
-            return Dim._of({m: f * factor for m, f in self._terms.items()} if factor else {})
+            return self._times(factor)
         degree = max(map(len, self._terms), default=0) + max(map(len, right._terms), default=0)
         if len(self._terms) * len(right._terms) > _PRODUCTS or degree > _DEGREE:
-            return Dim.fresh(0 if _never_negative(self, right) else None)
+            return _unknown_result(self, right)
         terms: dict[Monomial, int] = {}
         for left_monomial, left in self._terms.items():
             for right_monomial, factor in right._terms.items():
@@ -292,6 +292,13 @@ class Dim:
         return Dim._of({monomial: factor for monomial, factor in terms.items() if factor})
 
     __rmul__ = __mul__
+
+    def _times(self, factor: int) -> Dim:
+        if factor == 0:
+            return Dim()
+        if factor == 1:
+            return self
+        return Dim._of({monomial: own * factor for monomial, own in self._terms.items()})
 
     def exact_div(self, other: Dim | int) -> Dim | None:
         """The quotient when `self == other * quotient` holds identically, else None.
@@ -357,7 +364,7 @@ class Dim:
             return Dim.floordiv(left, right)
         x, y = left.const, right.const
         if x is not None and y:
-            return Dim(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
+            return Dim(_truncated(x, y))
         return _opaque("trunc", left, right, None)
 
     @staticmethod
@@ -384,7 +391,7 @@ class Dim:
             return Dim(0)
         x, y = left.const, right.const
         if x is not None and y:
-            return Dim(abs(x) % abs(y) * (-1 if x < 0 else 1))
+            return Dim(_remainder(x, y))
         return _opaque("fmod", left, right, None)
 
     @staticmethod
@@ -412,7 +419,9 @@ class Dim:
     def broadcast_parts(self) -> tuple[Dim, ...]:
         """The sizes whose broadcast this one is, in a fixed order; this one alone where it is no broadcast."""
         atom = self.single_atom
-        return tuple(each for each in atom.args) if atom is not None and atom.op == "broadcast" else (self,)
+        if atom is None or atom.op != "broadcast":
+            return (self,)
+        return atom.args
 
     # -- comparison, printing -----------------------------------------------------------------
 
@@ -433,16 +442,10 @@ class Dim:
         def place(monomial: Monomial) -> tuple[int, list[str]]:
             return -len(monomial), [atom.name for atom in monomial]
 
-        text = ""
-        for monomial in sorted(self._terms, key=place):
-            factor = self._terms[monomial]
-            names = sorted(atom.name for atom in monomial)
-            if abs(factor) != 1 or not names:
-                names.insert(0, str(abs(factor)))
-            sign = "-" if factor < 0 else "+"
-            text += f" {sign} " if text else ("-" if factor < 0 else "")
-            text += "*".join(names)
-        return text or "0"
+        text = "".join(_signed_text(monomial, self._terms[monomial]) for monomial in sorted(self._terms, key=place))
+        if text.startswith(" - "):
+            return f"-{text[3:]}"
+        return text.removeprefix(" + ") or "0"
 
     def __repr__(self) -> str:
         return f"Dim({self})"
@@ -454,6 +457,15 @@ class Dim:
         return self
 
 
+def _signed_text(monomial: Monomial, factor: int) -> str:
+    """A term of a sum with its sign."""
+    names = sorted(atom.name for atom in monomial)
+    if abs(factor) != 1 or not names:
+        names.insert(0, str(abs(factor)))
+    sign = "-" if factor < 0 else "+"
+    return f" {sign} {'*'.join(names)}"
+
+
 def named(text: str) -> Dim:
     """The dim that a declared name stands for: a size of that name, or a sum, difference or product of
     names and integers as torch's exporter writes them ("s15 + 1"). Any other text is a name."""
@@ -463,16 +475,21 @@ def named(text: str) -> Dim:
         return Dim.symbol(text)
 
 
+_WRITTEN: Mapping[type[ast.operator], Callable[[Dim, Dim], Dim]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+"""The operators in the names of sizes."""
+
+
 def _parsed(tree: ast.expr) -> Dim:
     if isinstance(tree, ast.Name):
         return Dim.symbol(tree.id)
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return Dim(tree.value)
-    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub | ast.Mult):
-        left, right = _parsed(tree.left), _parsed(tree.right)
-        if isinstance(tree.op, ast.Mult):
-            return left * right
-        return left + right if isinstance(tree.op, ast.Add) else left - right
+    if isinstance(tree, ast.BinOp) and type(tree.op) in _WRITTEN:
+        return _WRITTEN[type(tree.op)](_parsed(tree.left), _parsed(tree.right))
     raise ValueError("not a polynomial of names")
 
 
@@ -490,15 +507,19 @@ def product(dims: Iterable[Dim]) -> Dim:
     return total
 
 
-def _never_negative(*dims: Dim) -> bool:
+def _unknown_result(*dims: Dim) -> Dim:
+    """An unknown integer. It is not negative if none of the dims is from which it is computed."""
     lowers = [dim.lower for dim in dims]
-    return all(lower is not None and lower >= 0 for lower in lowers)
+    never_negative = all(lower is not None and lower >= 0 for lower in lowers)
+    return Dim.fresh(0 if never_negative else None)
 
 
 def _coerce(value: object) -> Dim | None:
     if isinstance(value, Dim):
         return value
-    return Dim(value) if isinstance(value, int) else None
+    if not isinstance(value, int):
+        return None
+    return Dim(value)
 
 
 def _need(value: Dim | int) -> Dim:
@@ -517,8 +538,8 @@ def _proven(dim: Dim, bound: int) -> bool:
 class _Proof:
     """One proof that a dim is at least a number.
 
-    Minima may be split in any order, which leads to the same dims, so it remembers what it was asked. It counts the
-    terms that it has looked at: a proof that needs more than `_WORK` of them is given up.
+    Minima may be split in any order, and different orders lead to the same dims, so the proof remembers its answers.
+    A proof that looks at more than `_WORK` terms is given up.
     """
 
     __slots__ = ("answers", "work")
@@ -562,7 +583,7 @@ class _Proof:
         """
         coefficient: dict[Monomial, int] = {}
         for monomial, factor in dim._terms.items():
-            rest = _divide_monomial(monomial, (atom,)) if atom in monomial else None
+            rest = _divide_monomial(monomial, (atom,))
             if rest is not None:
                 if atom in rest:
                     return False
@@ -584,7 +605,9 @@ def _least_quotient(a: Dim, b: Dim) -> int | None:
     least, by = a.lower, b.const
     if least is not None and by is not None and by > 0:
         return least // by
-    return 0 if _sign(a) and _sign(b) else None
+    if _sign(a) and _sign(b):
+        return 0
+    return None
 
 
 def _reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:
@@ -616,6 +639,7 @@ def _split(dim: Dim, by: int) -> tuple[Dim, Dim]:
 
 
 _TEXT = {"floor": "({})//({})", "trunc": "trunc(({})/({}))", "mod": "({}) % ({})", "fmod": "fmod({}, {})"}
+"""How divisions are written."""
 
 
 def _opaque(op: str, left: Dim, right: Dim, lower: int | None) -> Dim:
@@ -632,19 +656,19 @@ def _min0(x: Dim) -> Dim:
     if (-x).is_at_least(0):
         return x
     if x._terms[max(x._terms, key=_order)] < 0:
-        return (_settle(-x) or _min0_atom(-x)) + x
-    return _settle(x) or _min0_atom(x)
+        return (_min0_of_unit(-x) or _min0_atom(-x)) + x
+    return _min0_of_unit(x) or _min0_atom(x)
 
 
-def _settle(x: Dim) -> Dim | None:
+def _min0_of_unit(x: Dim) -> Dim | None:
     """min(x, 0) of an x that holds u = min(s - 1, 0) for a size s, or None. This u is -1 if s is 0, and else 0.
 
     Let x not be negative for s >= 1, and be the constant c < 0 for s = 0. Then min(x, 0) is -c*u. Such lengths come
     from slices like x[:, :1] beside x[:, 1:].
     """
     for unit in x.atoms:
-        size = (unit.args[0] + 1).single_atom if unit.op == "min0" else None
-        if size is not None and size.lower is not None and size.lower >= 0:
+        size = _size_of_unit(unit)
+        if size is not None:
             one_or_more = x.substitute({size: Dim._from_atom(size) + 1, unit: Dim(0)})
             none = x.substitute({size: Dim(0), unit: Dim(-1)}).const
             if one_or_more.is_at_least(0) and none is not None and size not in _inside(x, unit):
@@ -652,15 +676,25 @@ def _settle(x: Dim) -> Dim | None:
     return None
 
 
+def _size_of_unit(unit: Atom) -> Atom | None:
+    """The size s of min(s - 1, 0); None for other atoms."""
+    if unit.op != "min0":
+        return None
+    size = (unit.args[0] + 1).single_atom
+    if size is not None and size.lower is not None and size.lower >= 0:
+        return size
+    return None
+
+
 def _inside(x: Dim, besides: Atom) -> frozenset[Atom]:
     """The atoms that occur inside opaque atoms of x other than `besides`."""
-    found: set[Atom] = set()
+    inside: set[Atom] = set()
     waiting = [atom for atom in x.atoms if atom is not besides]
     while waiting:
-        new = {atom for arg in waiting.pop().args for atom in arg.atoms} - found
-        found |= new
+        new = {atom for arg in waiting.pop().args for atom in arg.atoms} - inside
+        inside |= new
         waiting.extend(new)
-    return frozenset(found)
+    return frozenset(inside)
 
 
 def _min0_atom(x: Dim) -> Dim:
@@ -727,13 +761,31 @@ def simplify_given(size: Dim, known: Iterable[Dim]) -> Dim:
     """The size in runs in which none of `known` is negative. In such runs min(x, 0) may be known to be 0 or x."""
     known = tuple(known)
     minima = [atom for atom in size.atoms if atom.op == "min0"]
-    for atom in minima if len(minima) <= _MINIMA else ():
+    if len(minima) > _MINIMA:
+        return size
+    for atom in minima:
         x = atom.args[0]
-        if any((x - each).is_at_least(0) for each in known):
+        if any((x - least).is_at_least(0) for least in known):
             size = size.substitute({atom: Dim(0)})
-        elif any((-x - each).is_at_least(0) for each in known):
+        elif any((-x - least).is_at_least(0) for least in known):
             size = size.substitute({atom: x})
     return size
+
+
+def zero_minimum(dim: Dim) -> dict[Atom, Dim]:
+    """The value of a minimum in runs in which a multiple of it, the dim, is 0; empty for other dims.
+
+    Where a multiple of min(x, 0) is 0, min(x, 0) is 0. A multiple of min(-x, 0) is written with min(x, 0) - x: where
+    this is 0, min(x, 0) is x.
+    """
+    for monomial, factor in dim.terms:
+        if len(monomial) == 1 and monomial[0].op == "min0":
+            (atom,) = monomial
+            rest = dim - Dim._from_atom(atom) * factor
+            for value in (Dim(0), atom.args[0]):
+                if rest == value * -factor:
+                    return {atom: value}
+    return {}
 
 
 def _evaluate_atom(atom: Atom, bindings: Mapping[str, int]) -> int | None:
@@ -742,27 +794,28 @@ def _evaluate_atom(atom: Atom, bindings: Mapping[str, int]) -> int | None:
     if atom.op in ("symbol", "fresh"):
         return None
     values = [arg.evaluate(bindings) for arg in atom.args]
-    known = [value for value in values if value is not None]
-    return _VALUE_OF[atom.op](*known) if len(known) == len(values) else None
-
-
-def _truncated(left: int, right: int) -> int | None:
-    if right == 0:
+    if None in values or (atom.op in _TEXT and values[1] == 0):
         return None
-    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+    return _VALUE_OF[atom.op](*values)
 
 
-def _remainder(left: int, right: int) -> int | None:
-    quotient = _truncated(left, right)
-    return None if quotient is None else left - right * quotient
+def _truncated(left: int, right: int) -> int:
+    """left / right rounded toward zero; `right` is not 0."""
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
 
 
-_VALUE_OF: Mapping[str, Callable[..., int | None]] = {
+def _remainder(left: int, right: int) -> int:
+    """What is left of `left`, with its sign, after division by `right`, which is not 0."""
+    return left - right * _truncated(left, right)
+
+
+_VALUE_OF: Mapping[str, Callable[..., int]] = {
     "min0": lambda value: min(value, 0),
     "broadcast": lambda *sizes: next((size for size in sizes if size != 1), 1),
-    "floor": lambda left, right: left // right if right else None,
-    "mod": lambda left, right: left % right if right else None,
+    "floor": operator.floordiv,
+    "mod": operator.mod,
     "trunc": _truncated,
     "fmod": _remainder,
 }
-"""The value of an atom, given those of its operands; None for a division by 0."""
+"""The value of an atom, given those of its operands. No divisor is 0."""

@@ -375,6 +375,12 @@ def int_attr(node: ir.Node, name: str, default: int) -> int:
     return default if attr is None else attr.as_int()
 
 
+def float_attr(node: ir.Node, name: str, default: float) -> float:
+    """The value of a float attribute, or its default."""
+    attr = node.attributes.get(name)
+    return default if attr is None else attr.as_float()
+
+
 def text_attr(node: ir.Node, name: str, default: str) -> str:
     """The value of a string attribute, or its default. A string may hold any bytes: those that are not text are
     replaced, so that the result is no known word."""

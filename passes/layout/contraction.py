@@ -1,5 +1,9 @@
 """Matrix products of any spelling in one form: two operands, labelled dimensions and a factor.
 
+    scores = query @ key.transpose(-1, -2)
+    scores = torch.einsum("bind,bjnd->bnij", query, key)
+    logits = torch.addmm(bias, x, weight.T)
+
     product := MatMul(x, y)                       any rank, batch dimensions broadcast from the right; a vector has no
                                                   dimension of its own
              | Gemm(x, y [, c])                   rank 2; alpha as factor; no c, or beta = 0
@@ -18,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import float_attr, input_of, int_attr, is_op, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.linear import einsum_terms
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -47,8 +51,10 @@ class Contraction:
 
 def contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
     """Read a node as a contraction over exactly one label; None for other nodes."""
-    found = any_contraction(node, info)
-    return found if found is not None and len(found.summed) == 1 else None
+    product = any_contraction(node, info)
+    if product is not None and len(product.summed) == 1:
+        return product
+    return None
 
 
 def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
@@ -61,8 +67,10 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
     if is_op(node, "MatMul"):
         return _matmul(node, left, right, info, False, False, 1.0)
     if node.domain == "com.microsoft" and node.op_type == "FusedMatMul" and unknown_part(node) is None:
-        found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
-        return None if found is None else replace(found, labels=_batch_apart(node, found.labels))
+        product = _matmul(node, left, right, info, *_flags(node), _alpha(node))
+        if product is None:
+            return None
+        return replace(product, labels=_with_batch_in_front(node, product.labels))
     if is_op(node, "Gemm"):
         if addend(node) is not None:
             return None
@@ -74,9 +82,10 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
 
 def addend(node: ir.Node) -> tuple[ir.Value, float] | None:
     """What a Gemm adds to its product, and the factor on it; None when it adds nothing."""
-    value, attr = input_of(node, 2), node.attributes.get("beta")
-    beta = 1.0 if attr is None else attr.as_float()
-    return None if value is None or beta == 0.0 else (value, beta)
+    value, beta = input_of(node, 2), float_attr(node, "beta", 1.0)
+    if value is None or beta == 0.0:
+        return None
+    return (value, beta)
 
 
 def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
@@ -95,7 +104,7 @@ def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
     return next((value.name for value in node.inputs if value is not None and info.shape(value) is None), None)
 
 
-def _batch_apart(
+def _with_batch_in_front(
     node: ir.Node, labels: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The labels under transBatchA and transBatchB, which put the label before an operand's last one in front of its
@@ -112,8 +121,14 @@ def _flags(node: ir.Node) -> tuple[bool, bool]:
 
 
 def _alpha(node: ir.Node) -> float:
-    attr = node.attributes.get("alpha")
-    return 1.0 if attr is None else attr.as_float()
+    return float_attr(node, "alpha", 1.0)
+
+
+LEAST_RANKS = {"MatMul": 1}
+"""The least rank of an operand, where it is not 2."""
+LEFT = {False: ("m", "k"), True: ("k", "m")}
+RIGHT = {False: ("k", "n"), True: ("n", "k")}
+"""The last two labels of the operands of a product, by whether the operand is transposed."""
 
 
 def _matmul(
@@ -129,13 +144,12 @@ def _matmul(
     if shapes[0] is None or shapes[1] is None:
         return None
     ranks = len(shapes[0]), len(shapes[1])
-    if min(ranks) < (1 if is_op(node, "MatMul") else 2):
+    if min(ranks) < LEAST_RANKS.get(node.op_type, 2):
         return None
     batch = tuple(f"b{index}" for index in range(max(*ranks, 2) - 2))
-    a = ("k", "m") if trans_a else ("m", "k")
-    b = ("n", "k") if trans_b else ("k", "n")
+    last = (LEFT[trans_a], RIGHT[trans_b])
     labels = tuple(
-        ("k",) if rank == 1 else batch[len(batch) - (rank - 2) :] + own for rank, own in zip(ranks, (a, b), strict=True)
+        ("k",) if rank == 1 else batch[len(batch) - (rank - 2) :] + own for rank, own in zip(ranks, last, strict=True)
     )
     out = (*batch, *(name for rank, name in zip(ranks, ("m", "n"), strict=True) if rank > 1))
     return Contraction(node, (left, right), (labels[0], labels[1]), out, factor)
@@ -162,10 +176,14 @@ def _hidden(terms: Sequence[str], ranks: Sequence[int]) -> list[int] | None:
     counts = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
     with_dots = {count for term, count in zip(terms, counts, strict=True) if "..." in term}
     without = {count for term, count in zip(terms, counts, strict=True) if "..." not in term}
-    return counts if min(counts) >= 0 and len(with_dots) <= 1 and without <= {0} else None
+    if min(counts) >= 0 and len(with_dots) <= 1 and without <= {0}:
+        return counts
+    return None
 
 
 def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:
     """The labels of one term, with the labels `batch` in place of its ellipsis."""
     before, dots, after = term.partition("...")
-    return (*before, *(batch if dots else ()), *after)
+    if not dots:
+        return tuple(term)
+    return (*before, *batch, *after)

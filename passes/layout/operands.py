@@ -71,7 +71,8 @@ class Operands:
                 batch = name in product.out
                 if batch and not (one and other):
                     continue  # one of them is broadcast
-                if not (viewer.space.unify_broadcast if batch else viewer.space.unify)(one, other):
+                unify = viewer.space.unify_broadcast if batch else viewer.space.unify
+                if not unify(one, other):
                     raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
         scale = math.prod(view.scale for view in views if view is not None)
         return Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)
@@ -90,10 +91,11 @@ class Operands:
         own = [(label, space.resolve(self.dims[side][label])) for label in self.free(side)]
         rest, labels = space.resolve(axes), tuple[str, ...]()
         while rest or not labels:
-            found = next(((label, dim) for label, dim in own if dim == rest[: len(dim)] and (dim or not rest)), None)
-            if found is None:
+            fitting = ((label, dim) for label, dim in own if dim == rest[: len(dim)] and (dim or not rest))
+            label, dim = next(fitting, (None, ()))
+            if label is None:
                 return ()
-            labels, rest = (*labels, found[0]), rest[len(found[1]) :]
+            labels, rest = (*labels, label), rest[len(dim) :]
         return labels
 
     def out_dim(self, label: str) -> Axes:

@@ -98,7 +98,9 @@ def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
 
 def _reshape(source: Arrangement, target: Arrangement) -> list[Move]:
     """The move between two arrangements of the same axes in the same order; none where they are equal."""
-    return [] if source == target else [_units(source, target) or Reshape(target)]
+    if source == target:
+        return []
+    return [_units(source, target) or Reshape(target)]
 
 
 def _units(source: Arrangement, target: Arrangement) -> SqueezeUnsqueeze | None:
@@ -123,7 +125,9 @@ def _extra_units(longer: Arrangement, shorter: Arrangement) -> tuple[int, ...] |
             rest.pop(0)
         else:
             extra.append(index)
-    return None if rest or any(longer[index] for index in extra) else tuple(extra)
+    if rest or any(longer[index] for index in extra):
+        return None
+    return tuple(extra)
 
 
 def _pieces(source: Arrangement, target: Arrangement) -> Arrangement:
@@ -151,6 +155,6 @@ def _broadcast(present: Arrangement, target: Arrangement, own: set[Axis]) -> lis
     whole = all(not have or have == want for have, want in zip(present, target, strict=True))
     if whole:
         return [Expand(target)]
-    apart = tuple((axis,) for dim in target for axis in dim)
-    ones = tuple(dim if dim[0] in own else () for dim in apart)
-    return [Reshape(ones), Expand(apart), Reshape(target)]
+    separate = tuple((axis,) for dim in target for axis in dim)
+    ones = tuple(dim if dim[0] in own else () for dim in separate)
+    return [Reshape(ones), Expand(separate), Reshape(target)]

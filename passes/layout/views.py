@@ -139,12 +139,11 @@ class Viewer:
         if len(shape) > len(dims):
             raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
         aligned = dims[len(dims) - len(shape) :]
-        result = self.info.shape(node.outputs[0])
-        alike = result is not None and len(result) == len(dims)
-        ones = [size == 1 for size in result or ()] if alike else [False] * len(dims)
-        ones = ones[len(dims) - len(shape) :]
-        for size, dim, one in zip(shape, aligned, ones, strict=True):
-            if not dim and size.const != 1 and not (one and size.const is None):
+        result = self.info.shape(node.outputs[0]) or ()
+        ones = {place for place, size in enumerate(result) if size == 1 and len(result) == len(dims)}
+        for place, (size, dim) in enumerate(zip(shape, aligned, strict=True), len(dims) - len(shape)):
+            counts_as_one = size.const == 1 or (size.const is None and place in ones)
+            if not dim and not counts_as_one:
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
@@ -167,21 +166,24 @@ class Viewer:
         """The input of an operator that the view looks through; None where the view must end."""
         node = value.producer()
         move = move_of(node, self.info)
-        if isinstance(move, Converted):
-            return move.source if self._keeps_numbers(move, widening) else None
-        if move is not None and move.is_layout:
-            return move.source if value is move.result else None
+        if move is not None and (move.is_layout or isinstance(move, Converted)):
+            if not self._keeps_numbers(move, value, widening):
+                return None
+            return move.source
         if node is None or not factors or (peeled := self.factor(node)) is None:
             return None
         return peeled[0]
 
-    def _keeps_numbers(self, cast: Move, widening: bool) -> bool:
-        """Does a Cast keep the type, or widen it where that is asked for?"""
-        source, target = self.info.dtype(cast.source), self.info.dtype(cast.result)
+    def _keeps_numbers(self, move: Move, value: ir.Value, widening: bool) -> bool:
+        """Does a value hold the numbers of the source of a move? Another output of the operator does not. A Cast has to
+        keep the type, or to widen it with `widening`."""
+        if not isinstance(move, Converted):
+            return value is move.result
+        source, target = self.info.dtype(move.source), self.info.dtype(move.result)
         return source == target is not None or (widening and (source, target) in WIDENING)
 
     def uniform_value(self, value: ir.Value, beside: ir.Value) -> float | None:
-        """The one number that a tensor holds, if each of its sizes is 1 or that of the tensor beside it; else None."""
+        """The one number that a tensor holds, if its sizes are 1 or those of the tensor beside it; else None."""
         number = self.info.scalar(value)
         if number is not None:
             return number
@@ -189,7 +191,9 @@ class Viewer:
         if own is None or wide is None or len(own) > len(wide):
             return None
         fits = all(a == 1 or a == b for a, b in zip(own, wide[len(wide) - len(own) :], strict=True))
-        return self.facts.sets.only(value) if fits else None
+        if not fits:
+            return None
+        return self.facts.sets.only(value)
 
     def factor(self, node: ir.Node) -> tuple[ir.Value, float] | None:
         """The tensor x and the factor of x*c, c*x, x/c and -x; None for other nodes."""
@@ -200,18 +204,27 @@ class Viewer:
         left, right = node.inputs[0], node.inputs[1]
         if left is None or right is None:
             return None
-        candidates = [(left, right)] if node.op_type == "Div" else [(left, right), (right, left)]
-        for tensor, number in candidates:
-            scalar = self.info.scalar(number)
-            if scalar is None or not math.isfinite(scalar) or self._rank(number) > self._rank(tensor):
-                continue
-            if node.op_type == "Mul":
+        if is_op(node, "Div"):
+            divisor = self._scalar_beside(right, left)
+            if divisor is None or divisor == 0.0:
+                return None
+            return left, 1.0 / divisor
+        for tensor, number in ((left, right), (right, left)):
+            scalar = self._scalar_beside(number, tensor)
+            if scalar is not None:
                 return tensor, scalar
-            if scalar != 0.0:
-                return tensor, 1.0 / scalar
         return None
 
+    def _scalar_beside(self, number: ir.Value, tensor: ir.Value) -> float | None:
+        """The finite number that a tensor of one element holds, if it does not raise the rank of the tensor beside it;
+        else None."""
+        scalar = self.info.scalar(number)
+        if scalar is None or not math.isfinite(scalar) or self._rank(number) > self._rank(tensor):
+            return None
+        return scalar
+
     def _rank(self, value: ir.Value) -> int:
+        """The rank of a value; 99 where it is unknown."""
         shape = self.info.shape(value)
         return 99 if shape is None else len(shape)
 
@@ -224,16 +237,16 @@ class Viewer:
         dims = self.rearranged(node, view.dims)
         if dims is None:
             return None
-        same = view.scale == 1.0 and self.info.dtype(value) == self.info.dtype(view.base)
-        return replace(
-            view,
-            dims=dims,
-            equivalent_values=(*view.equivalent_values, (value, dims)) if same else view.equivalent_values,
-        )
+        rearranged = replace(view, dims=dims)
+        if view.scale != 1.0 or self.info.dtype(value) != self.info.dtype(view.base):
+            return rearranged
+        return replace(rearranged, equivalent_values=(*view.equivalent_values, (value, dims)))
 
     def rearranged(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
         """The arrangement of a layout operator's result, given that of its input; None when unproven."""
         if is_op(node, "Dropout"):
             return dims  # also of one that drops: what is left stays in its place
         move = move_of(node, self.info)
-        return None if move is None else move.arrangement(dims, self.space, self.info)
+        if move is None:
+            return None
+        return move.arrangement(dims, self.space, self.info)

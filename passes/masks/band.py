@@ -24,6 +24,9 @@ from dataclasses import dataclass, field
 from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.passes.algebra.symbolic import Dim
 
+FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
+"""The sparse_modes of the first three of these bands."""
+
 
 @dataclass(frozen=True)
 class Band:
@@ -37,6 +40,11 @@ class Band:
     prefix: int = field(default=0, kw_only=True)
 
     @property
+    def is_unlimited(self) -> bool:
+        """Does the band keep every key?"""
+        return self.lower is None and self.upper is None and not self.prefix
+
+    @property
     def has_diagonal(self) -> bool:
         """Whether every row i keeps the key i, if there is such a key, in every run. With a prefix the answer is no."""
         above = self.upper is None or self.upper.is_at_least(0)
@@ -44,11 +52,14 @@ class Band:
 
     def described(self, rows: Dim, columns: Dim) -> str:
         """The band in words, for scores of these sizes: the keys j that the row i keeps."""
-        ends = [] if self.lower is None else [f"{self.lower} <="]
-        ends += ["j - i"]
-        ends += [] if self.upper is None else [f"<= {self.upper}"]
-        prefix = f" with the first {self.prefix} keys" if self.prefix else ""
-        return f"{' '.join(ends)}{prefix} of {rows} rows and {columns} keys"
+        text = "j - i"
+        if self.lower is not None:
+            text = f"{self.lower} <= {text}"
+        if self.upper is not None:
+            text = f"{text} <= {self.upper}"
+        if self.prefix:
+            text = f"{text} with the first {self.prefix} keys"
+        return f"{text} of {rows} rows and {columns} keys"
 
     def never_empty(self, rows: Dim, columns: Dim) -> bool:
         """Whether the band leaves every row a key in every run that has keys."""
@@ -69,10 +80,30 @@ class SparseMode:
     """The number in the input `prefix`, for every batch entry; 0 where there is no such input."""
 
     @property
+    def is_first_causal(self) -> bool:
+        """Is the band causal from the first row and key?"""
+        return self.sparse_mode == FIRST_CAUSAL
+
+    @property
+    def is_last_causal(self) -> bool:
+        """Is the band causal to the last row and key?"""
+        return self.sparse_mode == LAST_CAUSAL
+
+    @property
+    def is_window(self) -> bool:
+        """Is the band one of two diagonals that are counted from the last row and key?"""
+        return self.sparse_mode == WINDOW
+
+    @property
+    def is_beside_diagonal(self) -> bool:
+        """Does the band lie to one side of the diagonal of the last row and key?"""
+        return self.is_window and min(self.pre_tockens, self.next_tockens) < 0
+
+    @property
     def attrs(self) -> dict[str, int]:
         """The attributes that differ from the prototype's defaults."""
         attrs = {"sparse_mode": self.sparse_mode}
-        if self.sparse_mode == 4:
+        if self.is_window:
             attrs.update(pre_tockens=self.pre_tockens, next_tockens=self.next_tockens)
         return attrs
 
@@ -91,14 +122,14 @@ def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
     if band.prefix:
         return _with_prefix(band, corner, columns)
     if band.lower is None and band.upper == 0:
-        return SparseMode(2)
+        return SparseMode(FIRST_CAUSAL)
     if band.lower is None and band.upper == corner:
-        return SparseMode(3)
+        return SparseMode(LAST_CAUSAL)
     before = UNLIMITED if band.lower is None else (corner - band.lower).const
     after = UNLIMITED if band.upper is None else (band.upper - corner).const
     if before is None or after is None or max(abs(before), abs(after)) > UNLIMITED:
         return None
-    return SparseMode(4, before, after)
+    return SparseMode(WINDOW, before, after)
 
 
 def _with_prefix(band: Band, corner: Dim, columns: Dim) -> SparseMode | None:
@@ -106,4 +137,6 @@ def _with_prefix(band: Band, corner: Dim, columns: Dim) -> SparseMode | None:
     nor beyond the keys."""
     offset, keys = corner.const, columns.const
     fits = offset is not None and keys is not None and max(offset, 0) <= band.prefix <= keys
-    return SparseMode(6, prefix=band.prefix) if fits and band.upper == corner else None
+    if fits and band.upper == corner:
+        return SparseMode(6, prefix=band.prefix)
+    return None

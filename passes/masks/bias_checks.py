@@ -27,7 +27,7 @@ def check_adds_up(terms: tuple[Term, ...], index: int, values: TermValues) -> No
     """Raise Decline unless score + fill rounds to the fill. It is not enough here that the user vouches for a fill."""
     term = terms[index]
     assert isinstance(term, Select)
-    if any(value > DOMINATING for value in (term.fill, *(values.numbers_before_softmax(terms, index) or ()))):
+    if any(number > DOMINATING for number in (term.fill, *values.numbers_before_softmax(terms, index))):
         raise _too_small(term)
 
 

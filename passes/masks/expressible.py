@@ -23,9 +23,6 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import DECODE, Options
 from fa_compiler.passes.masks.band import SparseMode
 
-FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
-"""The sparse_modes of these bands."""
-
 
 def is_single_row(rows: Dim, options: Options) -> bool:
     """Is there one row in every run, by its size or, for the target contrib, by the user's word?"""
@@ -37,26 +34,31 @@ def why_not_expressible(
 ) -> str | None:
     """Why the target's operators do not have this band of rows and keys as an attribute; None where they do, or
     `may_grow` and they do for a past and new keys (rewrite/grown.py)."""
-    if mode.sparse_mode == WINDOW and min(mode.pre_tockens, mode.next_tockens) < 0:
+    if mode.is_beside_diagonal:
         return _why_beside_the_diagonal(mode, rows, keys, options)
-    if not options.is_standard:
-        return None
-    if mode.sparse_mode == LAST_CAUSAL and options.target == "onnx" and may_grow:
-        return None
-    if mode.sparse_mode == FIRST_CAUSAL and options.target == "onnx":
-        return None
-    if mode.sparse_mode == LAST_CAUSAL and is_single_row(rows, options):
+    if not options.is_standard or _has_band_of_all_sizes(mode, rows, options, may_grow):
         return None
     if rows != keys:
         return f"the target's operators count rows from the first key, and {rows} rows are not {keys} keys in every run"
-    if mode.sparse_mode in (FIRST_CAUSAL, LAST_CAUSAL):
-        return None
-    if mode.sparse_mode == WINDOW and mode.next_tockens == 0 and options.target == "contrib":
-        return None
-    has_windows = options.target == "onnx" and options.opset >= SCHEMA_SINCE[ATTENTION, Feature.WINDOW]
-    if mode.sparse_mode == WINDOW and has_windows:
+    if _has_band_of_square(mode, options):
         return None
     return f"no operator of the target {options.target!r} has this band as an attribute"
+
+
+def _has_band_of_all_sizes(mode: SparseMode, rows: Dim, options: Options, may_grow: bool) -> bool:
+    """Do operators of ONNX or ONNX Runtime have the band for these rows and any keys?"""
+    if mode.is_first_causal:
+        return options.target == "onnx"
+    return mode.is_last_causal and ((options.target == "onnx" and may_grow) or is_single_row(rows, options))
+
+
+def _has_band_of_square(mode: SparseMode, options: Options) -> bool:
+    """Do operators of ONNX or ONNX Runtime have the band for as many rows as keys?"""
+    if not mode.is_window:
+        return mode.is_first_causal or mode.is_last_causal
+    if options.target == "contrib":
+        return mode.next_tockens == 0
+    return options.opset >= SCHEMA_SINCE[ATTENTION, Feature.WINDOW]
 
 
 def _why_beside_the_diagonal(mode: SparseMode, rows: Dim, keys: Dim, options: Options) -> str | None:

@@ -1,5 +1,10 @@
 """Plans for the terms of the scores: addends and selections become the operator's atten_mask and real_shift.
 
+    scores = query @ key.T + position_bias                  # an addend: real_shift
+    scores = scores + torch.where(padding, -inf, 0)         # an addend of {0, v}: atten_mask
+    scores = torch.where(causal, scores, -1e30)             # a selection with the fill v: atten_mask
+    out = torch.softmax(scores, -1) @ value
+
 The terms are in the order of computation. A plan keeps the exact result, also that of fully masked rows:
 
        terms                                      plan
@@ -62,12 +67,11 @@ low as v: the masked keys would then have weight in the original and none in the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import (
     FINITE_SCORES,
@@ -80,21 +84,21 @@ from fa_compiler.passes.answer.options import (
     Options,
 )
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, opset
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, opset
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
 from fa_compiler.passes.masks.expressible import why_not_expressible
+from fa_compiler.passes.masks.joined_masks import with_masks_separated
+from fa_compiler.passes.masks.live_terms import LiveTerms, ScoredMasks
 from fa_compiler.passes.masks.magnitudes import (
     DOMINATING,
     FLOAT32_MAX,
     HARMLESS_SHIFT,
-    HUGE,
     LARGE_HALF,
     LOST_IN,
     LOST_SHARE,
     LOST_SHIFT,
-    MAX_FINE,
     ROUNDS_SCORES_AWAY,
     SMALL_SHARE,
 )
@@ -116,8 +120,6 @@ from fa_compiler.passes.masks.score_ops import (
     Term,
 )
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
-from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.ops.moves import keeps_everything
 
 DOMINATE_HINT = f"--assume {MASKS_DOMINATE} if no score comes near the number"
 COARSE = (
@@ -130,8 +132,6 @@ LARGEST_ADDED = 1e11
 of -1e12 for its own mask, which replaces scores."""
 SLICE_SINCE = 10
 """The opset since which a Slice takes numbers that are computed."""
-SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
-"""Guards that test the computed scores or probabilities, or nothing: they do not depend on how the mask is planned."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,15 @@ class MaskPlan:
     @property
     def mask_label(self) -> str:
         """The name of the mask in the report."""
-        words = ["packed"] if self.packed is not None else []
-        words.extend([self.mode.mask_label] if self.mode is not None else [])
-        words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.bias)) if part)
-        return "+".join(words) or "none"
+        band = "" if self.mode is None else self.mode.mask_label
+        parts = (("packed", self.packed), (band, band), ("atten_mask", self.masked), ("real_shift", self.bias))
+        return "+".join(word for word, part in parts if part) or "none"
+
+    @property
+    def without_guard(self) -> MaskPlan:
+        """The same plan without its guard."""
+        fallback = None if self.fallback is None else self.fallback.without_guard
+        return replace(self, nan_rows="", fallback=fallback)
 
     def assuming(self, *words: str) -> MaskPlan:
         """The same plan under further assumptions of the user."""
@@ -186,6 +191,11 @@ class _BooleanMask:
     mode: SparseMode | None = None
     assumed: tuple[str, ...] = ()
     missed: tuple[Missed, ...] = ()
+
+    @property
+    def excludes(self) -> bool:
+        """Does the mask exclude any keys?"""
+        return bool(self.masked) or self.mode is not None
 
 
 @dataclass(frozen=True)
@@ -219,12 +229,15 @@ class MaskPlanner:
         if not self.as_bias and self.outweighs_masks(terms):
             return replace(self, as_bias=True).plan(terms, guard)
         terms, vouched = self._without_half_floors(terms)
-        plan = self._guarded_plan(terms, guard)
+        return self._for_target(self._guarded_plan(terms, guard), terms, guard).assuming(*vouched)
+
+    def _for_target(self, plan: MaskPlan, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
+        """The plan, if the target's operators keep what it gives for rows without a key. Raises Decline."""
         if self.options.is_standard:
-            plan = self._standard(plan, terms)
-        elif self.options.target != "ort" and guard is not RowGuard.NONE:
-            plan = self._unguarded(plan, terms)
-        return plan.assuming(*vouched)
+            return self._standard(plan, terms)
+        if self.options.target == "ascend" and guard is not RowGuard.NONE:
+            return self._unguarded(plan, terms)
+        return plan
 
     def outweighs_masks(self, terms: tuple[Term, ...]) -> bool:
         """Do scores of unknown size meet a finite number of a mask that is added to them?"""
@@ -239,12 +252,14 @@ class MaskPlanner:
             return terms, ()
         rest = tuple(term for term in terms if term not in floors)
         masks = [term for term in rest if not isinstance(term, Scale)]
-        needed = [MASKS_DOMINATE, *([] if len(masks) == 1 and self.never_empty(rest) else [NO_EMPTY_ROWS])]
-        if not set(needed) <= set(self.options.assume):
+        needed: tuple[str, ...] = (MASKS_DOMINATE, NO_EMPTY_ROWS)
+        hint = f"{DOMINATE_HINT}, and {NO_EMPTY_ROWS_HINT}"
+        if len(masks) == 1 and self.never_empty(rest):
+            needed, hint = (MASKS_DOMINATE,), DOMINATE_HINT
+        if not self.options.assume.issuperset(needed):
             reason = "a floor of -65504 shows in rows that are masked everywhere, and beside scores near it"
-            hint = f"{DOMINATE_HINT}, and {NO_EMPTY_ROWS_HINT}" if NO_EMPTY_ROWS in needed else DOMINATE_HINT
             raise Decline(Code.MASK_VALUE, reason, floors[0].node, hint)
-        return rest, tuple(needed)
+        return rest, needed
 
     def _standard(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan for an operator of ONNX or ONNX Runtime. Raises Decline."""
@@ -261,10 +276,16 @@ class MaskPlanner:
 
     def _without_empty_rows(self, plan: MaskPlan, node: ir.Node, reason: str) -> MaskPlan:
         """The plan if the user vouches for it that no row is masked everywhere. Raises Decline."""
-        if NO_EMPTY_ROWS in self.options.assume:
-            return plan.assuming(NO_EMPTY_ROWS)
-        hint = NO_EMPTY_ROWS_HINT
-        raise Decline(Code.EMPTY_ROWS, reason, node, hint)
+        if NO_EMPTY_ROWS not in self.options.assume:
+            hint = NO_EMPTY_ROWS_HINT
+            raise Decline(Code.EMPTY_ROWS, reason, node, hint)
+        return plan.assuming(NO_EMPTY_ROWS)
+
+    def _check_finite(self, reason: str) -> None:
+        """Raise Decline where the user says that scores may be NaN."""
+        if NON_FINITE_SCORES in self.options.assume:
+            hint = f"leave out --assume {NON_FINITE_SCORES} if query, key and value are finite"
+            raise Decline(Code.ILLEGAL, reason, None, hint)
 
     def _rounds_rows(self, step: BiasOp) -> bool:
         """May a step of a bias add finite numbers to 16-bit scores in which they are rounded away? The kernels of ONNX
@@ -314,84 +335,70 @@ class MaskPlanner:
         Raises Decline where the user says that scores may be NaN, for then values may be, too."""
         if plan.nan_rows != RowGuard.NAN.nan_rows:
             return plan
-        if NON_FINITE_SCORES in self.options.assume:
-            raise Decline(
-                Code.ILLEGAL,
-                "a guard gives 0 for a row whose softmax is NaN, and values that are NaN may make the row NaN, too",
-                None,
-                f"leave out --assume {NON_FINITE_SCORES} if query, key and value are finite",
-            )
+        self._check_finite(
+            "a guard gives 0 for a row whose softmax is NaN, and values that are NaN may make the row NaN, too"
+        )
         return plan.assuming(FINITE_SCORES)
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan without its guard, which Ascend does not have. Raises Decline where a bias may make all scores of a
         row -inf, unless the user rules out such rows, and where the user says that scores may be NaN."""
-        if NON_FINITE_SCORES in self.options.assume:
-            raise Decline(
-                Code.ILLEGAL,
-                "a guard gives 0 for a row whose softmax is NaN, which the product does not",
-                None,
-                f"leave out --assume {NON_FINITE_SCORES} if query, key and value are finite",
-            )
+        self._check_finite("a guard gives 0 for a row whose softmax is NaN, which the product does not")
         masks = [index for index, term in enumerate(terms) if not self.values.cannot_exclude(terms, index)]
         infinite = [index for index in masks if len(masks) > 1 or self.values.may_be_infinite(terms, index)]
-        risky = terms[infinite[-1]] if plan.bias and infinite else None
-        assumed = {*plan.assumed, FINITE_SCORES}
-        if risky is not None:
-            if NO_EMPTY_ROWS not in self.options.assume:
-                raise Decline(
-                    Code.EMPTY_ROWS,
-                    "a guard gives 0 for a row whose scores are all -inf, which the product does not",
-                    risky.node,
-                    NO_EMPTY_ROWS_HINT,
-                )
-            assumed.add(NO_EMPTY_ROWS)
-        return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
+        if plan.bias and infinite:
+            reason = "a guard gives 0 for a row whose scores are all -inf, which the product does not"
+            plan = self._without_empty_rows(plan, terms[infinite[-1]].node, reason)
+        return plan.without_guard.assuming(FINITE_SCORES)
 
     def _guarded_plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan that keeps the guard, by the first case that applies. Raises Decline."""
-        # One number of up to HARMLESS_SHIFT on all scores is left out. It is kept if another addend may round the
-        # scores so coarsely that the shift shows.
-        live, with_small_shifts = (self._live(terms, most) for most in (HARMLESS_SHIFT, LOST_SHIFT))
-        if with_small_shifts != live and reordering_decline(with_small_shifts, self.values, ()) is not None:
-            live = with_small_shifts
-        adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
-        selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
-        if not adds and not selects:  # 1
+        live = self._live(terms)
+        if not live.adds and not live.selects:  # 1
             _check_unmasked(terms, guard)
             return MaskPlan(nan_rows=guard.nan_rows)
-        taken_apart = live
-        if all(self.values.outweighs(live, index) for index in selects):  # 2 to 5
-            # These two guards zero what one selection masks, so no addend may become a second selection.
-            one_selection = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
-            selected = live if one_selection else self._infinite_masks_selected(live)
-            if selected != live and (plan := self._with_boolean_mask(selected, guard, was_added=True)) is not None:
-                return plan
-            if (plan := self._with_boolean_mask(live, guard)) is not None:
-                return plan
-            taken_apart = live if one_selection else self.apart(live)
-            plan = self._with_boolean_mask(taken_apart, guard, was_added=True) if taken_apart != live else None
-            if plan is not None:
-                return plan
-        # 6 to 9
-        plan = self._with_masked_score(live, adds, selects, guard) or self._with_masked_bias(live, adds, selects, guard)
-        added = [index for index, term in enumerate(taken_apart) if isinstance(term, Add)]
-        keep_fills = taken_apart != live and not selects and all(self.values.keeps_fill(taken_apart, x) for x in added)
-        if plan is None and keep_fills:
-            plan = self._with_masked_bias(taken_apart, added, [], guard)
-        if plan is not None:
-            return plan
-        for index in selects:  # 10
-            check_outweighs(live, index, self.values)
-        for index in selects:
-            check_adds_up(live, index, self.values)
-        _check_unmasked(live, guard)
-        assumed = self._rounding_assumptions(live)
-        return MaskPlan(bias=self._bias_by_keys(live), nan_rows=guard.nan_rows, assumed=assumed)
+        return next(filter(None, self._with_mask(live, guard)), None) or self._all_in_bias(live, guard)
 
-    def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
-        """The terms that change a softmax. One number up to `most` that is added to all scores does not."""
+    def _live(self, terms: tuple[Term, ...]) -> LiveTerms:
+        """The terms that change a softmax.
+
+        One number of up to HARMLESS_SHIFT on all scores does not. It is kept if another addend may round the scores so
+        coarsely that the shift shows.
+        """
+        live, with_small_shifts = (self._beyond_shift(terms, most) for most in (HARMLESS_SHIFT, LOST_SHIFT))
+        shows = with_small_shifts != live and reordering_decline(with_small_shifts, self.values, ()) is not None
+        return LiveTerms(with_small_shifts if shows else live, self.values)
+
+    def _beyond_shift(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
+        """The terms but for one number up to `most` that is added to all scores."""
         return tuple(term for index, term in enumerate(terms) if not self.values.changes_no_softmax(terms, index, most))
+
+    def _with_mask(self, live: LiveTerms, guard: RowGuard) -> Iterator[MaskPlan | None]:
+        """The plans with a boolean mask, in the order of the cases; None for a case that does not apply."""
+        separated = live
+        if live.selections_outweigh:  # 2 to 5
+            # A guard that repeats the mask zeroes what one selection masks, so no addend may become a second one.
+            if not guard.repeats_mask and (selected := live.with_infinite_masks_selected()) != live:
+                yield self._with_boolean_mask(selected, guard, was_added=True)
+            yield self._with_boolean_mask(live, guard)
+            if not guard.repeats_mask:
+                separated = LiveTerms(with_masks_separated(live.terms, self.values), self.values)
+            if separated != live:
+                yield self._with_boolean_mask(separated, guard, was_added=True)
+        yield self._with_masked_score(live, guard)  # 6 and 7
+        yield self._with_masked_bias(live, guard)  # 8 and 9
+        if separated != live and not separated.selects and separated.keeps_fills:
+            yield self._with_masked_bias(separated, guard)
+
+    def _all_in_bias(self, live: LiveTerms, guard: RowGuard) -> MaskPlan:
+        """Case 10: the plan with a bias alone. Raises Decline."""
+        for index in live.selects:
+            check_outweighs(live.terms, index, self.values)
+        for index in live.selects:
+            check_adds_up(live.terms, index, self.values)
+        _check_unmasked(live.terms, guard)
+        assumed = self._rounding_assumptions(live.terms)
+        return MaskPlan(bias=self._bias_by_keys(live.terms), nan_rows=guard.nan_rows, assumed=assumed)
 
     def _bias(self, terms: tuple[Term, ...]) -> tuple[BiasOp, ...]:
         return bias_ops(terms, self.viewer, stepwise=self.options.target == "ort")
@@ -400,33 +407,30 @@ class MaskPlanner:
         """The bias of these terms. A first addend that holds one number at the keys that padding excludes, in all rows,
         and 0 elsewhere, is made by putting this number at these keys: the same numbers, of one row."""
         steps, first = self._bias(terms), terms[0]
-        number = self.viewer.facts.sets.only_besides_zero(first.operand.value) if isinstance(first, Add) else None
-        if not isinstance(first, Add) or number is None or abs(number) > LARGEST_ADDED or self.gradient:
+        if self.gradient or not isinstance(first, Add):
             return steps
-        found = self.structure((first,))
-        if not isinstance(found, Structure) or found.mode is not None or found.packing is not None or not found.padding:
+        number = self.viewer.facts.sets.only_besides_zero(first.operand.value)
+        if number is None or abs(number) > LARGEST_ADDED:
             return steps
-        if any(each.given.cut is not None for each in found.padding):
+        padding = self.structure((first,)).padding_alone
+        if not padding or any(part.given.cut is not None for part in padding):
             return steps
-        excluded_keys = [padded(each, self.viewer, first.node) for each in found.padding]
-        return (*(each.filled(first.node, number * first.sign) for each in excluded_keys), *steps[1:])
+        excluded_keys = [padded(part, self.viewer, first.node) for part in padding]
+        return (*(keys.filled(first.node, number * first.sign) for keys in excluded_keys), *steps[1:])
 
     def _rounding_assumptions(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
         """The assumptions under which a bias of these terms rounds like the terms one by one. Raises Decline."""
         return assumptions_for_reordering(terms, self.values, self.options.assume)
 
-    def _with_boolean_mask(
-        self, live: tuple[Term, ...], guard: RowGuard, *, was_added: bool = False
-    ) -> MaskPlan | None:
+    def _with_boolean_mask(self, live: LiveTerms, guard: RowGuard, *, was_added: bool = False) -> MaskPlan | None:
         """Cases 2 to 5: the plan with a boolean mask, and a bias beside it where there is one. None when the terms make
-        no such mask. `was_added` is that of `_selections`."""
-        adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
-        selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
-        if selects:
-            return self._selections(live, adds, selects, guard, was_added)
-        plan = self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
+        no such mask. `was_added` is that of `_by_selections`."""
+        if live.selects:
+            return self._by_selections(live, guard, was_added)
+        plan = self._by_addend_alone(live, guard) or self._by_addends(live, guard)
         if plan is None and MASKS_DOMINATE in self.options.assume:
-            plan = self._without(MASKS_DOMINATE)._mask_among_biases(live, adds, guard)
+            planner = self._without(MASKS_DOMINATE)
+            plan = planner._by_addends(LiveTerms(live.terms, planner.values), guard)
         return plan
 
     def _without(self, word: str) -> MaskPlanner:
@@ -436,294 +440,193 @@ class MaskPlanner:
         viewer = Viewer(replace(facts, options=options), self.viewer.space)
         return replace(self, values=replace(self.values, viewer=viewer))
 
-    def _addend_alone(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
+    def _by_addend_alone(self, live: LiveTerms, guard: RowGuard) -> MaskPlan | None:
         """Case 2: the plan for one addend of {0, v}; None for other terms."""
-        value = self.values.mask_value(live, adds[0]) if len(adds) == 1 else None
-        if value is None or not self._may_be_boolean(live, value, guard):
+        if len(live.adds) != 1 or not live.added_masks:
             return None
-        return self._masked(live, (), value, guard)
+        (value,) = live.added_masks.values()
+        if not self._may_be_boolean(live, value, guard):
+            return None
+        return self._boolean_plan(live, (), value, guard)
 
-    def _selections(
-        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard, was_added: bool
-    ) -> MaskPlan | None:
+    def _by_addends(self, live: LiveTerms, guard: RowGuard) -> MaskPlan | None:
+        """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far
+        above v; several of any v where no row is empty. None for other terms."""
+        masks = live.added_masks
+        if not masks:
+            return None
+        value, infinite = max(masks.values()), live.added_masks_are_infinite
+        filled = NO_EMPTY_ROWS in self.options.assume or self.never_empty(live.terms)
+        if not (len(masks) == 1 or filled or (infinite and value == -math.inf)):
+            return None
+        # A row that is masked everywhere shows whether biases are lost in a finite number. A moderate one loses none.
+        share = SMALL_SHARE if infinite or filled or value > DOMINATING else LOST_SHARE
+        small = live.biases_are_small(max(value, -FLOAT32_MAX), share)
+        if not small or not self._may_be_boolean(live, value, guard):
+            return None
+        return self._beside_bias(live, live.without(masks), value, guard)
+
+    def _by_selections(self, live: LiveTerms, guard: RowGuard, was_added: bool) -> MaskPlan | None:
         """Cases 4 and 5: the plan for selections of one number that outweighs the scores, after all biases; None for
         other terms.
 
-        With `was_added` the number was added to the scores and the biases. The biases then have to be lost in it, both
-        before and after later factors. A bias of +inf is not lost in -inf. A bias that the number stood in place of
-        was not added to it: it only has to stay above it.
+        With `was_added` the number was added to the scores and the biases, which then have to be lost in it.
         """
-        if max(adds, default=-1) >= selects[0] or not all(self.values.outweighs(live, index) for index in selects):
+        fill = live.fill
+        if not live.selections_come_last or not live.selections_outweigh or math.isnan(fill):
             return None
-        fills = {value for index in selects for value in self.values.numbers_before_softmax(live, index) or ()}
-        least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if was_added else min(fills)
-        share = LOST_SHARE if was_added else SMALL_SHARE
-        replaced = [index for index in adds if was_added and _is_replaced(live, index)]
-        joined = [index for index in adds if index not in replaced]
-        harmless = len(fills) == 1 and all(self.values.is_small_beside(live, index, least, share) for index in joined)
-        harmless = harmless and all(self.values.stays_above(live, index, least) for index in replaced)
-        endless = was_added and any(self.values.may_be_plus_infinity(live, index) for index in joined)
-        if not harmless or endless or not self._may_be_boolean(live, min(fills), guard):
+        harmless = live.biases_are_lost_in_fill if was_added else live.biases_stay_above_fill
+        if not harmless or not self._may_be_boolean(live, fill, guard):
             return None
-        others = _not_selected(live)
-        assumed = self._rounding_assumptions(others)
-        return self._masked(live, self._bias(others), min(fills), guard).assuming(*assumed)
+        return self._beside_bias(live, live.not_selected, fill, guard)
 
-    def _with_masked_score(
-        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
-    ) -> MaskPlan | None:
+    def _beside_bias(self, live: LiveTerms, biases: tuple[Term, ...], value: float, guard: RowGuard) -> MaskPlan:
+        """The plan with a boolean mask of {0, value} and a bias of these terms. Raises Decline."""
+        assumed = self._rounding_assumptions(biases)
+        return self._boolean_plan(live, self._bias(biases), value, guard).assuming(*assumed)
+
+    @property
+    def _can_score_masked_keys(self) -> bool:
+        """Can the operator give masked keys a score? Only the CPU kernel can."""
+        return not self.as_bias and self.options.target == "ort"
+
+    def _with_masked_score(self, live: LiveTerms, guard: RowGuard) -> MaskPlan | None:
         """Cases 6 and 7: the plan for selections of one number, whatever it is, after all biases; None for other
-        terms. The number replaces the masked scores, so it is exactly the score of masked keys. Only the CPU kernel can
-        give them one."""
-        values = [self.values.numbers_before_softmax(live, index) for index in selects]
-        fills = {value for each in values for value in each or (math.nan,)}
-        selects_come_last = bool(selects) and max(adds, default=-1) < selects[0]
-        if self.as_bias or self.options.target != "ort" or not selects_come_last or len(fills) != 1:
+        terms. The number replaces the masked scores, so it is exactly the score of masked keys."""
+        if not self._can_score_masked_keys or not live.selections_come_last:
             return None
-        fill = fills.pop()
+        fill = live.fill
         guard = guard.beside(fill)
         if not math.isfinite(fill) or guard is RowGuard.BIAS:
             return None
-        assumed = self._rounding_assumptions(_not_selected(live))
-        mask = self._boolean_mask(live)
-        value = fill if mask.masked or mask.mode is not None else None
+        assumed = self._rounding_assumptions(live.not_selected)
+        mask = self._boolean_mask(live.terms)
         plan = MaskPlan(
             mask.masked,
-            self._bias(_not_selected(live)),
+            self._bias(live.not_selected),
             mask.mode,
-            nan_rows=_nan_rows(guard),
-            masked_score=value,
-            drops_masked_values=guard is RowGuard.SELECTION and value is not None,
+            nan_rows=guard.nan_rows_beside_mask,
+            masked_score=fill if mask.excludes else None,
+            drops_masked_values=guard is RowGuard.SELECTION and mask.excludes,
             missed=mask.missed,
         )
         return plan.assuming(*assumed, *mask.assumed)
 
-    def _with_masked_bias(
-        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard
-    ) -> MaskPlan | None:
+    def _with_masked_bias(self, live: LiveTerms, guard: RowGuard) -> MaskPlan | None:
         """Cases 8 and 9: the plan in which biases are added to the scores of masked keys; None for other terms.
 
-        The gradient operator computes no gradient of a masked score, as after a selection. An addend has none of its
-        own that could be 0, so it is no mask then.
+        The gradient operator gives masked scores the gradient 0, as a selection does. The gradient of a score is not 0
+        where an addend masks it, so beside a gradient only selections are masks.
         """
-        if self.as_bias or self.options.target != "ort" or guard not in SCORE_GUARDS or (self.gradient and not selects):
+        if not self._can_score_masked_keys or not guard.is_free_of_mask or (self.gradient and not live.selects):
             return None
-        masks = selects or [index for index in adds if self._is_mask(live, index)]
-        bands = [] if selects or len(masks) == 1 else [index for index in masks if self._is_band(live[index])]
-        masks = bands[:1] or masks
-        unknown = any(
-            not value < math.inf
-            for index in masks
-            for value in self.values.numbers_before_softmax(live, index) or (math.nan,)
-        )
-        if unknown or self.values.sink_lower_bound == -math.inf or len(live) == 1 or _scales_moderate_fills(live):
+        scored = self._scored_masks(live)
+        if not scored.is_known or not scored.is_scored:
             return None
-        number = self._single_number(live, adds, selects, masks)
-        others = tuple(term for index, term in enumerate(live) if index not in masks)
-        if number is None and not selects:
+        assumed = self._rounding_assumptions(scored.others)
+        # The score is the number plus the bias of the other terms (8), or the bias of all terms alone (9).
+        number = scored.number if len(scored.others) == 1 or live.adds_alike else None
+        if number is None and scored.is_one_of_several:
             return None
-        if number is not None and not others:
-            return None
-        assumed = self._rounding_assumptions(others)
-        alone = number is not None and (len(others) == 1 or self._adds_alike(live))
-        if bands and not alone:
-            return None
-        mask = self._boolean_mask(live if selects else tuple(live[index] for index in masks))
-        bias = self._bias(others if alone else live)
-        if not mask.masked and mask.mode is None:
-            return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
-        return MaskPlan(
-            mask.masked,
-            bias,
-            mask.mode,
-            nan_rows=guard.nan_rows,
-            masked_score=number if alone else 0.0,
+        mask = self._boolean_mask(scored.mask_terms)
+        bias = self._bias(live.terms if number is None else scored.others)
+        plan = MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
+        if not mask.excludes:
+            return plan
+        return replace(
+            plan,
+            masked=mask.masked,
+            mode=mask.mode,
+            masked_score=0.0 if number is None else number,
             adds_bias_to_masked=True,
-            assumed=(*assumed, *mask.assumed),
             missed=mask.missed,
         )
 
-    def _single_number(
-        self, live: tuple[Term, ...], adds: list[int], selects: list[int], masks: list[int]
-    ) -> float | None:
-        """The one number that all masked keys have, when only biases are added to it; else None."""
-        values = {
-            value for index in masks for value in self.values.numbers_before_softmax(live[: index + 1], index) or ()
-        }
-        values -= set() if selects else {0.0}  # an addend holds 0 where it masks nothing
-        addends_come_last = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
-        single = addends_come_last and len(values) == 1 and len(adds) + len(selects) == len(live)
-        return values.pop() if single else None
+    def _scored_masks(self, live: LiveTerms) -> ScoredMasks:
+        """The terms that mask: the selections, where there are some, else the addends of {0, v}; of several such
+        addends, the one that is a band."""
+        if live.selects:
+            return ScoredMasks(live, live.selects)
+        masks = tuple(index for index, value in live.added_masks.items() if value <= DOMINATING)
+        if len(masks) == 1:
+            return ScoredMasks(live, masks)
+        bands = [index for index in masks if self.structure((live.terms[index],)).mode is not None]
+        return ScoredMasks(live, tuple(bands[:1]) or masks, is_one_of_several=bool(bands))
 
-    def _is_band(self, term: Term) -> bool:
-        """Is the mask of this term a band, whatever the other terms are?"""
-        found = self.structure((term,))
-        return isinstance(found, Structure) and found.mode is not None
-
-    def _adds_alike(self, live: tuple[Term, ...]) -> bool:
-        """Is it the same whether the terms are added to the number of masked keys one by one, or their sum is added?"""
-        coarse = any(isinstance(term, Select) and abs(term.fill) < HUGE for term in live)
-        return not coarse and reordering_decline(live, self.values, ()) is None
-
-    def _infinite_masks_selected(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """The terms, in which each addend of {0, -inf} selects -inf, where all selections do so and no bias comes after
-        the first such addend. Without selections the terms stay as they are."""
-        fills = {term.fill for term in terms if isinstance(term, Select)}
-        masks = [index for index, term in enumerate(terms) if isinstance(term, Add) and self._is_infinite(terms, index)]
-        if fills != {-math.inf} or not masks:
-            return terms
-        result = tuple(
-            Select(term.node, term.operand, False, -math.inf) if index in masks and isinstance(term, Add) else term
-            for index, term in enumerate(terms)
-        )
-        return terms if any(isinstance(term, Add) for term in result[masks[0] :]) else result
-
-    def _is_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Does this addend hold 0 and -inf only, and is -inf what it makes of a score before the softmax?"""
-        numbers = self.values.numbers_before_softmax(terms[: index + 1], index)
-        return self.values.mask_value(terms, index) == -math.inf and numbers is not None and numbers <= {0.0, -math.inf}
-
-    def apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """The terms, in which each addend that is both a bias and a mask becomes two terms, also behind operators that
-        only move it, such as those that repeat it for several heads. Where the mask is v, the sum of the two rounds to
-        v.
-
-            addend                       terms
-            bias + mask of {0, v}        the bias, the mask
-            mask + mask                  the two masks
-            Where(c, bias, v)            the bias, a selection with v
-        """
-        result: list[Term] = []
-        for term in terms:
-            parts = self._parts(term) if isinstance(term, Add) and term.sign > 0 else None
-            result.extend(parts or (term,))
-        return tuple(result)
-
-    def _parts(self, term: Add[AlignedTensor]) -> tuple[Term, ...] | None:
-        node, dims = self._joined(term)
-        if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
-            return None
-        operands = [operand for operand in node.inputs if operand is not None]
-        placed = [
-            AlignedTensor(each, self.viewer.alignment(each, dims, node), term.operand.never_enlarges)
-            for each in operands
-        ]
-        adds = [Add(term.node, each) for each in placed]
-        if node.op_type == "Add":
-            masks = [add for add in adds if self.values.mask_value((add,), 0) is not None]
-            return tuple(adds) if masks else None
-        for bias, number, keep in ((1, 2, True), (2, 1, False)):
-            fill = self.viewer.info.scalar(operands[number])
-            if fill is not None and fill <= DOMINATING and self._is_float32(operands[bias]):
-                return adds[bias], Select(term.node, placed[0], keep, fill)
-        return None
-
-    def _joined(self, term: Add[AlignedTensor]) -> tuple[ir.Node | None, Arrangement]:
-        """The node upstream of operators that only move an addend, and the score axes of its result."""
-        value, dims = term.operand.value, term.operand.dims
-        while (node := value.producer()) is not None and node.inputs and (source := node.inputs[0]) is not None:
-            if keeps_everything(node, self.viewer.info):  # as optimum cuts a mask to the keys
-                value = source
-            elif is_op(node, *LAYOUT_OPS, *REPEATS):
-                placed = AlignedTensor(value, dims, term.operand.never_enlarges)
-                view = aligned(placed, self.viewer, term.node)
-                if view.base is value:
-                    break
-                value, dims = view.base, view.base_dims
-            else:
-                break
-        return node, dims
-
-    def _is_float32(self, operand: ir.Value) -> bool:
-        return self.viewer.info.dtype(operand) == ir.DataType.FLOAT
-
-    def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
-        """Case 3: the plan for one addend of {0, v}, or several of {0, -inf}, beside biases that are proven to be far
-        above v; several of any v where no row is empty. None for other terms."""
-        values = {index: self.values.mask_value(live, index) for index in adds}
-        found = {index: value for index, value in values.items() if value is not None}
-        infinite = all(
-            (self.values.numbers_before_softmax(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
-            for index in found
-        )
-        value = max(found.values(), default=0.0)
-        filled = NO_EMPTY_ROWS in self.options.assume or self.never_empty(live)
-        if not found or not (len(found) == 1 or filled or (infinite and value == -math.inf)):
-            return None
-        fill = max(value, -FLOAT32_MAX)
-        # A row that is masked everywhere shows whether biases are lost in a finite number. A moderate one loses none.
-        share = SMALL_SHARE if infinite or filled or value > DOMINATING else LOST_SHARE
-        harmless = all(self.values.is_small_beside(live, other, fill, share) for other in adds if other not in found)
-        added = all(isinstance(live[index], Add) for index in found)
-        if not harmless or not self._may_be_boolean(live, value, guard) or not added:
-            return None
-        others = tuple(term for index, term in enumerate(live) if index not in found)
-        assumed = self._rounding_assumptions(others)
-        return self._masked(live, self._bias(others), value, guard).assuming(*assumed)
-
-    def _masked(self, live: tuple[Term, ...], bias: tuple[BiasOp, ...], value: float, guard: RowGuard) -> MaskPlan:
+    def _boolean_plan(self, live: LiveTerms, bias: tuple[BiasOp, ...], value: float, guard: RowGuard) -> MaskPlan:
         """The plan with the boolean mask of these terms and a bias. `value` is what the mask makes of a score."""
         guard = guard.beside(value)
-        assumed: list[str] = []
-        mask = self._boolean_mask(live)
-        masked, mode = mask.masked, mask.mode
-        assumed.extend(mask.assumed)
-        assumed.extend((MASKS_DOMINATE,) if value > DOMINATING else ())
-        found = self.structure(live)
-        if isinstance(found, Structure) and found.packing is not None:
+        mask, structured = self._boolean_mask(live.terms), self.structure(live.terms)
+        assumed = (*mask.assumed, *self._dominance_assumed(value))
+        nan_rows = guard.nan_rows_beside_mask
+        if structured.packing is not None:
             # Every token attends to itself, so no row is empty.
-            plan = MaskPlan(masked, bias, nan_rows=_nan_rows(guard), assumed=tuple(assumed))
-            return self._packed(plan, found, found.packing, live[-1].node)
-        if mode is not None and self.options.target == "ascend":
+            dense = MaskPlan(mask.masked, bias, nan_rows=nan_rows, assumed=assumed)
+            return self._packed(dense, structured.mode, structured.packing, live.node)
+        plan = MaskPlan(mask.masked, bias, mask.mode, nan_rows=nan_rows, assumed=assumed, missed=mask.missed)
+        if mask.mode is not None and self.options.target == "ascend":
             # On Ascend the compressed mask takes the place of the mask, so further excluded keys get a bias.
-            bias = (*bias, *(each.filled(live[-1].node, -FLOAT32_MAX) for each in masked))
-            masked = ()
-        never_empty = self.never_empty(live)
-        if guard is RowGuard.SELECTION:
-            empty = "zero"
-        elif self.values.sink_lower_bound is not None:
-            empty = ""
-        elif value == -math.inf:
-            empty = "nan" if guard is RowGuard.NONE else "zero"
-        elif value <= DOMINATING or _selected(live):
-            empty = "mean"
-        else:
-            empty = "unmasked"
-        if never_empty:
-            empty = ""
-        elif NO_EMPTY_ROWS in self.options.assume:
-            empty = ""
-            assumed.append(NO_EMPTY_ROWS)
-        plan = MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed), missed=mask.missed)
-        if mode is not None and (self.options.is_standard or (mode.prefix and self.options.target == "ascend")):
-            # The device's host needs the prefix before the run, so it cannot be as long as an open batch. An operator
-            # of ONNX or ONNX Runtime may lack the band for another reason than the mask.
-            dense = tuple(excluded(each, self.viewer) for each in self._masks(live))
-            return replace(plan, fallback=replace(plan, masked=dense, mode=None))
+            fills = (keys.filled(live.node, -FLOAT32_MAX) for keys in mask.masked)
+            plan = replace(plan, masked=(), bias=(*bias, *fills))
+        if not self.never_empty(live.terms):
+            plan = self._with_empty_rows(plan, live, value, guard)
+        if self._may_lack_mode(plan):
+            dense_mask = tuple(excluded(term, self.viewer) for term in self._masks(live.terms))
+            return replace(plan, fallback=replace(plan, masked=dense_mask, mode=None))
         return plan
 
-    def _packed(self, fallback: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
+    def _dominance_assumed(self, value: float) -> tuple[str, ...]:
+        """The assumption under which a number outweighs the scores; empty for numbers that outweigh them by their
+        size."""
+        return (MASKS_DOMINATE,) if value > DOMINATING else ()
+
+    def _may_lack_mode(self, plan: MaskPlan) -> bool:
+        """May the operator lack the plan's band for another reason than the mask?
+
+        An operator of ONNX or ONNX Runtime may. The device's host needs a prefix before the run, so the prefix cannot
+        be as long as an open batch.
+        """
+        if plan.mode is None:
+            return False
+        return self.options.is_standard or (self.options.target == "ascend" and plan.mode.prefix > 0)
+
+    def _with_empty_rows(self, plan: MaskPlan, live: LiveTerms, value: float, guard: RowGuard) -> MaskPlan:
+        """The plan with what a fully masked row gives, unless the user vouches for it that there is none."""
+        if NO_EMPTY_ROWS in self.options.assume:
+            return plan.assuming(NO_EMPTY_ROWS)
+        return replace(plan, empty_rows=self._empty_rows(live, value, guard))
+
+    def _empty_rows(self, live: LiveTerms, value: float, guard: RowGuard) -> str:
+        """The attribute cpu_empty_rows; empty where the row attends to a sink."""
+        if guard is RowGuard.SELECTION:
+            return "zero"
+        if self.values.sink_lower_bound is not None:
+            return ""
+        if value == -math.inf:
+            return "nan" if guard is RowGuard.NONE else "zero"
+        return "mean" if value <= DOMINATING or live.selects else "unmasked"
+
+    def _packed(self, dense: MaskPlan, band: SparseMode | None, packing: Packing, node: ir.Node) -> MaskPlan:
         """The plan with packed sequences, if the operator allows them and equal labels are neighbours, by proof or
         because the user vouches for it. Otherwise the dense plan."""
-        reason = ""
-        if self.options.is_standard:
-            reason = "the target's operators take no packed sequences"
-        elif self.options.target != "ort":
-            reason = "the product needs the ends of packed sequences before the run"
-        elif fallback.bias:
-            reason = "packed sequences cannot stand beside a bias"
-        elif not self.packing:
-            reason = "packed sequences cannot stand beside dropout"
-        elif self.options.divided:
-            reason = "a model that is divided along the sequence has no ends of packed sequences"
-        if reason:
-            return replace(fallback, missed=(Missed(MissedCode.NOT_PACKED, reason, packing.labels.name),))
-        vouched = UNBROKEN in self.options.assume
-        if not packing.in_runs and not vouched:
-            return replace(fallback, missed=(packing.missed,))
-        assumed = fallback.assumed if packing.in_runs else (*fallback.assumed, UNBROKEN)
+        if reason := self._why_not_packed(bool(dense.bias)):
+            return replace(dense, missed=(Missed(MissedCode.NOT_PACKED, reason, packing.labels.name),))
+        if not packing.in_runs and UNBROKEN not in self.options.assume:
+            return replace(dense, missed=(packing.missed,))
+        assumed = dense.assumed if packing.in_runs else (*dense.assumed, UNBROKEN)
         view = aligned(AlignedTensor(packing.labels, packing.dims, packing.never_enlarges), self.viewer, node)
-        return replace(fallback, masked=(), mode=found.mode, assumed=assumed, packed=view, fallback=fallback)
+        return replace(dense, masked=(), mode=band, assumed=assumed, packed=view, fallback=dense)
+
+    def _why_not_packed(self, has_bias: bool) -> str:
+        """Why the operator takes no packed sequences here; empty where it does."""
+        reasons = (
+            (self.options.is_standard, "the target's operators take no packed sequences"),
+            (self.options.target != "ort", "the product needs the ends of packed sequences before the run"),
+            (has_bias, "packed sequences cannot stand beside a bias"),
+            (not self.packing, "packed sequences cannot stand beside dropout"),
+            (self.options.divided, "a model that is divided along the sequence has no ends of packed sequences"),
+        )
+        return next((reason for applies, reason in reasons if applies), "")
 
     def _boolean_mask(self, terms: tuple[Term, ...]) -> _BooleanMask:
         """The boolean mask that these terms make: as a band and padding where it has that structure, else as it is.
@@ -732,28 +635,34 @@ class MaskPlanner:
         structure is then used only if the user rules out such rows. Some products take only masks that hold every
         excluded key.
         """
-        found, node = self.structure(terms), terms[-1].node
-        if isinstance(found, NoStructure):
-            missed = found.missed(node)
-        elif (reason := self._why_dense(found)) is not None:
-            missed = Missed(MissedCode.DENSE_MASK, reason, label(node))
-        else:
-            masked = tuple(padded(each, self.viewer, node) for each in found.padding)
-            return _BooleanMask(masked, found.mode, found.assumed)
-        masked = tuple(excluded(each, self.viewer) for each in self._masks(terms))
-        return _BooleanMask(masked, assumed=() if isinstance(found, NoStructure) else found.assumed, missed=(missed,))
+        structured, node = self.structure(terms), terms[-1].node
+        missed = self._dense_mask_missed(structured, node)
+        if missed is not None:
+            masked = tuple(excluded(term, self.viewer) for term in self._masks(terms))
+            return _BooleanMask(masked, assumed=structured.assumed, missed=(missed,))
+        masked = tuple(padded(part, self.viewer, node) for part in structured.padding)
+        return _BooleanMask(masked, structured.mode, structured.assumed)
 
-    def _why_dense(self, found: Structure) -> str | None:
+    def _dense_mask_missed(self, structured: Structure | NoStructure, node: ir.Node) -> Missed | None:
+        """What the report says of a mask that holds every excluded key; None where the target takes the structure."""
+        if isinstance(structured, NoStructure):
+            return structured.missed(node)
+        reason = self._why_dense(structured)
+        if reason is None:
+            return None
+        return Missed(MissedCode.DENSE_MASK, reason, label(node))
+
+    def _why_dense(self, structured: Structure) -> str | None:
         """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""
-        if found.packing is not None:
+        if structured.packing is not None:
             return "packed sequences are not told apart where masked keys keep a score"
         if self.options.needs_dense_mask:
             return f"{self.options.soc_version} takes only masks that hold every excluded key"
-        joined = found.mode is not None and found.padding and self.options.target != "ort"
-        if joined and NO_EMPTY_ROWS not in self.options.assume:
+        if structured.mode is None:
+            return None
+        if structured.padding and self.options.target != "ort" and NO_EMPTY_ROWS not in self.options.assume:
             return "a band with padding as a bias does not keep what a row without a key gives"
-        mode = found.mode
-        return None if mode is None else why_not_expressible(mode, *self.grid.sizes, self.options, may_grow=True)
+        return why_not_expressible(structured.mode, *self.grid.sizes, self.options, may_grow=True)
 
     def structure(self, terms: tuple[Term, ...]) -> Structure | NoStructure:
         """The structure of the boolean mask that these terms make, or why it has none."""
@@ -777,36 +686,25 @@ class MaskPlanner:
     def never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key, by its structure or as a single constant?"""
         masks = self._masks(terms)
-        found = self.structure(terms)
-        if isinstance(found, Structure) and found.never_empty:
-            return True
-        if len(masks) != 1:
+        return self.structure(terms).never_empty or (len(masks) == 1 and self._constant_keeps_keys(masks[0]))
+
+    def _constant_keeps_keys(self, mask: MaskTerm) -> bool:
+        """Is a mask a constant as wide as the keys that leaves every row a key?"""
+        value, dims, resolve = mask.operand.value, mask.operand.dims, self.viewer.space.resolve
+        if not dims or resolve(dims[-1]) != resolve(self.grid.kv_seq):
             return False
-        term = masks[0]
-        dims = term.operand.dims
-        if not dims:
-            return False
-        if self.viewer.space.resolve(dims[-1]) != self.viewer.space.resolve(self.grid.kv_seq):
-            return False
-        array, large = constant(term.operand.value), self.viewer.info.large.of(term.operand.value)
+        keeps_true = isinstance(mask, Select) and mask.keep
+        array, large = constant(value), self.viewer.info.large.of(value)
         if large is not None:
-            return not (large.zeros_only if isinstance(term, Select) and term.keep else large.no_zeros)
-        if array is None:
-            return False
-        excluded = (array != 0) != (False if isinstance(term, Add) else term.keep)
-        return not bool(excluded.all(axis=-1).any())
+            return not (large.zeros_only if keeps_true else large.no_zeros)
+        return array is not None and bool(((array != 0) == keeps_true).any(axis=-1).all())
 
-    def _is_mask(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Is this addend a mask that outweighs the scores without any assumption of the user?"""
-        value = self.values.mask_value(terms, index)
-        return value is not None and value <= DOMINATING
-
-    def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
+    def _may_be_boolean(self, live: LiveTerms, value: float, guard: RowGuard) -> bool:
         """Can the target keep the result of a fully masked row if the mask is boolean?"""
         guard = guard.beside(value)
         if self.as_bias:
             return False
-        if NO_EMPTY_ROWS in self.options.assume or self.never_empty(live) or guard is RowGuard.SELECTION:
+        if NO_EMPTY_ROWS in self.options.assume or self.never_empty(live.terms) or guard is RowGuard.SELECTION:
             return True
         if self.values.sink_lower_bound is not None:
             # A fully masked row then attends to the sink alone, unless the sink is as low as the mask.
@@ -816,9 +714,9 @@ class MaskPlanner:
             return value == -math.inf and guard is not RowGuard.NONE
         if self.options.is_standard:
             return self._is_standard_row(live, value, guard)
-        return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
+        return value <= DOMINATING or bool(live.selects) or value >= ROUNDS_SCORES_AWAY
 
-    def _is_standard_row(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
+    def _is_standard_row(self, live: LiveTerms, value: float, guard: RowGuard) -> bool:
         """Can an operator of ONNX or ONNX Runtime keep what a fully masked row gives?
 
         ONNX's Attention gives 0 for it. The operators of ONNX Runtime give NaN where -inf masks, which a node after
@@ -827,7 +725,7 @@ class MaskPlanner:
         """
         if value == -math.inf:
             return guard is not RowGuard.NONE or self.options.target == "contrib"
-        node = live[-1].node
+        node = live.node
         if self.viewer.info.dtype(node.outputs[0]) == ir.DataType.FLOAT16:
             raise Decline(
                 Code.EMPTY_ROWS,
@@ -835,41 +733,11 @@ class MaskPlanner:
                 node,
                 NO_EMPTY_ROWS_HINT,
             )
-        return value <= DOMINATING or _selected(live)
+        return value <= DOMINATING or bool(live.selects)
 
 
 def _check_unmasked(terms: tuple[Term, ...], guard: RowGuard) -> None:
     """Raise Decline for a guard that masks the probabilities like the scores, since the scores have no mask here."""
-    if guard in (RowGuard.SELECTION, RowGuard.PRODUCT):
+    if guard.repeats_mask:
         reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
         raise Decline(Code.PROBABILITY_TERM, reason, terms[-1].node)
-
-
-def _nan_rows(guard: RowGuard) -> str:
-    """The attribute cpu_nan_rows beside a boolean mask. Only guards that look at the scores still need it there."""
-    return guard.nan_rows if guard in (RowGuard.NAN, RowGuard.SCORES) else ""
-
-
-def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The terms that are not selections."""
-    return tuple(term for term in terms if not isinstance(term, Select))
-
-
-def _is_replaced(terms: tuple[Term, ...], index: int) -> bool:
-    """Do an addend and the selection after it come from one addend, Where(c, bias, v)?"""
-    later = terms[index + 1] if index + 1 < len(terms) else None
-    return isinstance(later, Select) and later.node is terms[index].node
-
-
-def _selected(terms: tuple[Term, ...]) -> bool:
-    """Is the number of the mask put in place of the scores, and not added to them?"""
-    return any(isinstance(term, Select) for term in terms)
-
-
-def _scales_moderate_fills(terms: tuple[Term, ...]) -> bool:
-    """Does a factor round the sum of an addend and a selection's fill in which the addend is neither lost nor fine?"""
-    moderate = [
-        place for place, term in enumerate(terms) if isinstance(term, Select) and MAX_FINE < abs(term.fill) < HUGE
-    ]
-    added = [place for place, term in enumerate(terms) if isinstance(term, Add) and moderate and place > moderate[0]]
-    return any(isinstance(term, Scale) and term.rounds for term in terms[min(added, default=len(terms)) :])

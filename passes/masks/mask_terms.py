@@ -7,7 +7,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import (
     Add,
@@ -73,8 +73,7 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
             view = aligned(term.operand, viewer, term.node)
             if stepwise and _is_rounded_behind(view.base, term.operand.value, viewer):
                 view = aligned(term.operand, viewer, term.node, moved=False)
-            moved = stepwise and _is_moved_unrounded(view.base)
-            viewed = BiasOperand(view, stepwise, moved, _summands(view, viewer) if stepwise else ())
+            viewed = _as_added(view, viewer) if stepwise else BiasOperand(view)
             operations.append(Add(term.node, viewed, term.sign))
         elif isinstance(term, Select):
             viewed = BiasOperand(aligned(term.operand, viewer, term.node))
@@ -84,15 +83,22 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
     return tuple(operations)
 
 
+def _as_added(view: View, viewer: Viewer) -> BiasOperand:
+    """An addend as ONNX Runtime adds it."""
+    return BiasOperand(view, True, _is_moved_unrounded(view.base), _summands(view, viewer))
+
+
 def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
     """Views of the two tensors whose sum is the base of a view, if one of them is repeated: a relative position bias
     plus the mask of shifted windows, which is the same for each image. Empty for other bases."""
     adder = view.base.producer()
-    operands = adder.inputs if adder is not None and is_op(adder, "Add") else ()
-    found = if_possible(
-        lambda: tuple(viewer.broadcast_view(each, view.base_dims, adder) for each in operands if each and adder)
-    )
-    return found if found is not None and any(_repeats(each, viewer) for each in found) else ()
+    if adder is None or not is_op(adder, "Add"):
+        return ()
+    operands = [operand for operand in adder.inputs if operand is not None]
+    views = if_possible(lambda: tuple(viewer.broadcast_view(operand, view.base_dims, adder) for operand in operands))
+    if views is None or not any(_repeats(summand, viewer) for summand in views):
+        return ()
+    return views
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
@@ -109,8 +115,9 @@ def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
 def _is_moved_unrounded(value: ir.Value) -> bool:
     """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
     emitter = value.producer()
-    source = emitter.inputs[0] if emitter is not None and is_op(emitter, *MOVES) else None
-    return source is not None and is_op(source.producer(), *UNROUNDED) and _has_unrounded_readers(value)
+    if emitter is None or not is_op(emitter, *MOVES):
+        return False
+    return is_op(producer(emitter.inputs[0]), *UNROUNDED) and _has_unrounded_readers(value)
 
 
 def _has_unrounded_readers(value: ir.Value) -> bool:
@@ -131,24 +138,40 @@ def aligned(placed: AlignedTensor, viewer: Viewer, node: ir.Node, moved: bool = 
     tensor may enlarge the scores and one of these operators repeats it or states another size: a Reshape of no elements
     may state any size beside a 0.
     """
-    value, dims = placed.value, placed.dims
-    view = viewer.view(value, factors=False) if moved else viewer.base_view(value)
-    if not placed.never_enlarges and view is not None and (_repeats(view, viewer) or _resized(view, value, viewer)):
-        view = viewer.base_view(value)
+    value, space = placed.value, viewer.space
+    view = _view_upstream(placed, viewer) if moved else viewer.base_view(value)
     if view is None:
         raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
-    space = viewer.space
-    for own, wanted in zip(view.dims, dims, strict=True):
+    dims = list(zip(view.dims, placed.dims, strict=True))
+    for own, wanted in dims:
         if not wanted:
             space.assume_one(own)
-    pairs = [(own, wanted) for own, wanted in zip(view.dims, dims, strict=True) if own and wanted]
-    if all(space.unify(own, wanted) for own, wanted in pairs):
+    if all(space.unify(own, wanted) for own, wanted in dims if own and wanted):
         return view
-    # The term is combined with the scores element by element, so each of its dimensions has their size or 1, whatever
-    # is known of it. Where a dimension of the scores merges several axes, the builder expands the term before it takes
-    # that dimension apart.
+    return _expanded_view(placed, viewer, node)
+
+
+def _view_upstream(placed: AlignedTensor, viewer: Viewer) -> View | None:
+    """The view of a tensor through the operators that move elements, unless they may hide that it enlarges the
+    scores; None where its rank is unknown."""
+    view = viewer.view(placed.value, factors=False)
+    if view is None or placed.never_enlarges:
+        return view
+    hidden = _repeats(view, viewer) or _resized(view, placed.value, viewer)
+    return viewer.base_view(placed.value) if hidden else view
+
+
+def _expanded_view(placed: AlignedTensor, viewer: Viewer, node: ir.Node) -> View:
+    """The view of a tensor that the builder expands along its score axes. Raises Decline where its shape is not proven
+    to fit.
+
+    The term is combined with the scores element by element, so each of its dimensions has their size or 1, whatever is
+    known of it. Where a dimension of the scores merges several axes, the builder expands the term before it takes that
+    dimension apart.
+    """
+    value, space = placed.value, viewer.space
     own_dims: list[Axes] = []
-    for own, wanted in zip(viewer.base_dims(value), dims, strict=True):
+    for own, wanted in zip(viewer.base_dims(value), placed.dims, strict=True):
         merged = len(space.resolve(wanted)) > 1 and not space.size(own).is_const
         if own and wanted and not merged and not space.unify(own, wanted):
             raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.intervals import Interval
 from fa_compiler.passes.answer.options import MASKS_DOMINATE
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import (
@@ -21,6 +22,9 @@ from fa_compiler.passes.masks.magnitudes import (
 from fa_compiler.passes.masks.score_like import holds_large, is_score_like
 from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Select, Term
 
+UNKNOWN = frozenset((math.nan,))
+"""The numbers of a term of which nothing is known. NaN is no number of a mask, neither large nor small."""
+
 
 @dataclass(frozen=True)
 class TermValues:
@@ -30,36 +34,39 @@ class TermValues:
     sink_lower_bound: float | None = None
     """A lower bound of all sinks; -inf if none is known. None without a sink."""
 
-    def numbers_before_softmax(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
-        """The numbers that an addend or a fill can be before the softmax, after later factors and floors; None when
-        they are unknown."""
-        term = terms[index]
+    def numbers_of(self, term: Term) -> frozenset[float]:
+        """The numbers that an addend adds or a selection puts in; UNKNOWN where they are not known, and for other
+        terms."""
         if isinstance(term, Select):
-            values: frozenset[float] | None = frozenset((term.fill,))
-        elif isinstance(term, Add):
-            found = self.viewer.facts.sets.of(term.operand.value)
-            values = None if found is None else frozenset(x * term.sign for x in found)
-        else:
-            return None
-        dtype = self.viewer.info.dtype(term.node.outputs[0])
+            return frozenset((term.fill,))
+        if not isinstance(term, Add):
+            return UNKNOWN
+        numbers = self.viewer.facts.sets.of(term.operand.value)
+        return UNKNOWN if numbers is None else frozenset(number * term.sign for number in numbers)
+
+    def numbers_before_softmax(self, terms: tuple[Term, ...], index: int) -> frozenset[float]:
+        """The numbers of an addend or a fill before the softmax, after later factors and floors; UNKNOWN where they are
+        not known."""
+        numbers, dtype = self.numbers_of(terms[index]), self._dtype(terms[index])
         for later in terms[index + 1 :]:
-            if values is not None and isinstance(later, Scale):
-                values = _scaled(values, later.factor, dtype)
-            elif values is not None and isinstance(later, Floor):
-                values = frozenset(max(value, later.floor) for value in values)
-        return values
+            if isinstance(later, Scale):
+                numbers = _scaled(numbers, later.factor, dtype)
+            elif isinstance(later, Floor):
+                numbers = frozenset(max(number, later.floor) for number in numbers)
+        return numbers
 
     def mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
         """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after later
         factors; None for other terms."""
-        values = self.numbers_before_softmax(terms, index)
-        negative = None if values is None else {x for x in values if x != 0.0}
-        if negative is None or len(negative) != 1:
+        numbers = self.numbers_before_softmax(terms, index) - {0.0}
+        if len(numbers) != 1:
             return None
-        value = negative.pop()
-        raw = self.numbers_before_softmax(terms[: index + 1], index) or frozenset()
-        dtype = self.viewer.info.dtype(terms[index].node.outputs[0])
-        return value if self.dominates(value, dtype) and self.dominates(min(raw), dtype) else None
+        (value,) = numbers
+        dtype = self._dtype(terms[index])
+        is_mask = self.dominates(value, dtype) and self.dominates(min(self.numbers_of(terms[index])), dtype)
+        if not is_mask:
+            return None
+        return value
 
     def dominates(self, value: float, dtype: ir.DataType | None) -> bool:
         """Does a number of this type outweigh every score? It does by its size, or because the user vouches for it."""
@@ -71,11 +78,9 @@ class TermValues:
 
     def outweighs(self, terms: tuple[Term, ...], index: int) -> bool:
         """Does a fill outweigh the scores, both where it is put in and before the softmax?"""
-        term = terms[index]
-        assert isinstance(term, Select)
-        dtype = self.viewer.info.dtype(term.node.outputs[0])
-        values = self.numbers_before_softmax(terms, index)
-        return values is not None and all(self.dominates(value, dtype) for value in (term.fill, *values))
+        dtype = self._dtype(terms[index])
+        numbers = self.numbers_of(terms[index]) | self.numbers_before_softmax(terms, index)
+        return all(self.dominates(number, dtype) for number in numbers)
 
     def changes_no_softmax(self, terms: tuple[Term, ...], index: int, most: float = HARMLESS_SHIFT) -> bool:
         """Is an addend one number that leaves every softmax unchanged?
@@ -91,7 +96,8 @@ class TermValues:
         if number is None:
             return False
         replaced = any(isinstance(later, Select) and later.fill > DOMINATING for later in terms[index + 1 :])
-        return abs(number) <= (most if self.sink_lower_bound is None and not replaced else 0.0)
+        shows = replaced or self.sink_lower_bound is not None
+        return number == 0.0 or (abs(number) <= most and not shows)
 
     def is_small_beside(
         self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING, share: float = SMALL_SHARE
@@ -105,31 +111,26 @@ class TermValues:
         if fill == -math.inf:
             return True
         term = terms[index]
-        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
         if not isinstance(term, Add):
             return False
+        interval = self._interval(term)
         if interval is None:
             return fill <= DOMINATING and is_score_like(term.operand.value, self.viewer)
-        return _largest(max(abs(interval[0]), abs(interval[1])), terms[index + 1 :]) < -fill * share
+        return _largest(max(map(abs, interval)), terms[index + 1 :]) < -fill * share
 
     def stays_above(self, terms: tuple[Term, ...], index: int, fill: float) -> bool:
         """Is an addend proven to be far above a mask's fill, whatever factors follow? It may have any size."""
-        term = terms[index]
-        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
+        interval = self._interval(terms[index])
         positive = all(later.factor > 0 for later in terms[index + 1 :] if isinstance(later, Scale))
-        if not isinstance(term, Add) or interval is None or not positive:
+        if interval is None or not positive:
             return self.is_small_beside(terms, index, fill)
-        low = min(interval[0] * term.sign, interval[1] * term.sign)
-        return fill == -math.inf or _largest(max(-low, 0.0), terms[index + 1 :]) < -fill * SMALL_SHARE
+        return fill == -math.inf or _largest(max(-interval[0], 0.0), terms[index + 1 :]) < -fill * SMALL_SHARE
 
     def keeps_fill(self, terms: tuple[Term, ...], index: int) -> bool:
         """Is a score lost in the sum of this addend and a dominating fill? It is if the addend is proven not to cancel
         the fill."""
-        term = terms[index]
-        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
-        if not isinstance(term, Add) or interval is None:
-            return False
-        return max(interval[0] * term.sign, interval[1] * term.sign) <= -DOMINATING * SMALL_SHARE
+        interval = self._interval(terms[index])
+        return interval is not None and interval[1] <= -DOMINATING * SMALL_SHARE
 
     def may_be_plus_infinity(self, terms: tuple[Term, ...], index: int) -> bool:
         """May an addend become +inf? An added mask of -inf then gives NaN and masks nothing.
@@ -140,10 +141,10 @@ class TermValues:
         term = terms[index]
         if not isinstance(term, Add):
             return False
-        interval = self.viewer.facts.bounds.unless_nan(term.operand.value)
+        interval = self._interval(term)
         if interval is None:
             return holds_large(term.operand.value, self.viewer.facts.bounds)
-        return not _largest(max(interval[1] * term.sign, interval[0] * term.sign), terms[index + 1 :]) < FLOAT32_MAX
+        return not _largest(interval[1], terms[index + 1 :]) < FLOAT32_MAX
 
     def cannot_exclude(self, terms: tuple[Term, ...], index: int) -> bool:
         """Is this term proven to make no score -inf, alone or together with others? Two finite numbers of masks may
@@ -158,10 +159,10 @@ class TermValues:
         term = terms[index]
         if not isinstance(term, Add | Select):
             return False
-        values = self.numbers_before_softmax(terms, index)
-        if values is not None:
-            return not all(map(math.isfinite, values))
-        interval = self.viewer.facts.bounds.unless_nan(term.operand.value) if isinstance(term, Add) else None
+        numbers = self.numbers_before_softmax(terms, index)
+        if numbers != UNKNOWN:
+            return not all(map(math.isfinite, numbers))
+        interval = self._interval(term)
         return interval is None or not all(map(math.isfinite, interval))
 
     def first_infinite(self, terms: tuple[Term, ...]) -> Term | None:
@@ -185,18 +186,32 @@ class TermValues:
 
     def is_float32(self, term: Term) -> bool:
         """Are the scores float32 where the term joins them? Scores of 16 bits are rounded coarsely anyway."""
-        return self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT
+        return self._dtype(term) == ir.DataType.FLOAT
+
+    def _dtype(self, term: Term) -> ir.DataType | None:
+        """The type of the scores where the term joins them."""
+        return self.viewer.info.dtype(term.node.outputs[0])
+
+    def _interval(self, term: Term) -> Interval | None:
+        """The interval of what an addend adds, unless it is NaN; None where it is unknown, and for other terms."""
+        if not isinstance(term, Add):
+            return None
+        interval = self.viewer.facts.bounds.unless_nan(term.operand.value)
+        if interval is None:
+            return None
+        low, high = sorted(end * term.sign for end in interval)
+        return low, high
 
 
-def _scaled(values: frozenset[float], factor: float, dtype: ir.DataType | None) -> frozenset[float] | None:
-    """The products, rounded to float32. None where one is NaN, or where one is too large for 16 bits: whether it then
-    overflows depends on how ONNX Runtime computes it."""
+def _scaled(numbers: frozenset[float], factor: float, dtype: ir.DataType | None) -> frozenset[float]:
+    """The products, rounded to float32. UNKNOWN where one is NaN, or where one is too large for 16 bits: whether this
+    product overflows depends on how ONNX Runtime computes it."""
     with np.errstate(all="ignore"):
-        products = frozenset(float(np.float32(x) * np.float32(factor)) + 0.0 for x in values)
-    if any(math.isnan(x) for x in products):
-        return None
-    if dtype != ir.DataType.FLOAT and any(math.isfinite(x) and abs(x) > FLOAT16_MAX for x in products):
-        return None
+        products = frozenset(float(np.float32(number) * np.float32(factor)) + 0.0 for number in numbers)
+    if any(map(math.isnan, products)):
+        return UNKNOWN
+    if dtype != ir.DataType.FLOAT and any(FLOAT16_MAX < abs(number) < math.inf for number in products):
+        return UNKNOWN
     return products
 
 

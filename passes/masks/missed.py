@@ -26,6 +26,7 @@ from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_D
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
+from fa_compiler.passes.masks.joined_masks import with_masks_separated
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
@@ -51,9 +52,10 @@ def plan_with_missed(
     """
 
     def with_words(decline: Decline) -> Decline:
-        words = _words_for_a_plan(planner, terms, guard) if decline.hint == FILL else ()
-        hint = f"{FILL}; or {vouching(words)}" if words else decline.hint
-        return Decline(decline.code, decline.reason, decline.culprit, hint or "")
+        hint = decline.hint or ""
+        if hint == FILL and (words := _words_for_a_plan(planner, terms, guard)):
+            hint = f"{FILL}; or {vouching(words)}"
+        return Decline(decline.code, decline.reason, decline.culprit, hint)
 
     plan, informed = reworded(lambda: _planned(planner, terms, guard), with_words)
     return replace(plan, missed=tuple(_missed_by_plan(plan, informed, terms, guard, stays_bias)))
@@ -71,12 +73,12 @@ def _missed_by_plan(
 
 
 def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[MaskPlan, MaskPlanner]:
-    """The plan and its planner. If the user vouches for binary-masks it is the planner that knows what such masks hold,
-    where this gives the plan a mask more, or where there is no other plan. Raises Decline."""
+    """The plan and its planner. Where the user vouches for binary-masks, a planner that knows the numbers of such masks
+    is taken if its plan has more masks, or if there is no other plan. Raises Decline."""
     if BINARY_MASKS in planner.options.assume and _inverts_inputs(planner, terms):
         informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space))
-        branches = (_in_a_branch(each) for each in (informed, planner))
-        other, plan = (if_possible(partial(each.plan, terms, guard)) for each in branches)
+        branches = (_in_a_branch(candidate) for candidate in (informed, planner))
+        other, plan = (if_possible(partial(candidate.plan, terms, guard)) for candidate in branches)
         if other is not None and (plan is None or _has_more_masks(other, plan)):
             return informed.plan(terms, guard).assuming(BINARY_MASKS), informed
     return planner.plan(terms, guard), planner
@@ -84,7 +86,7 @@ def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> 
 
 def _has_more_masks(other: MaskPlan, plan: MaskPlan) -> bool:
     """Does the other plan mask by what is a part of this plan's bias?"""
-    other_count, count = (len(each.masked) + (each.mode is not None) for each in (other, plan))
+    other_count, count = (len(candidate.masked) + (candidate.mode is not None) for candidate in (other, plan))
     return other_count > count
 
 
@@ -92,26 +94,28 @@ def _inverts_inputs(planner: MaskPlanner, terms: tuple[Term, ...]) -> bool:
     """Is an addend, or a part of one, made of a mask that is an input of the model and may hold any number?"""
     facts = planner.viewer.facts
     informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space.branch()))
-    values = [term.operand.value for term in informed.apart(terms) if isinstance(term, Add)]
+    values = [term.operand.value for term in with_masks_separated(terms, informed.values) if isinstance(term, Add)]
     return any(facts.sets.of(value) != facts.binary_sets.of(value) for value in values)
 
 
 def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed:
-    found = planner.structure(terms)
+    structured = planner.structure(terms)
     for words in _words_to_try(planner, terms):  # 2
         if (under := _under(words, planner, terms, guard)) is not None and _is_lean(*under):
-            return _vouched(words, found, terms)
-    if isinstance(found, NoStructure) and found.hint == ONE_NAME:
+            return _vouched(words, structured, terms)
+    if isinstance(structured, NoStructure) and structured.hint == ONE_NAME:
         # Other sizes alone would not help: there is a reason behind them.
-        found = _assuming((SAME_SIZES,), planner).structure(terms)
-        if isinstance(found, NoStructure):
-            return found.missed(terms[-1].node)
+        structured = _assuming((SAME_SIZES,), planner).structure(terms)
+        if isinstance(structured, NoStructure):
+            return structured.missed(terms[-1].node)
     if plan.missed:  # 3
         return plan.missed[0]
     node = next(step.node for step, view in _masks_in_bias(plan, planner) if _is_dense(view, planner))
-    found = planner.structure(tuple(term for term in terms if isinstance(term, Add | Select) and term.node is node))
-    if isinstance(found, NoStructure):  # 4
-        return found.missed(node)
+    structured = planner.structure(
+        tuple(term for term in terms if isinstance(term, Add | Select) and term.node is node)
+    )
+    if isinstance(structured, NoStructure):  # 4
+        return structured.missed(node)
     reason = "what else is added to the scores is not proven to be lost beside the mask"
     return Missed(MissedCode.DENSE_MASK, reason, label(node))  # 5
 
@@ -134,9 +138,10 @@ def _words_to_try(planner: MaskPlanner, terms: tuple[Term, ...]) -> list[tuple[s
     """The assumptions that the user does not vouch for and that may help, alone and together; the fewest come first."""
     given = planner.options.assume
     words = [SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS]
-    words += [BINARY_MASKS] if BINARY_MASKS not in given and _inverts_inputs(planner, terms) else []
-    found = (each for count in range(1, MOST_WORDS + 1) for each in itertools.combinations(words, count))
-    return [each for each in found if not given.issuperset(each)]
+    if BINARY_MASKS not in given and _inverts_inputs(planner, terms):
+        words.append(BINARY_MASKS)
+    combinations = (itertools.combinations(words, count) for count in range(1, MOST_WORDS + 1))
+    return [words for words in itertools.chain.from_iterable(combinations) if not given.issuperset(words)]
 
 
 def _under(
@@ -146,12 +151,12 @@ def _under(
     return if_possible(lambda: _planned(_assuming(words, planner), terms, guard))
 
 
-def _vouched(words: tuple[str, ...], found: Structure | NoStructure, terms: tuple[Term, ...]) -> Missed:
+def _vouched(words: tuple[str, ...], structured: Structure | NoStructure, terms: tuple[Term, ...]) -> Missed:
     """The line that names these assumptions. `found` is the structure of the mask without them."""
     reasons = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words]
     hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
-    if words[0] == SAME_SIZES and isinstance(found, NoStructure) and found.hint == ONE_NAME:
-        reasons[0], hint = found.reason, f"{hint}; or {ONE_NAME}"
+    if words[0] == SAME_SIZES and isinstance(structured, NoStructure) and structured.hint == ONE_NAME:
+        reasons[0], hint = structured.reason, f"{hint}; or {ONE_NAME}"
     return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), label(terms[-1].node), hint)
 
 

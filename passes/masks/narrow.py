@@ -1,8 +1,13 @@
 """Narrowing: a tensor that is the same all along a dimension is computed with the size 1 in that dimension.
 
 Older exporters expand a padding mask over the query rows before they cast, invert and combine it, so that every step
-works on S x S elements. A simplifier leaves such a mask of constant lengths as a constant of S x S elements. Grammar of
-what is proven constant along dimension d, from a value upwards:
+works on S x S elements. A simplifier leaves such a mask of constant lengths as a constant of S x S elements.
+
+    mask = attention_mask[:, None, None, :].expand(batch, 1, rows, keys)
+    mask = (1.0 - mask.float()) * -10000.0
+    scores = scores + mask                            # a mask of one row serves as well
+
+Grammar of what is proven constant along dimension d, from a value upwards:
 
     constant := Expand(x)                       x has size 1 in d, or no dimension there
               | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
@@ -43,7 +48,7 @@ def is_constant_along(value: ir.Value, axis: int, info: ShapeInfo) -> bool:
         behind = _made_from(*open_.pop(), info)
         if behind is None or len(asked) > MAX_VALUES:
             return False
-        open_.extend(each for each in behind if each not in asked)
+        open_.extend(operand for operand in behind if operand not in asked)
         asked.update(behind)
     return True
 
@@ -58,13 +63,13 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         return None
     if is_op(node, *POINTWISE):
         return _operands_along(node, axis, shape, info)
-    move = move_of(node, info) if is_op(node, "Expand", "Slice", "Unsqueeze") else None
-    place = None if move is None else move.carrier(axis, info)
-    if move is None or place is None or not _can_be_narrowed(move, axis, info):
+    if not is_op(node, "Expand", "Slice", "Unsqueeze") or (move := move_of(node, info)) is None:
         return None
-    if isinstance(move, Stretched):
-        return [] if place == NOWHERE else None
-    return None if place == NOWHERE else [(move.source, place)]
+    place = move.carrier(axis, info)
+    is_stretched = isinstance(move, Stretched)
+    if place is None or is_stretched != (place == NOWHERE) or not _can_be_narrowed(move, axis, info):
+        return None
+    return [] if is_stretched else [(move.source, place)]
 
 
 def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> list[tuple[ir.Value, int]] | None:
@@ -72,7 +77,7 @@ def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> 
     None where a shape is unknown."""
     operands: list[tuple[ir.Value, int]] = []
     for operand in node.inputs:
-        own = None if operand is None else info.shape(operand)
+        own = info.shape(operand)
         if operand is None or own is None:
             return None
         place = axis - (len(shape) - len(own))
@@ -87,7 +92,7 @@ def _can_be_narrowed(move: Move, axis: int, info: ShapeInfo) -> bool:
     shape = info.shape(move.result) or ()
     if isinstance(move, Stretched):
         own, target = info.shape(move.source), move.node.inputs[1]
-        written = None if target is None else info.shape(target)
+        written = info.shape(target)
         return (own is not None and _has_sizes(own, shape, axis)) or written == (Dim(len(shape)),)
     if isinstance(move, Cut):
         cut = slice_bounds(move.node, info, len(shape))
@@ -103,13 +108,17 @@ def _has_sizes(own: Shape, shape: Shape, axis: int) -> bool:
 
 def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
     """The first elements along the axis of a stored constant that is the same all along it; None for other values."""
-    array = constant(value)
-    if array is not None:
-        first = array.take([0], axis) if array.size else None
-        return first if first is not None and bool((bits(array) == bits(first)).all()) else None
-    large = info.large.of(value)
-    single = None if large is None else large.repeated
-    return single if single is not None and single.shape[axis] == 1 else None
+    array, large = constant(value), info.large.of(value)
+    if array is not None and array.size:
+        first = array.take([0], axis)
+        if not (bits(array) == bits(first)).all():
+            return None
+        return first
+    if array is not None or large is None or large.repeated is None:
+        return None
+    if large.repeated.shape[axis] != 1:
+        return None
+    return large.repeated
 
 
 def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value:

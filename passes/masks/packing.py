@@ -1,5 +1,10 @@
 """Packed sequences: sequences that lie end to end, with a mask that lets a token attend only to its own sequence.
 
+    starts = torch.diff(position_ids, prepend=position_ids[:, :1] - 1) != 1
+    labels = starts.cumsum(-1)
+    same = labels[:, None, :, None] == labels[:, None, None, :]
+    scores = torch.where(same & (j <= i), scores, -inf)
+
     same := Equal of two elements of one tensor of labels, at the row and at the column of a score   (positions.py)
           | a constant mask of blocks on its diagonal, whose labels are the blocks' numbers    (position_contents.py)
 
@@ -95,21 +100,21 @@ class ContiguousLabels:
         if node is None or value is not node.outputs[0]:
             return False
         if is_op(node, "CumSum") or is_op(node, "ReduceSum"):
-            return self._counts(node, axis)
+            return self._counts_monotonely(node, axis)
         if is_op(node, "Cast"):
-            return self._cast(node, axis, depth)
+            return self._is_cast_of_runs(node, axis, depth)
         positions = Positions(self.info, shape)
         if is_op(node, "Add", "Sub"):
-            return self._shifted(node, axis, positions, depth)
-        return self._moved(node, axis, positions, depth)
+            return self._is_shifted_runs(node, axis, positions, depth)
+        return self._is_moved_runs(node, axis, positions, depth)
 
     def position_source(self, labels: ir.Value, axis: int) -> ir.Value | None:
         """The positions x of `counted` labels, as in the grammar above; None for other labels."""
-        found = match(COUNTED, labels, self.info)
-        if found is None or self.info.shape(labels) is None:
+        counted = match(COUNTED, labels, self.info)
+        if counted is None or self.info.shape(labels) is None:
             return None
-        difference, count = found.nodes[0], found.nodes[-1]
-        if not self._counts(count, axis) or int_attr(count, "exclusive", 0) or int_attr(count, "reverse", 0):
+        difference, count = counted.nodes[0], counted.nodes[-1]
+        if not self._counts_monotonely(count, axis) or int_attr(count, "exclusive", 0) or int_attr(count, "reverse", 0):
             return None
         return self._stepped(difference, axis)
 
@@ -121,7 +126,7 @@ class ContiguousLabels:
             return None
         positions = Positions(self.info, shape)
         later, earlier = (
-            dict(positions.origins(*each)) for each in positions.operands(difference, positions.identity_index)
+            dict(positions.origins(*operand)) for operand in positions.operands(difference, positions.identity_index)
         )
         for value in later:
             node, index = value.producer(), positions.identity_index
@@ -129,15 +134,18 @@ class ContiguousLabels:
                 continue
             joined = int_attr(node, "axis", 0) % len(shape) == axis
             head, numbers = node.inputs
-            first = None if head is None else positions.shape(head)
+            first = positions.shape(head)
             further = tuple(place + int(k == axis) for k, place in enumerate(index))
             if joined and first is not None and first[axis].const == 1 and earlier[value] == index:
-                return numbers if later[value] == further else None
+                if later[value] != further:
+                    return None
+                return numbers
         return None
 
-    def _counts(self, node: ir.Node, axis: int) -> bool:
+    def _counts_monotonely(self, node: ir.Node, axis: int) -> bool:
+        """Is a CumSum or ReduceSum one of the grammar, which never falls, or never rises, along the axis?"""
         source = node.inputs[0]
-        shape = None if source is None else self.info.shape(source)
+        shape = self.info.shape(source)
         if source is None or shape is None:
             return False
         if is_op(node, "CumSum"):
@@ -148,12 +156,13 @@ class ContiguousLabels:
         if not summed:
             return False
         keeps = len(self.info.shape(node.outputs[0]) or ()) == len(shape)
-        own = axis if keeps else [each for each in range(len(shape)) if each not in summed][axis]
+        own = axis if keeps else [dimension for dimension in range(len(shape)) if dimension not in summed][axis]
         return own not in summed and self._is_monotone(_uncast(source), own)
 
-    def _cast(self, node: ir.Node, axis: int, depth: int) -> bool:
+    def _is_cast_of_runs(self, node: ir.Node, axis: int, depth: int) -> bool:
+        """Does a Cast make runs of a comparison, or of runs, which it does not make equal?"""
         source = node.inputs[0]
-        dtype = None if source is None else self.info.dtype(source)
+        dtype = self.info.dtype(source)
         if source is None:
             return False
         if dtype == ir.DataType.BOOL:
@@ -162,7 +171,8 @@ class ContiguousLabels:
         counts = is_op(source.producer(), "CumSum", "ReduceSum")
         return (widens or counts) and self.holds(source, axis, depth + 1)
 
-    def _shifted(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
+    def _is_shifted_runs(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
+        """Is a sum or difference one of runs and something that is the same all along the axis?"""
         operands = positions.operands(node, positions.identity_index)
         for (one, places), (_, beside) in (operands, operands[::-1]):
             if one is None or places is None or beside is None or any(place.steps[axis] for place in beside):
@@ -172,7 +182,8 @@ class ContiguousLabels:
                 return True
         return False
 
-    def _moved(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
+    def _is_moved_runs(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
+        """Are the results runs that a moving operator takes from their axis?"""
         moved = positions.moved(node, positions.identity_index)
         if moved is None:
             return False
@@ -183,9 +194,10 @@ class ContiguousLabels:
 
     def _is_monotone(self, value: ir.Value | None, axis: int) -> bool:
         """Is the value a comparison that changes at most once along the axis, and everywhere in the same direction?"""
-        value = None if value is None else source_through(value, "Not")
-        node = None if value is None else value.producer()
-        shape = None if value is None else self.info.shape(value)
+        if value is None:
+            return False
+        compared = source_through(value, "Not")
+        node, shape = compared.producer(), self.info.shape(compared)
         if node is None or shape is None or not is_op(node, *ORDERED):
             return False
         positions = Positions(self.info, shape)
@@ -200,7 +212,9 @@ class ContiguousLabels:
 def _uncast(value: ir.Value) -> ir.Value | None:
     """The source of a Cast, such as truth values that are summed; None where the value is no Cast."""
     node = value.producer()
-    return node.inputs[0] if is_op(node, "Cast") and node is not None else None
+    if node is None or not is_op(node, "Cast"):
+        return None
+    return node.inputs[0]
 
 
 def _in_runs(array: np.ndarray, axis: int) -> bool:

@@ -1,5 +1,8 @@
 """Sizes that are equal in every run in which a Reshape succeeds.
 
+    mask = mask[..., :keys].unsqueeze(2).expand(batch, kv_heads, groups, rows, keys)
+    scores = scores + mask.reshape(batch, heads, rows, keys)      # fails where the mask had fewer columns
+
     operand := Reshape(x, sizes) | a move (movers.py) or Cast of an operand
 
 A Reshape keeps the number of elements. So where its input has the sizes a, b, c and its result a, b, d, then c is d if
@@ -13,12 +16,13 @@ batch entry and head. So only the number of columns is read by these sizes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, product, zero_minimum
+from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -30,24 +34,23 @@ ELEMENTWISE = ("Add", "Sub", "Where")
 def sizes_of_reshapes(nodes: Sequence[ir.Node], info: ShapeInfo) -> Mapping[Atom, Dim]:
     """What sizes are in the runs in which the results of these nodes have elements, by the Reshapes that make their
     operands."""
-    found: dict[Atom, Dim] = {}
-    for reshape in (each for node in nodes if is_op(node, *ELEMENTWISE) for each in _reshapes(node)):
-        source = reshape.inputs[0]
-        own, shape = None if source is None else info.shape(source), info.shape(reshape.outputs[0])
+    sizes: dict[Atom, Dim] = {}
+    joined = (node for node in nodes if is_op(node, *ELEMENTWISE))
+    for reshape in itertools.chain.from_iterable(map(_reshapes, joined)):
+        own, shape = info.shape(reshape.inputs[0]), info.shape(reshape.outputs[0])
         if own is not None and shape is not None:
-            found.update(_equal_sizes(own, shape))
-    return found
+            sizes.update(_equal_sizes(own, shape))
+    return sizes
 
 
 def _reshapes(node: ir.Node) -> Iterator[ir.Node]:
     """The Reshapes among the operators that only move the operands of a node."""
     for operand in node.inputs:
-        maker = None if operand is None else operand.producer()
+        maker = producer(operand)
         while maker is not None and is_op(maker, *MOVES, "Cast"):
             if is_op(maker, "Reshape"):
                 yield maker
-            source = maker.inputs[0]
-            maker = None if source is None else source.producer()
+            maker = producer(maker.inputs[0])
 
 
 def _equal_sizes(own: Shape, shape: Shape) -> dict[Atom, Dim]:
@@ -57,7 +60,4 @@ def _equal_sizes(own: Shape, shape: Shape) -> dict[Atom, Dim]:
         if size in right:
             left.remove(size)
             right.remove(size)
-    terms = (product(left) - product(right)).terms
-    if len(terms) == 1 and len(terms[0][0]) == 1 and terms[0][0][0].op == "min0":
-        return {terms[0][0][0]: Dim(0)}  # a multiple of the minimum is 0
-    return {}
+    return zero_minimum(product(left) - product(right))

@@ -1,5 +1,8 @@
 """The order of additions. The original adds the terms to the scores one by one; a bias is summed up before it is added.
 
+    scores = (query @ key.T + position_bias) + mask               # the model
+    scores = query @ key.T + (position_bias + mask)               # the operator with a bias
+
 Both round alike where each addend, up to its sign, is of one of these kinds:
 
     fine      rounds a score no more than it is rounded anyway: numbers up to 256, weights, results of products and
@@ -29,8 +32,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -89,12 +93,25 @@ class Huge:
     negative: bool
     positive: bool
 
+    @property
+    def is_huge(self) -> bool:
+        """Are all elements 0 or so large that scores are lost in them?"""
+        return self.least >= HUGE
+
+    def times(self, sign: float) -> Huge:
+        """The elements times a number of this sign."""
+        return self.turned() if sign < 0 else self
+
     def turned(self) -> Huge:
         """The elements times -1."""
         return Huge(self.least, self.positive, self.negative)
 
+    def of_any_sign(self) -> Huge:
+        """The elements, negated or not."""
+        return self.or_else(self.turned())
+
     def or_else(self, other: Huge) -> Huge:
-        """Elements each of which is of this kind or of the other."""
+        """Elements of either kind."""
         least = min(self.least, other.least)
         return Huge(least, self.negative or other.negative, self.positive or other.positive)
 
@@ -106,16 +123,22 @@ class Huge:
         return Huge(either.least * CANCELLED, True, True) if cancels else either
 
 
+ANY_SIZE = Huge(0.0, True, True)
+"""Elements that may be of any size."""
+ZEROS = Huge(math.inf, False, False)
+"""Elements that are all 0."""
+
+
 @dataclass(frozen=True)
 class Parts:
-    """The kinds of numbers in an addend besides fine ones. Nothing is known of the `huge` ones where it may hold
-    `coarse` ones."""
+    """The kinds of numbers in an addend besides fine ones: coarse ones and huge ones. The huge ones are ZEROS where
+    there are none, and where the addend may hold coarse ones, for then nothing is known of them."""
 
     coarse: bool
-    huge: Huge | None
+    huge: Huge
 
 
-COARSE = Parts(True, None)
+COARSE = Parts(True, ZEROS)
 
 
 def assumptions_for_reordering(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
@@ -138,93 +161,109 @@ def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Coll
     A selection counts as an addend of its fill. A floor counts as an addend of its number, to which the terms after it
     are added.
     """
-    order = _Order(values.viewer.facts, BINARY_MASKS in assume)
-    found = [(term, order.huge_term(term)) for term in terms if isinstance(term, Add | Select)]
-    plain = {term: order.parts(term) for term, each in found if each is None and isinstance(term, Add)}
-    found.extend((term, parts.huge) for term, parts in plain.items())
-    turned = _turned(terms)
-    huge = {
-        term: each.turned() if term in turned else each
-        for term, each in found
-        if each is not None and math.isfinite(each.least)
-    }
-    if (culprit := _opposite(terms, huge, turned)) is not None:  # neither 3 nor 4
+    kinds = _Kinds(terms, values, _Sizes(values.viewer.facts, BINARY_MASKS in assume))
+    culprit = next(kinds.opposite_signs(), None)
+    if culprit is not None:  # neither 3 nor 4
         reason = "numbers of both signs that swallow the scores may be added up"
         vouched = (*assume, BINARY_MASKS)
         again = None if BINARY_MASKS in assume else reordering_decline(terms, values, vouched)
         helps = BINARY_MASKS not in assume and (again is None or again.reason != reason)
         return Decline(Code.MASK_VALUE, reason, culprit.node, BINARY_HINT if helps else ONE_SIGN_HINT)
-    return None if NO_EMPTY_ROWS in assume else _coarse_shows(terms, plain, huge, order, values)
-
-
-def _opposite(terms: tuple[Term, ...], huge: Mapping[MaskTerm, Huge], turned: Collection[Term]) -> MaskTerm | None:
-    """A term whose huge numbers may have another sign than those of another term or of a floor before it; None where
-    there is none."""
-    low = [term for term, each in huge.items() if each.negative]
-    high = [term for term, each in huge.items() if each.positive]
-    found = [other for one in low for other in high if one is not other]  # one alone is case 4, of one sign case 3
-    for place, term in enumerate(terms):
-        if isinstance(term, Floor) and abs(term.floor) >= HUGE:
-            others = high if (term.floor < 0) ^ (term in turned) else low
-            found.extend(other for other in others if terms.index(other) > place)
-    return found[0] if found else None
-
-
-def _coarse_shows(
-    terms: tuple[Term, ...],
-    plain: Mapping[Add[AlignedTensor], Parts],
-    huge: Mapping[MaskTerm, Huge],
-    order: _Order,
-    values: TermValues,
-) -> Decline | None:
-    """A decline where the order of additions may show in rows that coarse addends mask fully, else None."""
-    coarse = [term for term, parts in plain.items() if parts.coarse]
-    for term in coarse:
-        if not values.is_float32(term) and _is_rounded(term.node.outputs[0]):
-            return _in_empty_rows("scores are rounded to 16 bits behind a mask or bias with large numbers", term)
-    wide = [
-        term
-        for term in coarse
-        if values.is_float32(term)
-        or order.is_beyond_float16(term.operand.value)
-        or any(abs(each.factor) > 1.0 for each in _factors_behind(terms, term))
-    ]
-    if not wide:
+    if NO_EMPTY_ROWS in assume:
         return None
-    first = wide[0]
-    scaled = any(factor.rounds for factor in _factors_behind(terms, first))
-    least = min((each.least for each in huge.values()), default=math.inf)
-    lost = math.isinf(least) or order.largest(first.operand.value) < least * LOST_SHARE
-    if scaled or len(plain) > 1 or not lost:
+    return kinds.shown_by_empty_rows()
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """The terms of one attention, and the kinds of numbers that they add or put in."""
+
+    terms: tuple[Term, ...]
+    values: TermValues
+    sizes: _Sizes
+
+    @cached_property
+    def throughout(self) -> dict[MaskTerm, Huge]:
+        """The numbers of each addend and selection, as far as they are huge throughout."""
+        return {term: self.sizes.huge_term(term) for term in self.terms if isinstance(term, Add | Select)}
+
+    @cached_property
+    def plain(self) -> dict[Add[AlignedTensor], Parts]:
+        """The kinds of numbers in the addends that are not huge throughout."""
+        adds = (term for term, numbers in self.throughout.items() if isinstance(term, Add) and not numbers.is_huge)
+        return {term: self.sizes.parts(term) for term in adds}
+
+    @cached_property
+    def turned(self) -> set[Term]:
+        """The terms whose sign later factors change."""
+        turned: set[Term] = set()
+        negative = False
+        for term in reversed(self.terms):
+            if isinstance(term, Scale):
+                negative ^= term.factor < 0
+            elif negative:
+                turned.add(term)
+        return turned
+
+    @cached_property
+    def huge(self) -> dict[MaskTerm, Huge]:
+        """The finite huge numbers of the terms that have some, with their signs after later factors."""
+        mixed: dict[MaskTerm, Huge] = {term: parts.huge for term, parts in self.plain.items()}
+        return {
+            term: numbers.turned() if term in self.turned else numbers
+            for term, numbers in {**self.throughout, **mixed}.items()
+            if HUGE <= numbers.least < math.inf
+        }
+
+    def opposite_signs(self) -> Iterator[MaskTerm]:
+        """The terms whose huge numbers may have another sign than those of another term, or of a floor before them."""
+        low = [term for term, numbers in self.huge.items() if numbers.negative]
+        high = [term for term, numbers in self.huge.items() if numbers.positive]
+        for lowering in low:
+            yield from (term for term in high if term is not lowering)  # one alone is case 4, of one sign case 3
+        for place, floor in enumerate(self.terms):
+            if isinstance(floor, Floor) and abs(floor.floor) >= HUGE:
+                opposite = high if (floor.floor < 0) ^ (floor in self.turned) else low
+                yield from (term for term in opposite if self.terms.index(term) > place)
+
+    def shown_by_empty_rows(self) -> Decline | None:
+        """A decline where the order of additions may show in rows that coarse addends mask fully, else None."""
+        coarse = [term for term, parts in self.plain.items() if parts.coarse]
+        for term in coarse:
+            if not self.values.is_float32(term) and _is_rounded(term.node.outputs[0]):
+                return _in_empty_rows("scores are rounded to 16 bits behind a mask or bias with large numbers", term)
+        first = next(filter(self._rounds_coarsely, coarse), None)
+        if first is None or self._is_one_sum(first):
+            return None
         reason = (
             "a mask or bias whose numbers may round the scores is combined with other terms, and a row that it masks "
             "everywhere shows which sum is rounded first"
         )
         return _in_empty_rows(reason, first)
-    return None
+
+    def _rounds_coarsely(self, term: Add[AlignedTensor]) -> bool:
+        """Does a coarse addend round scores more coarsely than their type, or a factor enlarge its rounding errors?"""
+        if self.values.is_float32(term) or self.sizes.is_beyond_float16(term.operand.value):
+            return True
+        return any(abs(factor.factor) > 1.0 for factor in _factors_behind(self.terms, term))
+
+    def _is_one_sum(self, term: Add[AlignedTensor]) -> bool:
+        """Case 2: is score + term the same sum in both orders?"""
+        if len(self.plain) > 1 or any(factor.rounds for factor in _factors_behind(self.terms, term)):
+            return False
+        least = min((numbers.least for numbers in self.huge.values()), default=math.inf)
+        return math.isinf(least) or self.sizes.largest(term.operand.value) < least * LOST_SHARE
 
 
 def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[Scale]:
     """The factors after a term, which multiply the scores and their rounding errors."""
-    return [each for each in terms[terms.index(term) + 1 :] if isinstance(each, Scale)]
+    return [later for later in terms[terms.index(term) + 1 :] if isinstance(later, Scale)]
 
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:
     """The decline for a difference that shows only in fully masked rows."""
     hint = NO_EMPTY_ROWS_HINT
     return Decline(Code.MASK_VALUE, reason, term.node, hint)
-
-
-def _turned(terms: tuple[Term, ...]) -> set[Term]:
-    """The terms whose sign later factors change."""
-    found: set[Term] = set()
-    negative = False
-    for term in reversed(terms):
-        if isinstance(term, Scale):
-            negative ^= term.factor < 0
-        elif negative:
-            found.add(term)
-    return found
 
 
 def _is_rounded(value: ir.Value) -> bool:
@@ -244,14 +283,23 @@ def _is_rounded(value: ir.Value) -> bool:
         for reader in current.consumers():
             if is_op(reader, *SCORING):
                 pending.append((reader.outputs[0], False))
-            copied = is_op(reader, "Cast") and int_attr(reader, "to", 0) in SIXTEEN_BITS
-            if not copied and not is_op(reader, *MOVES, "Concat"):
-                continue
-            moves, first = not is_op(reader, "Identity"), reader.inputs[0]
-            if moves and (moved or (first is not current and first is not None and _is_of_16_bits(first))):
-                return True
-            pending.append((reader.outputs[0], moved or moves))
+            elif _moves_16_bits(reader):
+                moves = not is_op(reader, "Identity")
+                if moves and (moved or _follows_16_bits(reader, current)):
+                    return True
+                pending.append((reader.outputs[0], moved or moves))
     return False
+
+
+def _moves_16_bits(node: ir.Node) -> bool:
+    """Does an operator move elements, for which ONNX Runtime has 16-bit kernels?"""
+    return is_op(node, *MOVES, "Concat") or (is_op(node, "Cast") and int_attr(node, "to", 0) in SIXTEEN_BITS)
+
+
+def _follows_16_bits(node: ir.Node, beside: ir.Value) -> bool:
+    """Does a 16-bit kernel make the first operand of a node, which is not `beside`?"""
+    first = node.inputs[0]
+    return first is not None and first is not beside and _is_of_16_bits(first)
 
 
 def _is_of_16_bits(value: ir.Value) -> bool:
@@ -260,80 +308,78 @@ def _is_of_16_bits(value: ir.Value) -> bool:
 
 
 @dataclass(frozen=True)
-class _Order:
+class _Sizes:
     """Answers questions about how large addends are. If `binary`, masks that are inputs of the model hold only 0 and
     1."""
 
     facts: Facts
     binary: bool
-    known: dict[ir.Value, Huge | None] = field(default_factory=dict)
+    known: dict[ir.Value, Huge] = field(default_factory=dict)
     """What `huge` has answered."""
 
-    def huge_term(self, term: MaskTerm) -> Huge | None:
-        """The huge numbers of an addend, or of a selection's fill; None where it is not huge throughout."""
+    def huge_term(self, term: MaskTerm) -> Huge:
+        """The numbers of an addend, or of a selection's fill; of ANY_SIZE where they are not huge throughout."""
         if isinstance(term, Select):
-            return Huge(abs(term.fill), term.fill < 0, term.fill > 0) if abs(term.fill) >= HUGE else None
-        found = self.huge(term.operand.value)
-        return found.turned() if found is not None and term.sign < 0 else found
+            return _of_numbers((term.fill,))
+        return self.huge(term.operand.value).times(term.sign)
 
-    def huge(self, value: ir.Value | None, depth: int = 0) -> Huge | None:
-        """The sizes of a tensor's elements where all of them are 0 or at least HUGE; else None.
+    def huge(self, value: ir.Value | None, depth: int = 0) -> Huge:
+        """The sizes of a tensor's elements where all of them are 0 or at least HUGE; else ANY_SIZE.
 
         huge := numbers | moved huge | Neg(huge) | Where(c, huge, huge) | Concat of huge | Trilu(huge)
               | ScatterND or ScatterElements of huge into huge | huge + huge | huge - huge
               | Mul(x, number)     x is whole numbers, or 1 - y in float32, which is 0 or at least 2^-24
         """
         if value is None or depth > MAX_DEPTH:
-            return None
+            return ANY_SIZE
         if value not in self.known:
             spend(value.producer())
-            self.known[value] = self._huge(value, depth)
+            sizes = self._huge(value, depth)
+            self.known[value] = sizes if sizes.is_huge else ANY_SIZE
         return self.known[value]
 
-    def _huge(self, value: ir.Value, depth: int) -> Huge | None:
-        values = self.facts.sets.of(value)
-        if values is not None:
-            return _of_numbers(values)
-        node = None if value.is_graph_input() else value.producer()
-        if node is None:
-            return None
-        found: Huge | None = None
+    def _huge(self, value: ir.Value, depth: int) -> Huge:
+        numbers, node = self.facts.sets.of(value), value.producer()
+        if numbers is not None:
+            return _of_numbers(numbers)
+        if node is None or value.is_graph_input():
+            return ANY_SIZE
         if places := _passed_on(node):
-            parts = [self.huge(node.inputs[place], depth + 1) for place in places]
-            known = [part for part in parts if part is not None]
-            found = functools.reduce(Huge.or_else, known) if len(known) == len(parts) else None
-        elif is_op(node, "Neg"):
-            inner = self.huge(node.inputs[0], depth + 1)
-            found = None if inner is None else inner.turned()
-        elif is_op(node, "Add", "Sub"):
-            left, right = (self.huge(each, depth + 1) for each in node.inputs)
-            if left is not None and right is not None:
-                found = left.plus(right if node.op_type == "Add" else right.turned())
-        elif is_op(node, "Mul"):
-            found = self._product(node)
-        return found if found is not None and found.least >= HUGE else None
+            return functools.reduce(Huge.or_else, (self.huge(node.inputs[place], depth + 1) for place in places))
+        if is_op(node, "Mul"):
+            return self._product(node)
+        if not is_op(node, "Neg", "Add", "Sub"):
+            return ANY_SIZE
+        first, *second = (self.huge(operand, depth + 1) for operand in node.inputs)
+        match node.op_type:
+            case "Neg":
+                return first.turned()
+            case "Add":
+                return first.plus(*second)
+            case _:
+                return first.plus(second[0].turned())
 
-    def _product(self, node: ir.Node) -> Huge | None:
+    def _product(self, node: ir.Node) -> Huge:
         for factor, number in (node.inputs, tuple(reversed(node.inputs))):
-            only = None if number is None else self.facts.sets.only(number)
+            only = self.facts.sets.only(number)
             if factor is None or only is None or not HUGE <= abs(only) < math.inf:
                 continue
             rest = self._rest(factor)
-            if rest is not None or is_whole(factor, self.facts):
-                least = abs(only) * (1.0 if rest is None else SMALLEST_REST)
-                sign = only * rest if rest is not None and self.binary else math.nan
-                return Huge(least, not sign > 0, not sign < 0)
-        return None
+            if rest and self.binary:
+                return Huge(abs(only) * SMALLEST_REST, only * rest < 0, only * rest > 0)
+            if rest or is_whole(factor, self.facts):
+                return Huge(abs(only) * (SMALLEST_REST if rest else 1.0), True, True)
+        return ANY_SIZE
 
-    def _rest(self, value: ir.Value) -> int | None:
-        """1 for 1 - x and -1 for x - 1, in integers or float32, moved or not; None for anything else."""
+    def _rest(self, value: ir.Value) -> int:
+        """1 for 1 - x and -1 for x - 1, in integers or float32, moved or not; 0 for anything else."""
         node = element_source(value, "Cast").producer()
         if node is None or not is_op(node, "Sub"):
-            return None
+            return 0
         dtype = self.facts.info.dtype(node.outputs[0])
-        ones = [None if each is None else self.facts.sets.only(each) for each in node.inputs]
+        ones = [self.facts.sets.only(operand) for operand in node.inputs]
         if 1.0 not in ones or not (dtype == ir.DataType.FLOAT or _is_integer(dtype)):
-            return None
+            return 0
         return 1 if ones[0] == 1.0 else -1
 
     def is_beyond_float16(self, value: ir.Value) -> bool:
@@ -341,7 +387,7 @@ class _Order:
         value = element_source(value)
         node, size = value.producer(), self.largest(value)
         if is_op(node, "Cast", "Mul") and node is not None:
-            size = math.prod(self.largest(each) for each in node.inputs if each is not None)
+            size = math.prod(self.largest(operand) for operand in node.inputs if operand is not None)
         return FLOAT16_MAX < size < math.inf
 
     def parts(self, term: Add[AlignedTensor]) -> Parts:
@@ -352,7 +398,7 @@ class _Order:
         """
         pending = [(term.operand.value, True)]  # a value, and whether its huge numbers keep their signs
         seen: set[ir.Value] = set()
-        found: Huge | None = None
+        total = ZEROS
         while pending:
             current, signed = pending.pop()
             if current in seen:
@@ -361,28 +407,33 @@ class _Order:
             spend(current.producer())
             if len(seen) > MAX_STEPS:
                 return COARSE
-            if (huge := self.huge(current)) is not None:
-                either = huge if signed else huge.or_else(huge.turned())
-                found = either if found is None else found.or_else(either)
-                continue
-            if self.largest(current) <= MAX_FINE:
-                continue
-            if self.facts.sets.of(current) is not None or constant(current) is not None:
-                return COARSE
-            node, inner = current.producer(), inner_values(current)
-            if inner is not None:
-                if not inner:
+            huge = self.huge(current)
+            if huge.is_huge:
+                total = total.or_else(huge if signed else huge.of_any_sign())
+            elif self.largest(current) > MAX_FINE:
+                if self._is_coarse(current):
                     return COARSE
-                pending.extend((each, signed) for each in inner)
-            elif node is None:
-                if not is_weight(current) or current.is_graph_input():
-                    return COARSE
-            elif is_op(node, *MOVES):
-                pending.extend((each, signed) for each in node.inputs[:1] if each is not None)
-            elif contraction(node, self.facts.info) is None and not is_op(node, *NORMALISING):
-                signed = signed and is_op(node, *KEEP_SIGNS)
-                pending.extend((each, signed) for each in _combined(node) if self._may_be_large(each))
-        return Parts(False, found.turned() if found is not None and term.sign < 0 else found)
+                keeps_signs = is_op(current.producer(), *MOVES, *KEEP_SIGNS) or bool(inner_values(current))
+                pending.extend((source, signed and keeps_signs) for source in self._sources_of_large(current))
+        return Parts(False, total.times(term.sign))
+
+    def _is_coarse(self, value: ir.Value) -> bool:
+        """Are the large numbers of a value, which is not huge, its own: constants, inputs of the model, results of a
+        loop?"""
+        if self.facts.sets.of(value) is not None or constant(value) is not None or inner_values(value) == []:
+            return True
+        return value.producer() is None and (not is_weight(value) or value.is_graph_input())
+
+    def _sources_of_large(self, value: ir.Value) -> Sequence[ir.Value]:
+        """The values that large numbers of a value come from; empty for weights and activations, which are fine."""
+        node, branches = value.producer(), inner_values(value)
+        if node is None or branches is not None:
+            return branches or ()
+        if is_op(node, *MOVES):
+            return [operand for operand in node.inputs[:1] if operand is not None]
+        if contraction(node, self.facts.info) is not None or is_op(node, *NORMALISING):
+            return ()
+        return [operand for operand in _combined(node) if self._may_be_large(operand)]
 
     def _may_be_large(self, operand: ir.Value) -> bool:
         """May an operand hold large numbers? Booleans do not, nor do computed integers, which are positions and
@@ -407,24 +458,24 @@ def _passed_on(node: ir.Node) -> Sequence[int]:
     return (0, 2) if is_op(node, "ScatterND", "ScatterElements") and overwrites(node) else ()
 
 
-def _of_numbers(values: frozenset[float]) -> Huge | None:
-    others = [value for value in values if value != 0.0]
+def _of_numbers(numbers: Collection[float]) -> Huge:
+    others = [number for number in numbers if number != 0.0]
     least = min(map(abs, others), default=math.inf)
-    return Huge(least, any(x < 0 for x in others), any(x > 0 for x in others)) if least >= HUGE else None
+    return Huge(least, any(x < 0 for x in others), any(x > 0 for x in others)) if least >= HUGE else ANY_SIZE
+
+
+COMBINED = {
+    **dict.fromkeys(("Cast", "Trilu", "Split"), (0,)),
+    "Where": (1, 2),
+    **dict.fromkeys(("Pad", "ScatterND", "ScatterElements"), (0, 2)),
+}
+"""The operands whose numbers an operator passes on or computes with, where these are not all of them."""
 
 
 def _combined(node: ir.Node) -> list[ir.Value]:
     """The operands whose numbers an operator passes on or computes with."""
-    if node.op_type in ("Cast", "Trilu", "Split"):
-        operands = list(node.inputs[:1])
-    elif node.op_type == "Where":
-        operands = list(node.inputs[1:])
-    elif node.op_type == "Pad":
-        operands = [node.inputs[0], input_of(node, 2)]
-    elif node.op_type in ("ScatterND", "ScatterElements"):
-        operands = [node.inputs[0], node.inputs[2]]
-    else:
-        operands = list(node.inputs)
+    places = COMBINED.get(node.op_type, range(len(node.inputs)))
+    operands = (input_of(node, place) for place in places)
     return [operand for operand in operands if operand is not None]
 
 
@@ -446,8 +497,7 @@ def is_whole(value: ir.Value | None, facts: Facts) -> bool:
         node = current.producer()
         if node is None or not is_op(node, *MOVES, *WHOLE):
             return False
-        operands = node.inputs[:1] if is_op(node, *MOVES, "Trilu", "Cast") else node.inputs
-        pending.extend(operands[1:] if node.op_type == "Where" else operands)
+        pending.extend(node.inputs[:1] if is_op(node, *MOVES) else _combined(node))
     return True
 
 

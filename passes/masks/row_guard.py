@@ -35,9 +35,24 @@ class RowGuard(Enum):
         return RowGuard.NONE if value == -math.inf else RowGuard.SELECTION
 
     @property
+    def repeats_mask(self) -> bool:
+        """Does the guard mask the probabilities like the scores? There is one selection of the scores then."""
+        return self in (RowGuard.SELECTION, RowGuard.PRODUCT)
+
+    @property
+    def is_free_of_mask(self) -> bool:
+        """Does the guard test the computed scores or probabilities, or nothing, however the mask is planned?"""
+        return self in (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
+
+    @property
     def nan_rows(self) -> str:
         """The value of cpu_nan_rows that has the guard's effect beside a bias."""
         return _NAN_ROWS.get(self, "")
+
+    @property
+    def nan_rows_beside_mask(self) -> str:
+        """The value of cpu_nan_rows beside a boolean mask. Only guards that look at the scores still need it there."""
+        return self.nan_rows if self in (RowGuard.NAN, RowGuard.SCORES) else ""
 
 
 _NAN_ROWS = {RowGuard.NAN: "zero", RowGuard.SCORES: "infinite", RowGuard.BIAS: "infinite"}

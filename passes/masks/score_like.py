@@ -1,5 +1,9 @@
 """Addends that are as large as scores: products of activations, such as those of queries and relative positions.
 
+    relative = query @ position_embeddings.T                      # as in Transformer-XL
+    relative = torch.nn.functional.pad(relative, (1, 0)).reshape(batch, heads, keys + 1, rows)
+    scores = query @ key.T + relative[:, :, 1:].reshape(batch, heads, rows, keys)
+
     score-like := product                          no operand is known to hold numbers beyond 1e15
                 | layout(score-like) | Slice | Gather | Pad with 0
                 | score-like * c | score-like / c      the factor, c or 1 / c, is at most 1e15
@@ -65,8 +69,8 @@ def _made_of(node: ir.Node, viewer: Viewer) -> list[ir.Value] | None:
 
 
 def holds_large(value: ir.Value, bounds: Bounds) -> bool:
-    """Is a number beyond 1e15, such as that of a mask, combined into the value? A value that a loop makes may hold one,
-    so it counts as such a value."""
+    """Is a number beyond 1e15, such as the number of a mask, combined into the value? The results of a loop may hold
+    such numbers."""
     pending, seen = [value], set[ir.Value]()
     while pending:
         current = element_source(pending.pop(), "Cast")
@@ -82,7 +86,7 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
                 return True
             pending.extend(inner)
         elif node is not None and is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
-            pending.extend(each for each in node.inputs if each is not None)
+            pending.extend(operand for operand in node.inputs if operand is not None)
     return False
 
 

@@ -69,8 +69,7 @@ ScoreOp = Add[Tensor] | Select[Tensor] | Scale | Floor
 
 @dataclass(frozen=True)
 class AlignedTensor:
-    """A tensor along the axes of the scores. `dims` are the axes along which each of its dimensions runs, () where it
-    is 1.
+    """A tensor along the axes of the scores. `dims` has the axes of each dimension, () for a dimension of 1.
 
     `never_enlarges` says that the tensor is proven not to enlarge the scores in any run. A tensor that may enlarge
     them, for example by another batch size, has to reach the operator with all of its dimensions, because the operator

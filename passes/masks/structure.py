@@ -1,5 +1,11 @@
 """Structural masks: the part of a mask that is a band of diagonals or packed sequences, and the rest, which is padding.
 
+    i, j = torch.arange(rows)[:, None], torch.arange(keys)
+    kept = (j <= i) & (j > i - window)                                        # a band
+    kept = kept & attention_mask[:, None, None, :]                            # padding
+    kept = kept & (segment[:, None, :, None] == segment[:, None, None, :])    # packed sequences
+    scores = torch.where(kept, scores, -inf)
+
     kept := the positions at which every term leaves the score as it is: an Add holds 0, a Select keeps. The mask
             excludes all others
 
@@ -27,9 +33,12 @@ several rows of a single one (`_checked_padding`).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -37,16 +46,16 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.formula import (
     TRUE,
     Affine,
-    All,
     AtLeastZero,
-    BooleanLiteral,
     BooleanTensor,
     ElementComparison,
     Formula,
     Index,
     Some,
+    conjuncts,
     negation,
 )
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simplify_given
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import SAME_SIZES
@@ -105,15 +114,26 @@ class Structure:
     packing: Packing | None = None
     assumed: tuple[str, ...] = ()
 
+    @property
+    def padding_alone(self) -> tuple[Padding, ...]:
+        """The padding, if the mask is nothing else."""
+        return self.padding if self.mode is None and self.packing is None else ()
+
 
 @dataclass(frozen=True)
 class NoStructure:
     """Why a mask has no structure, and what the user can do. `node` is the term's node, None where no single term is
-    the reason."""
+    the reason. Whoever asks for a part of the structure gets none."""
 
     reason: str
     node: ir.Node | None = None
     hint: str | None = None
+    mode: ClassVar[None] = None
+    packing: ClassVar[None] = None
+    padding: ClassVar[tuple[()]] = ()
+    padding_alone: ClassVar[tuple[()]] = ()
+    never_empty: ClassVar[bool] = False
+    assumed: ClassVar[tuple[()]] = ()
 
     def missed(self, node: ir.Node) -> Missed:
         """The line of the report. The culprit is `node` where no single term is the reason."""
@@ -149,20 +169,20 @@ def structure(
     known = {**sizes_of_reshapes([term.node for term in terms], viewer.info), **always_known}
     reader = _TermReader(viewer, grid, contiguity, known, always_known, cuts)
     parts: list[_Part] = []
-    assumed: tuple[str, ...] = ()
+    assumed: set[str] = set()
     for term in terms:
         try:
-            read, is_assumed = reader.read_term(term, same_sizes)
+            read, words = reader.read_term(term, same_sizes)
         except _Unstructured as cause:
             return NoStructure(cause.reason, term.node, cause.hint)
         parts.extend(read)
-        assumed = (SAME_SIZES,) if is_assumed else assumed
+        assumed.update(words)
     packings = {part for part in parts if isinstance(part, Packing)}
     padding = tuple(part for part in parts if isinstance(part, Padding))
     band = _intersection([part for part in parts if isinstance(part, Band)])
     if packings:
-        return _packed(packings, padding, band, reader.sizes, assumed)
-    return _banded(padding, band, reader.sizes, assumed)
+        return _packed(packings, padding, band, reader.sizes, tuple(assumed))
+    return _banded(padding, band, reader.sizes, tuple(assumed))
 
 
 def _packed(
@@ -173,10 +193,12 @@ def _packed(
     assumed: tuple[str, ...],
 ) -> Structure | NoStructure:
     """The structure of one packing, alone or with a band in which each token attends to itself."""
-    mode = None if band is None else mode_of(band, *sizes)
-    attends_itself = band is not None and band.has_diagonal
-    if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
-        return NoStructure("packed sequences stand beside another mask")
+    refused = NoStructure("packed sequences stand beside another mask")
+    if len(packings) > 1 or padding or band is None or not band.has_diagonal:
+        return refused
+    mode = mode_of(band, *sizes)
+    if mode is None and not band.is_unlimited:
+        return refused
     return Structure(mode, (), True, next(iter(packings)), assumed=assumed)
 
 
@@ -187,7 +209,7 @@ def _banded(
     if band is None:
         return NoStructure("which of its bands is the narrowest depends on sizes of the run")
     mode = mode_of(band, *sizes)
-    if mode is None and band != Band(None, None):
+    if mode is None and not band.is_unlimited:
         return NoStructure(f"no sparse_mode is the band {band.described(*sizes)} in every run")
     if band.prefix and padding:
         return NoStructure("a prefix that all rows see stands beside padding")
@@ -195,21 +217,21 @@ def _banded(
 
 
 def _sizes_beside(beside: Sequence[Add[AlignedTensor]], grid: Grid, viewer: Viewer) -> Mapping[Atom, Dim]:
-    """What sizes are in the runs that the operator does not refuse, by the biases that it gets.
+    """The sizes in the runs that the operator does not refuse, by the biases beside the mask.
 
-    It takes a bias that has as many rows and keys as the scores, or one. So the scores have as many as a bias that has
-    a known number of them, other than 1. Scores plus a bias of another name are as large as the scores. A bias that is
-    the same for all rows tells nothing of these, because the operator gets one row of it.
+    The operator takes a bias of 1 row or as many rows as the scores have, and so for keys. So where a bias has a known
+    number of rows other than 1, the scores have the same number. Scores plus a bias of another name are as large as the
+    scores. A bias that is the same for all rows tells nothing of their number, because the operator gets one row of it.
     """
-    found: dict[Atom, Dim] = {}
+    sizes: dict[Atom, Dim] = {}
     for axes, size in zip((grid.q_seq, grid.kv_seq), grid.sizes, strict=True):
         total = size
         for own in _other_sizes_along(axes, size, beside, grid, viewer):
             if own.is_const and size.single_atom is not None:
-                found[size.single_atom] = own
+                sizes[size.single_atom] = own
             elif (sum_size := (total := Dim.broadcast(total, own)).single_atom) is not None and total != size:
-                found[sum_size] = size
-    return {atom: size.substitute(found) for atom, size in found.items()}
+                sizes[sum_size] = size
+    return {atom: size.substitute(sizes) for atom, size in sizes.items()}
 
 
 def _other_sizes_along(
@@ -236,6 +258,14 @@ class _Placed:
     dims: Arrangement
     row: int | None
     column: int | None
+
+    @property
+    def ends(self) -> tuple[Affine, Affine] | None:
+        """The index of the row and that of the key; None where the mask does not run along both."""
+        if self.row is None or self.column is None:
+            return None
+        rank = len(self.shape)
+        return Affine.index(self.row, rank), Affine.index(self.column, rank)
 
 
 _Part = Band | Padding | Packing
@@ -272,17 +302,17 @@ class _TermReader:
         """The number of rows of the scores, also in a run without keys."""
         return self.grid.sizes[0].substitute(self.always_known)
 
-    def read_term(self, term: MaskTerm, same_sizes: bool) -> tuple[list[_Part], bool]:
-        """The parts of a term, and whether they need the user's word that masks are as large as the scores, which
-        `same_sizes` is. Raises _Unstructured."""
+    def read_term(self, term: MaskTerm, same_sizes: bool) -> tuple[list[_Part], tuple[str, ...]]:
+        """The parts of a term, and what the user has to vouch for. With `same_sizes` it may be that masks are as large
+        as the scores. Raises _Unstructured."""
         try:
-            return list(self.read_if_as_large(term)), False
+            return self.read_if_as_large(term), ()
         except _Unstructured:
             if not same_sizes:
                 raise
-            return list(self.read_as_large(term)), True
+            return self.read_as_large(term), (SAME_SIZES,)
 
-    def read_if_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+    def read_if_as_large(self, term: MaskTerm) -> list[_Part]:
         """The parts of the term's mask, if it is proven to have as many rows and columns as the scores. Raises
         _Unstructured."""
         other_sizes = self._other_sizes(term)
@@ -292,7 +322,7 @@ class _TermReader:
             raise other_sizes
         return padding
 
-    def read_as_large(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+    def read_as_large(self, term: MaskTerm) -> list[_Part]:
         """The parts of the term's mask, which the user says to be as large as the scores. Raises _Unstructured."""
         place, known = self._placed(term), dict(self.always_known)
         for dimension, size in zip((place.row, place.column), (self._rows, self.sizes[1]), strict=True):
@@ -302,52 +332,51 @@ class _TermReader:
         placed = replace(term.operand, never_enlarges=True)
         return replace(self, known={**self.known, **known}, always_known=known).read(replace(term, operand=placed))
 
-    def read(self, term: MaskTerm) -> list[Band | Padding | Packing]:
+    def read(self, term: MaskTerm) -> list[_Part]:
         """The parts of the term's mask, which has as many rows and columns as the scores. Raises _Unstructured."""
         place = self._placed(term)
-        reason: _Unstructured | None = None
-        for each, cuts in self._attempts(place):
+        reason = _Unstructured("")
+        for placed in self._ways_to_index(place):
             try:
-                return self._read(term, each, cuts)
+                return self._read(term, placed, cuts=False)
             except _Unstructured as failure:
-                reason = failure if reason is None or not cuts else reason
-        assert reason is not None  # the first attempt is made always
+                reason = failure
+        if self.cuts:
+            with contextlib.suppress(_Unstructured):
+                return self._read(term, place, cuts=True)
         raise reason
 
-    def _attempts(self, place: _Placed) -> Iterator[tuple[_Placed, bool]]:
-        """The ways to read a mask, and whether a boolean tensor may then be cut. The last one without a cut says why
-        there is no structure."""
-        yield place, False
-        if (apart := self._taken_apart(place)) is not None:
-            yield apart, False
-        if self.cuts:
-            yield place, True
+    def _ways_to_index(self, place: _Placed) -> Iterator[_Placed]:
+        """The ways to index the elements of a mask. The last one says why there is no structure."""
+        yield place
+        if (by_axis := self._indexed_by_axis(place)) is not None:
+            yield by_axis
 
-    def _read(self, term: MaskTerm, place: _Placed, cuts: bool) -> list[Band | Padding | Packing]:
+    def _read(self, term: MaskTerm, place: _Placed, cuts: bool) -> list[_Part]:
         name = f"{term.operand.value.name!r}"
         positions = self._positions(place.shape, cuts)
         formula = kept(term, positions, place.index) or self._same_for_all_rows(term, positions, place)
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
-        parts = formula.parts if isinstance(formula, All) else (formula,)
-        labels = [part for part in parts if isinstance(part, ElementComparison) and part.relation == "Equal"]
-        result: list[Band | Padding | Packing] = []
-        for part in parts:
-            found = self._part(part, place, term)
-            if isinstance(part, ElementComparison) and any(
-                self._is_order(part, each, positions, place) for each in labels
-            ):
-                found = [Band(None, Dim(0))]
-            if found is None:
-                raise _unknown_part(part, name)
-            result.extend(found)
-        if term.operand.never_enlarges or self._carried(result, place):
+        conditions = conjuncts(formula)
+        comparisons = [condition for condition in conditions if isinstance(condition, ElementComparison)]
+        labels = [comparison for comparison in comparisons if comparison.relation == "Equal"]
+        ordered = [part for part in comparisons if any(self._is_order(part, same, positions, place) for same in labels)]
+        result: list[_Part] = []
+        for condition in conditions:
+            parts = [Band(None, Dim(0))] if condition in ordered else self._parts_of(condition, place, term)
+            if parts is None:
+                raise _unknown_part(condition, name)
+            result.extend(parts)
+        if term.operand.never_enlarges or self._run_along_all(result, place):
             return result
         raise _Unstructured(f"{name} may have more batches or heads than the scores", ONE_NAME)
 
     def _same_for_all_rows(self, term: MaskTerm, positions: Positions, place: _Placed) -> BooleanTensor | None:
         """Where an addend that is the same for all rows is 0; None for other terms."""
-        given = positions.whole(term.operand.value, place.index) if isinstance(term, Add) else None
+        if not isinstance(term, Add):
+            return None
+        given = positions.whole(term.operand.value, place.index)
         if given is None or (place.row is not None and not self._is_alike(given, place.row)):
             return None
         return replace(given, when=False)
@@ -356,13 +385,13 @@ class _TermReader:
         """Is a tensor that runs along the rows the same for all of them?"""
         return is_constant_along(given.value, given.axes.index(row), self.viewer.info)
 
-    def _carried(self, parts: list[Band | Padding | Packing], place: _Placed) -> bool:
+    def _run_along_all(self, parts: list[_Part], place: _Placed) -> bool:
         """Do the padding or the labels run along all dimensions in which the mask may enlarge the scores?"""
         along = {axis for part in parts if isinstance(part, Padding) for axis in part.given.axes}
         labelled = {axis for part in parts if isinstance(part, Packing) for dim in part.dims for axis in dim}
         known = {place.row, place.column, *along}
-        open_ = [k for k, size in enumerate(place.shape) if size.const != 1 and k not in known]
-        return all(place.dims[k] and set(place.dims[k]) <= labelled for k in open_)
+        enlarging = [k for k, size in enumerate(place.shape) if size.const != 1 and k not in known]
+        return all(place.dims[k] and set(place.dims[k]) <= labelled for k in enlarging)
 
     def _placed(self, term: MaskTerm) -> _Placed:
         """The shape of the term's mask, and which of its dimensions are its rows and columns. Raises _Unstructured."""
@@ -384,31 +413,25 @@ class _TermReader:
         places = {resolve(dim): k for k, dim in enumerate(dims) if dim}
         return _Placed(shape, index, dims, places.get(resolve(self.grid.q_seq)), places.get(resolve(self.grid.kv_seq)))
 
-    def _taken_apart(self, place: _Placed) -> _Placed | None:
+    def _indexed_by_axis(self, place: _Placed) -> _Placed | None:
         """The same place with an index for each axis of a merged dimension, such as heads that are folded into the
-        batch; None where no dimension can be taken apart. The sizes of all its axes but the first have to be numbers,
-        and the dimension as large as all of them."""
-        space = self.viewer.space
-        shape: list[Dim] = []
-        dims: list[Axes] = []
-        ends: list[int] = []
-        for k, (size, dim) in enumerate(zip(place.shape, place.dims, strict=True)):
-            axes = () if k in (place.row, place.column) else space.resolve(dim)
-            sizes = [axis.size for axis in axes]
-            merged = len(axes) > 1 and product(sizes) == size and all(each.is_const for each in sizes[1:])
-            ends.append(len(shape) + (len(axes) if merged else 1))
-            shape.extend(sizes if merged else [size])
-            dims.extend([(axis,) for axis in axes] if merged else [dim])
-        if len(shape) == len(place.shape):
+        batch; None where no dimension is merged so that its axes can be told apart."""
+        axes = [self._axes_in(place, k) for k in range(len(place.shape))]
+        if all(len(dimension) == 1 for dimension in axes):
             return None
-        own = self._positions(tuple(shape)).identity_index
-        index: list[Affine] = []
-        for start, end in itertools.pairwise([0, *ends]):
-            total = own[start]
-            for k in range(start + 1, end):
-                total = total.times(shape[k].const or 1) + own[k]
-            index.append(total)
-        return self._in(tuple(shape), tuple(index), tuple(dims))
+        sizes, dims = zip(*itertools.chain.from_iterable(axes), strict=True)
+        own = iter(self._positions(sizes).identity_index)
+        index = tuple(_merged_index([(size, next(own)) for size, _ in dimension]) for dimension in axes)
+        return self._in(sizes, index, dims)
+
+    def _axes_in(self, place: _Placed, k: int) -> list[tuple[Dim, Axes]]:
+        """The axes that are merged in a dimension, each with its size: the sizes of all but the first have to be
+        numbers, and the dimension as large as all of them. Otherwise the dimension itself, with its size."""
+        size, dim = place.shape[k], place.dims[k]
+        axes = () if k in (place.row, place.column) else self.viewer.space.resolve(dim)
+        merged: list[tuple[Dim, Axes]] = [(axis.size, (axis,)) for axis in axes]
+        told_apart = product(axis.size for axis in axes) == size and all(axis.size.is_const for axis in axes[1:])
+        return merged if len(merged) > 1 and told_apart else [(size, dim)]
 
     def _other_sizes(self, term: MaskTerm) -> _Unstructured | None:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
@@ -428,7 +451,7 @@ class _TermReader:
             return _Unstructured(reason, ONE_NAME)
         return None
 
-    def _checked_padding(self, term: MaskTerm) -> list[Band | Padding | Packing] | None:
+    def _checked_padding(self, term: MaskTerm) -> list[_Part] | None:
         """The parts of a term that is nothing but padding, whose sizes either are those of the scores or make the
         operator fail; None for other terms.
 
@@ -443,80 +466,86 @@ class _TermReader:
             parts = replace(self, cuts=False).read(term)
         except _Unstructured:
             return None
-        return parts if all(isinstance(part, Padding) for part in parts) else None
-
-    def _part(self, part: Formula, place: _Placed, term: MaskTerm) -> list[_Part] | None:
-        """What a formula excludes; None where it is none of the parts."""
-        if part == TRUE:
-            return []
-        if isinstance(part, ElementComparison) and (packing := self._packing(part, place, term)) is not None:
-            return [packing]
-        if isinstance(part, AtLeastZero):
-            return self._one_sided(part.affine, place)
-        if isinstance(part, Some) and (band := self._with_prefix(part, place, term)) is not None:
-            return [band]
-        if isinstance(part, BooleanLiteral):
+        if not all(isinstance(part, Padding) for part in parts):
             return None
-        given = part if isinstance(part, BooleanTensor) else part.origin
-        return None if given is None else self._padding(given, place, term)
+        return parts
 
-    def _one_sided(self, affine: Affine, place: _Placed) -> list[_Part] | None:
-        """The band of the positions at which a number that is linear in them is at least 0; none where that is so
-        everywhere."""
-        row, column = place.row, place.column
+    def _parts_of(self, condition: Formula, place: _Placed, term: MaskTerm) -> Sequence[_Part] | None:
+        """What a condition of the mask is; None where it is none of the parts."""
+        if condition == TRUE:
+            return ()
+        if isinstance(condition, AtLeastZero):  # 1
+            return self._band(condition.affine, place)
+        part: _Part | None = None
+        if isinstance(condition, ElementComparison):  # 3
+            part = self._packing(condition, place, term)
+        elif isinstance(condition, Some):  # 1
+            part = self._band_with_prefix(condition, place)
+        if part is None and condition.origin is not None:  # 2
+            part = self._padding(condition.origin, place, term)
+        if part is None:
+            return None
+        return (part,)
+
+    def _band(self, affine: Affine, place: _Placed) -> tuple[Band, ...] | None:
+        """The band of the positions at which a number that is linear in them is at least 0; empty where that is so
+        everywhere, and None where this is no band."""
         if affine.least(place.shape).is_at_least(0):
-            return []
+            return ()
         steps = _steps(affine)
-        if row is None or column is None or set(steps) != {row, column}:
-            return None
-        if (steps[row], steps[column]) == (1, -1):
-            return [Band(None, affine.offset.substitute(self.known))]
-        if (steps[row], steps[column]) == (-1, 1):
-            return [Band(-affine.offset.substitute(self.known), None)]
+        if steps == {place.row: 1, place.column: -1}:
+            return (Band(None, affine.offset.substitute(self.known)),)
+        if steps == {place.row: -1, place.column: 1}:
+            return (Band(-affine.offset.substitute(self.known), None),)
         return None
 
-    def _padding(self, given: BooleanTensor, place: _Placed, term: MaskTerm) -> list[_Part] | None:
+    def _padding(self, given: BooleanTensor, place: _Placed, term: MaskTerm) -> Padding | None:
         """The padding that a boolean tensor is, if it is the same for all rows."""
         # It may run along the rows: the rewriter reads one row of it.
         if place.row is not None and place.row in given.axes and not self._is_alike(given, place.row):
             return None
         if given.cut is not None and given.axes[given.cut] != place.column:
             return None
-        aligned = tuple(() if axis is None else place.dims[axis] for axis in given.axes)
-        return [Padding(replace(given, when=not given.when), aligned, term.operand.never_enlarges)]
+        return Padding(replace(given, when=not given.when), given.arranged(place.dims), term.operand.never_enlarges)
 
-    def _with_prefix(self, part: Some, place: _Placed, term: MaskTerm) -> Band | None:
+    def _band_with_prefix(self, part: Some, place: _Placed) -> Band | None:
         """The band with a prefix that two alternatives make: an upper bound on j - i, and one on j alone."""
-        limits = [inner for inner in part.parts if isinstance(inner, AtLeastZero)]
-        ends = [inner.affine.offset.const for inner in limits if _steps(inner.affine) == {place.column: -1}]
-        others = [self._part(inner, place, term) or [] for inner in limits]
-        bands = [found for parts in others for found in parts if isinstance(found, Band)]
-        if len(part.parts) != 2 or len(ends) != 1 or len(bands) != 1 or bands[0].lower is not None:
+        limits = [inner.affine for inner in part.parts if isinstance(inner, AtLeastZero)]
+        if len(part.parts) != 2 or len(limits) != 2:
             return None
-        end = ends[0]
-        return replace(bands[0], prefix=end + 1) if end is not None and end >= 0 else None
+        for limit, keys in (limits, limits[::-1]):
+            prefix, bands = _first_keys(keys, place), self._band(limit, place)
+            if prefix and bands and bands[0].lower is None:
+                return replace(bands[0], prefix=prefix)
+        return None
 
-    def _packing(self, part: ElementComparison, place: _Placed, term: MaskTerm) -> Packing | None:
-        """The packing that a comparison of labels at the row and at the column expresses. There must be as many labels
-        as rows and as columns."""
-        own, row, column = self.viewer.info.shape(part.value), place.row, place.column
-        along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
-        if self.contiguity is None or own is None or part.relation != "Equal" or not part.when:
+    def _token_axis(self, part: ElementComparison, place: _Placed) -> int | None:
+        """The dimension of a tensor of labels in which a comparison takes the element of the row and that of the key;
+        None for other comparisons."""
+        ends, differing = place.ends, part.differing
+        if self.contiguity is None or ends is None or len(differing) != 1:
             return None
-        if row is None or column is None or len(along) != 1:
-            return None
-        (axis,) = along
-        ends = Affine.index(row, len(place.shape)), Affine.index(column, len(place.shape))
+        (axis,) = differing
         if {part.one[axis], part.other[axis]} != set(ends):
             return None
-        if not own[axis] == place.shape[row] == place.shape[column] or self.grid.sizes[0] != self.grid.sizes[1]:
+        return axis
+
+    def _packing(self, part: ElementComparison, place: _Placed, term: MaskTerm) -> Packing | None:
+        """The packing that a comparison of labels at the row and at the key expresses. There must be as many labels as
+        rows and as columns."""
+        own, axis = self.viewer.info.shape(part.value), self._token_axis(part, place)
+        if self.contiguity is None or own is None or axis is None or not part.says("Equal"):
             return None
-        batch = [self._label_axes(part, k, own[k], place) for k in range(len(own)) if k != axis]
-        if any(dim is None for dim in batch):
+        tokens = {own[axis], *(size for k, size in enumerate(place.shape) if k in (place.row, place.column))}
+        if len(tokens) > 1 or self.grid.sizes[0] != self.grid.sizes[1]:
             return None
-        placed = [dim for dim in batch if dim is not None]
-        placed.insert(axis, self.grid.q_seq)
-        return Packing(part.value, tuple(placed), self.contiguity.holds(part.value, axis), term.operand.never_enlarges)
+        dims: list[Axes] = []
+        for k, size in enumerate(own):
+            along = self.grid.q_seq if k == axis else self._label_axes(part, k, size, place)
+            if along is None:
+                return None
+            dims.append(along)
+        return Packing(part.value, tuple(dims), self.contiguity.holds(part.value, axis), term.operand.never_enlarges)
 
     def _label_axes(self, part: ElementComparison, dimension: int, size: Dim, place: _Placed) -> Axes | None:
         """The axes along which a dimension of the labels other than that of the tokens runs; None where unknown."""
@@ -531,20 +560,31 @@ class _TermReader:
     ) -> bool:
         """Does this part say that the key's number is at most the row's, for numbers that go up by one from token to
         token of a sequence?"""
-        row, column = place.row, place.column
-        along = [k for k, (one, other) in enumerate(zip(labels.one, labels.other, strict=True)) if one != other]
-        if self.contiguity is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
+        axis, ends = self._token_axis(labels, place), place.ends
+        if self.contiguity is None or axis is None or ends is None or not part.says("LessOrEqual") or not labels.when:
             return False
-        if len(along) != 1 or not labels.when:
-            return False
-        numbers = self.contiguity.position_source(labels.value, along[0])
+        numbers = self.contiguity.position_source(labels.value, axis)
         if numbers is None:
             return False
-        ends = (labels.one, labels.other)
-        key, query = ends if ends[0][along[0]] == Affine.index(column, positions.rank) else ends[::-1]
-        is_pair = query[along[0]] == Affine.index(row, positions.rank)
-        places = [dict(positions.origins(part.value, each)).get(numbers) for each in (part.one, part.other)]
-        return is_pair and places == [key, query]
+        elements = {labels.one[axis]: labels.one, labels.other[axis]: labels.other}
+        query, key = (elements[end] for end in ends)
+        compared = [dict(positions.origins(part.value, index)).get(numbers) for index in (part.one, part.other)]
+        return compared == [key, query]
+
+
+def _merged_index(axes: Sequence[tuple[Dim, Affine]]) -> Affine:
+    """The index in a dimension that merges axes, by the size of each axis and the index along it."""
+    (_, total), *inner = axes
+    for size, index in inner:
+        total = total.times(size.const or 1) + index
+    return total
+
+
+def _first_keys(affine: Affine, place: _Placed) -> int:
+    """The number of first keys at which a number that is linear in the positions is at least 0, in all rows; 0 where it
+    is no such limit, or not known."""
+    last = affine.offset.const if _steps(affine) == {place.column: -1} else None
+    return 0 if last is None else max(last + 1, 0)
 
 
 def _adds_no_rows(own: Dim, rows: Dim) -> bool:
@@ -562,26 +602,21 @@ def _adds_no_rows(own: Dim, rows: Dim) -> bool:
 
 def _unknown_part(part: Formula, name: str) -> _Unstructured:
     """Why a part of a mask's formula is no band, padding or packing."""
-    if isinstance(part, BooleanTensor):
-        given: BooleanTensor | None = part
-    else:
-        given = None if isinstance(part, BooleanLiteral | AtLeastZero) else part.origin
-    if given is None:
+    if part.origin is None:
         return _Unstructured(f"{name} compares positions in a way that is no band")
-    found = f"{given.value.name!r}"
-    if given.value.const_value is not None:
-        return _Unstructured(f"the constant {found} is no band, no prefix and no padding")
-    if given.value.producer() is None:
-        return _Unstructured(f"the input {found} may mask any keys of any row", FIXED_MASK)
-    return _Unstructured(f"{found} masks by row and key, and not in a band")
+    tensor = part.origin.value
+    if tensor.const_value is not None:
+        return _Unstructured(f"the constant {tensor.name!r} is no band, no prefix and no padding")
+    if tensor.producer() is None:
+        return _Unstructured(f"the input {tensor.name!r} may mask any keys of any row", FIXED_MASK)
+    return _Unstructured(f"{tensor.name!r} masks by row and key, and not in a band")
 
 
 def kept(term: MaskTerm, positions: Positions, index: Index | None = None) -> Formula | None:
     """Where the term leaves the scores as they are, at this index of its tensor or at its own; None when that is
     unknown."""
     if isinstance(term, Add):
-        added = positions.nonzero(term.operand.value, index)
-        return None if added is None else negation(added)
+        return if_known(negation, positions.nonzero(term.operand.value, index))
     condition = positions.truth(term.operand.value, index or positions.identity_index)
     if condition is None or term.keep:
         return condition
@@ -592,13 +627,15 @@ def _intersection(bands: Sequence[Band]) -> Band | None:
     """The band that all bands have in common; None when it is unknown which of their bounds are the tightest. A prefix
     is known only of one band, which may occur several times."""
     if any(band.prefix for band in bands):
-        return bands[0] if len(set(bands)) == 1 else None
+        if len(set(bands)) != 1:
+            return None
+        return bands[0]
     lower = [band.lower for band in bands if band.lower is not None]
     upper = [-band.upper for band in bands if band.upper is not None]
-    tightest = _largest(lower), _largest(upper)
-    if (lower and tightest[0] is None) or (upper and tightest[1] is None):
+    above, below = _largest(lower), _largest(upper)
+    if (lower and above is None) or (upper and below is None):
         return None
-    return Band(tightest[0], None if tightest[1] is None else -tightest[1])
+    return Band(above, if_known(operator.neg, below))
 
 
 def _largest(bounds: Sequence[Dim]) -> Dim | None:

@@ -33,7 +33,7 @@ from fa_compiler.passes.answer.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
-from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.mask_values import UNKNOWN, TermValues
 from fa_compiler.passes.masks.missed import plan_with_missed
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_ops import Add, Floor, Scale, Term
@@ -190,7 +190,7 @@ def _only_lowers(values: TermValues, terms: tuple[Term, ...], index: int) -> boo
     if isinstance(term, Scale):
         return term.factor > 0.0
     numbers = values.numbers_before_softmax(terms, index)
-    return isinstance(term, Floor) or (numbers is not None and all(number <= 0.0 for number in numbers))
+    return isinstance(term, Floor) or all(number <= 0.0 for number in numbers)
 
 
 def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:
@@ -207,8 +207,8 @@ def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
     """Decline terms that may make a score +inf; inputs of the model are assumed not to hold +inf."""
     for index, term in enumerate(terms):
         numbers = values.numbers_before_softmax(terms, index)
-        added = numbers is None and isinstance(term, Add) and not _is_given(term.operand.value, values.viewer)
-        if math.inf in (numbers or ()) or (added and values.may_be_infinite(terms, index)):
+        added = numbers == UNKNOWN and isinstance(term, Add) and not _is_given(term.operand.value, values.viewer)
+        if math.inf in numbers or (added and values.may_be_infinite(terms, index)):
             reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"
             raise Decline(Code.MASK_VALUE, reason, term.node)
 

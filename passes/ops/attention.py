@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ops.context import Context, Fact, Shape, rule
+from fa_compiler.passes.ops.context import (
+    Context,
+    Fact,
+    Shape,
+    rule,
+    with_dims,
+)
 
 
 def _heads(shape: Shape | None, count: int) -> Shape | None:
@@ -24,26 +30,28 @@ def _attention(ctx: Context) -> list[Fact]:
     value = _heads(ctx.shape(2), ctx.int_attr("kv_num_heads", 0))
     if given is None or query is None or key is None or value is None:
         return [Fact(None, dtype)]
-    present: list[Shape | None] = []
-    for new, index in ((key, 4), (value, 5)):
-        past = ctx.shape(index)
-        if not ctx.has(index):
-            present.append(new)
-        elif past is None or len(past) != 4:
-            present.append(None)
-        else:
-            present.append((new[0], new[1], past[2] + new[2], new[3]))
+    present_key, present_value = _present(ctx, key, 4), _present(ctx, value, 5)
     batch, heads, length, _ = query
-    width = value[3]
-    keys = present[0]
-    result = (batch, heads, length, width) if len(given) == 4 else (batch, length, heads * width)
-    scores = None if keys is None else (batch, heads, length, keys[2])
+    result: Shape = (batch, heads, length, value[3])
+    if len(given) != 4:
+        result = (batch, length, heads * value[3])
+    scores = None if present_key is None else (batch, heads, length, present_key[2])
     return [
         Fact(result, dtype),
-        Fact(present[0], ctx.dtype(1)),
-        Fact(present[1], ctx.dtype(2)),
+        Fact(present_key, ctx.dtype(1)),
+        Fact(present_value, ctx.dtype(2)),
         Fact(scores, dtype),
     ]
+
+
+def _present(ctx: Context, new: Shape, index: int) -> Shape | None:
+    """The shape of new keys or values behind those of the past, which is input `index` where there is one."""
+    past = ctx.shape(index)
+    if not ctx.has(index):
+        return new
+    if past is None or len(past) != 4:
+        return None
+    return with_dims(new, 2, past[2] + new[2])
 
 
 @rule("FlexAttention", domain="ai.onnx.preview")

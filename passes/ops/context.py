@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, cap_of, integer
 
+T = TypeVar("T")
 Shape: TypeAlias = tuple[Dim, ...]
 Content: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """The elements of a small tensor: an object array of `Dim` for integers and booleans (0 or 1), or a
@@ -41,15 +42,15 @@ UNKNOWN = Fact()
 
 
 class Known(Protocol):
-    """What is known of values: shapes, types and small contents."""
+    """What is known of values: shapes, types and small contents. Of an absent input nothing is known."""
 
-    def shape(self, value: ir.Value) -> Shape | None: ...
+    def shape(self, value: ir.Value | None) -> Shape | None: ...
 
-    def dtype(self, value: ir.Value) -> ir.DataType | None: ...
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None: ...
 
-    def content(self, value: ir.Value) -> tuple[Dim, ...] | Dim | None: ...
+    def content(self, value: ir.Value | None) -> tuple[Dim, ...] | Dim | None: ...
 
-    def scalar(self, value: ir.Value) -> float | None: ...
+    def scalar(self, value: ir.Value | None) -> float | None: ...
 
 
 class Context:
@@ -67,8 +68,8 @@ class Context:
 
     def fact(self, index: int) -> Fact:
         """The fact of input `index`; unknown when absent."""
-        found = self.facts[index] if index < len(self.facts) else None
-        return UNKNOWN if found is None else found
+        fact = self.facts[index] if index < len(self.facts) else None
+        return UNKNOWN if fact is None else fact
 
     def shape(self, index: int) -> Shape | None:
         """The shape of input `index`."""
@@ -77,6 +78,10 @@ class Context:
     def dtype(self, index: int) -> ir.DataType | None:
         """The dtype of input `index`."""
         return self.fact(index).dtype
+
+    def dtype_or(self, index: int, default: ir.DataType | None) -> ir.DataType | None:
+        """The dtype of input `index`, or another one where it is absent."""
+        return self.dtype(index) if self.has(index) else default
 
     def content(self, index: int) -> Content | None:
         """The content of input `index`."""
@@ -94,9 +99,7 @@ class Context:
         dims = self.dims(index)
         if dims is None:
             return None
-        values = [dim.const for dim in dims]
-        known = [value for value in values if value is not None]
-        return known if len(known) == len(values) else None
+        return all_known(dim.const for dim in dims)
 
     def vector(self, index: int) -> list[Dim] | None:
         """The integers of a 1-D input `index`; fresh ones, of any sign, when only their number is known."""
@@ -113,12 +116,14 @@ class Context:
         attributes = self.node.attributes
         if name not in attributes:
             return None
-        found: ir.Attr | None = attributes[name]
-        if found is not None and found.is_ref():
-            found = self._bound.get(found.ref_attr_name or "")
-            if found is None or found.is_ref():
+        attribute: ir.Attr | None = attributes[name]
+        if attribute is not None and attribute.is_ref():
+            attribute = self._bound.get(attribute.ref_attr_name or "")
+            if attribute is None or attribute.is_ref():
                 raise UnresolvedError(name)
-        return None if found is None else found.value
+        if attribute is None:
+            return None
+        return attribute.value
 
     def int_attr(self, name: str, default: int) -> int:
         """The value of an integer attribute, or its default."""
@@ -128,12 +133,30 @@ class Context:
     def ints_attr(self, name: str) -> list[int] | None:
         """An attribute that is a list of integers, None when absent."""
         value = self.attr(name)
-        return None if value is None else [int(item) for item in value]
+        if value is None:
+            return None
+        return [int(item) for item in value]
 
-    def dtype_attr(self, name: str) -> ir.DataType | None:
-        """An attribute that is the number of a data type; None when absent, or when no type has the number."""
-        value = self.int_attr(name, 0)
-        return ir.DataType(value) if value in _DTYPES else None
+    def dtype_attr(self, name: str, default: ir.DataType | None = None) -> ir.DataType | None:
+        """An attribute that is the number of a data type, or its default; None when no type has the number."""
+        number = self.attr(name)
+        if number is None:
+            return default
+        if int(number) not in _DTYPES:
+            return None
+        return ir.DataType(int(number))
+
+    def axis_attr(self, rank: int | None, default: int = 0) -> int | None:
+        """The attribute `axis` of a tensor of this rank, counted from the front; None when it is out of range, or the
+        rank is unknown."""
+        return axis_in(self.int_attr("axis", default), rank)
+
+    def listed(self, attr: str, index: int, since: int) -> tuple[bool, list[Dim] | None]:
+        """(present, values) of sizes: attribute `attr` before opset `since`, then input `index`."""
+        if self.opset >= since:
+            return self.has(index), self.vector(index)
+        values = self.ints_attr(attr)
+        return values is not None, None if values is None else list(map(Dim, values))
 
     def axes(self, attr: str, index: int, since: int) -> tuple[bool, list[int] | None]:
         """(present, values) of integers: attribute `attr` before opset `since`, then input `index`."""
@@ -158,9 +181,53 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
-def fresh(count: int) -> Shape:
-    """A shape of known rank with unknown dims."""
+def domain_of(node: ir.Node) -> str:
+    """The domain of a node; empty for the standard domain, whose other name is "ai.onnx"."""
+    return {"ai.onnx": ""}.get(node.domain, node.domain)
+
+
+@overload
+def fresh(count: int) -> Shape: ...
+
+
+@overload
+def fresh(count: int | None) -> Shape | None: ...
+
+
+def fresh(count: int | None) -> Shape | None:
+    """A shape of known rank with unknown dims; None where the rank is unknown, too."""
+    if count is None:
+        return None
     return tuple(Dim.fresh() for _ in range(count))
+
+
+def or_fresh(dim: Dim | None) -> Dim:
+    """The dim, or an unknown one."""
+    return Dim.fresh() if dim is None else dim
+
+
+def shape_of_rank(rank: int, shape: Shape | None) -> Shape:
+    """The shape, if it has this rank; else an unknown one that has."""
+    return shape if shape is not None and len(shape) == rank else fresh(rank)
+
+
+def listed_shape(sizes: Shape | None) -> Shape | None:
+    """The shape that a vector lists, given the shape of the vector; None where its length is unknown or too large."""
+    if sizes is None or len(sizes) != 1:
+        return None
+    length = sizes[0].const
+    if length is not None and length <= LIMIT:
+        return fresh(length)
+    return None
+
+
+def all_known(items: Iterable[T | None]) -> list[T] | None:
+    """The items; None where one of them is unknown."""
+    listed = list(items)
+    known = [item for item in listed if item is not None]
+    if len(known) != len(listed):
+        return None
+    return known
 
 
 def as_axis_size(dim: Dim) -> Dim:
@@ -170,20 +237,38 @@ def as_axis_size(dim: Dim) -> Dim:
 
 def rank_of(shape: Shape | None) -> int | None:
     """The rank."""
-    return None if shape is None else len(shape)
+    if shape is None:
+        return None
+    return len(shape)
 
 
-def axis_in(axis: int, rank: int) -> int | None:
-    """`axis` counted from the front, None when it is out of range."""
-    axis = axis + rank if axis < 0 else axis
-    return axis if 0 <= axis < rank else None
+def axis_in(axis: int | None, rank: int | None) -> int | None:
+    """`axis` counted from the front, None when it is out of range, or the axis or the rank is unknown."""
+    if axis is None or rank is None or not -rank <= axis < rank:
+        return None
+    return axis % rank
+
+
+def with_dims(shape: Shape, axis: int, *dims: Dim) -> Shape:
+    """The shape with these dims in place of that of an axis."""
+    return (*shape[:axis], *dims, *shape[axis + 1 :])
+
+
+def shape_of_groups(shape: Shape | None, axis: int) -> Shape | None:
+    """The shape of one number for all elements from an axis on; None where it is unknown."""
+    first = axis_in(axis, rank_of(shape))
+    if shape is None or first is None:
+        return None
+    return (*shape[:first], *[Dim(1)] * (len(shape) - first))
 
 
 def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:
     """The axes counted from the front, sorted; None when one is out of range or named twice."""
-    found = [axis_in(axis, rank) for axis in axes]
-    known = {axis for axis in found if axis is not None}
-    return sorted(known) if len(known) == len(found) else None
+    places = [axis_in(axis, rank) for axis in axes]
+    known = {place for place in places if place is not None}
+    if len(known) != len(places):
+        return None
+    return sorted(known)
 
 
 def dim_array(value: object) -> Content:
@@ -192,17 +277,23 @@ def dim_array(value: object) -> Content:
     return np.asarray(_AS_DIM(array), dtype=object)
 
 
-def _as_dim(value: object) -> Dim:
+def as_dim(value: object) -> Dim:
+    """A Dim, or an integer as one."""
     return value if isinstance(value, Dim) else integer(int(value))  # type: ignore[call-overload]
 
 
-_AS_DIM = np.frompyfunc(_as_dim, 1, 1)
+_AS_DIM = np.frompyfunc(as_dim, 1, 1)
 
 
 def content_fact(content: Content, dtype: ir.DataType | None) -> Fact:
     """The fact of a value whose content is known."""
     shape = tuple(map(integer, content.shape))
     return Fact(shape, dtype, content if content.size <= LIMIT else None)
+
+
+def fact_of(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
+    """The fact of a value: by its content where this is known, else by its shape."""
+    return Fact(shape, dtype) if content is None else content_fact(content, dtype)
 
 
 def broadcast(*shapes: Shape | None) -> Shape | None:
@@ -213,7 +304,7 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
     result = list(known[0])
     caps: list[tuple[Dim, int]] = []
     for shape in known[1:]:
-        wide, narrow = (result, list(shape)) if len(result) >= len(shape) else (list(shape), result)
+        wide, narrow = sorted((result, list(shape)), key=len, reverse=True)
         offset = len(wide) - len(narrow)
         for index, dim in enumerate(narrow):
             left = wide[offset + index]

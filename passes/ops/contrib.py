@@ -5,7 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ops.context import Context, Fact, Shape, axis_in, broadcast, rule
+from fa_compiler.passes.ops.context import (
+    Context,
+    Fact,
+    Shape,
+    broadcast,
+    rule,
+    shape_of_groups,
+)
 from fa_compiler.passes.ops.linear import matmul_shape
 
 _DOMAIN = "com.microsoft"
@@ -28,7 +35,9 @@ def _swapped(shape: Shape | None, matrix: bool, batch: bool) -> Shape | None:
         return shape
     if batch:
         shape = (*shape[1:-1], shape[0], shape[-1])
-    return (*shape[:-2], shape[-1], shape[-2]) if matrix else shape
+    if matrix:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    return shape
 
 
 @rule("FusedMatMul", "TransposeMatMul", domain=_DOMAIN)
@@ -41,7 +50,7 @@ def _fused_matmul(ctx: Context) -> Fact:
 @rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=_DOMAIN)
 def _skip_layer_norm(ctx: Context) -> list[Fact]:
     shape, dtype = ctx.shape(0), ctx.dtype(0)
-    statistics = Fact(None if shape is None else (*shape[:-1], Dim(1)), ir.DataType.FLOAT)
+    statistics = Fact(shape_of_groups(shape, -1), ir.DataType.FLOAT)
     return [Fact(shape, dtype), statistics, statistics, Fact(shape, dtype)]
 
 
@@ -49,12 +58,8 @@ def _skip_layer_norm(ctx: Context) -> list[Fact]:
 @rule("SimplifiedLayerNormalization", "LayerNormalization", domain=_DOMAIN)
 def _simplified_layer_norm(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
-    statistics = None
-    if shape is not None:
-        axis = axis_in(ctx.int_attr("axis", -1), len(shape))
-        statistics = None if axis is None else (*shape[:axis], *([Dim(1)] * (len(shape) - axis)))
-    found = Fact(statistics, ir.DataType.FLOAT)
-    return [Fact(shape, ctx.dtype(1)), found, found]  # the weight's type, by their schemas
+    statistics = Fact(shape_of_groups(shape, ctx.int_attr("axis", -1)), ir.DataType.FLOAT)
+    return [Fact(shape, ctx.dtype(1)), statistics, statistics]  # the weight's type, by their schemas
 
 
 @rule("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=_DOMAIN)
@@ -83,4 +88,6 @@ def _bias_add(ctx: Context) -> Fact:
     if ctx.node.op_type == "BiasAdd":
         return Fact(broadcast(ctx.shape(0), ctx.shape(1)), ctx.dtype(0))
     shape = ctx.shape(0)
-    return Fact((*shape[:-1], Dim.floordiv(shape[-1], 2)) if shape else None, ctx.dtype(0))
+    if not shape:
+        return Fact(None, ctx.dtype(0))
+    return Fact((*shape[:-1], Dim.floordiv(shape[-1], 2)), ctx.dtype(0))

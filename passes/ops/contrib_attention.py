@@ -8,17 +8,19 @@ from fa_compiler.passes.ops.context import Context, Fact, Shape, rule
 _DOMAIN = "com.microsoft"
 
 
-def _cache(batch: Dim, heads: int, past: Shape | None, new: Dim, size: Dim) -> Shape:
-    """The shape of a cache: [batch, heads, past and new tokens, head size]."""
-    return batch, Dim(heads), new if past is None else past[2] + new, size
+def _with_past(past: Shape | None, axis: int, new: Dim) -> Dim:
+    """The number of past and new tokens, where those of the past are along this axis."""
+    return new if past is None else past[axis] + new
 
 
 @rule("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", domain=_DOMAIN)
 def _multi_head(ctx: Context) -> list[Fact]:
     first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5  # past_key, past_value, past_sequence_length
     query, heads, dtype = ctx.shape(0), ctx.int_attr("num_heads", 0), ctx.dtype(0)
-    widths = None if query is None or len(query) < 3 or heads <= 0 else _widths(ctx, query, heads)
-    if query is None or widths is None:
+    if query is None or len(query) < 3 or heads <= 0:
+        return [Fact(None, dtype)] * 3
+    widths = _widths(ctx, query, heads)
+    if widths is None:
         return [Fact(None, dtype)] * 3
     key, value, new = widths
     past = ctx.shape(first)
@@ -26,25 +28,26 @@ def _multi_head(ctx: Context) -> list[Fact]:
     if ctx.has(first + 2):
         presents = [ctx.shape(first), ctx.shape(first + 1)]
     elif not ctx.has(first) or (past is not None and len(past) == 4):
-        presents = [_cache(query[0], heads, past, new, Dim.floordiv(width, heads)) for width in (key, value)]
+        length = _with_past(past, 2, new)
+        presents = [(query[0], Dim(heads), length, Dim.floordiv(width, heads)) for width in (key, value)]
     return [Fact((*query[:2], value), dtype), *(Fact(shape, dtype) for shape in presents)]
 
 
 def _widths(ctx: Context, query: Shape, heads: int) -> tuple[Dim, Dim, Dim] | None:
     """The widths of all heads of key and value, and the number of new keys."""
-    if not ctx.has(1):
-        return (query[4] * heads, query[4] * heads, query[1]) if len(query) == 5 else None
-    key = ctx.shape(1)
-    if key is None:
-        return None
-    if not ctx.has(2):
-        return (key[4] * heads, key[4] * heads, key[1]) if len(key) == 5 else None
-    value = ctx.shape(2)
-    if value is None or len(value) != len(key):
+    packed = query if not ctx.has(1) else ctx.shape(1)
+    if not ctx.has(1) or not ctx.has(2):
+        if packed is None or len(packed) != 5:
+            return None
+        return packed[4] * heads, packed[4] * heads, packed[1]
+    key, value = ctx.shape(1), ctx.shape(2)
+    if key is None or value is None or len(value) != len(key):
         return None
     if len(key) == 4:
         return key[3] * heads, value[3] * heads, key[2]
-    return (key[2], value[2], key[1]) if len(key) == 3 else None
+    if len(key) != 3:
+        return None
+    return (key[2], value[2], key[1])
 
 
 @rule("Attention", "QAttention", domain=_DOMAIN)
@@ -58,10 +61,10 @@ def _attention(ctx: Context) -> list[Fact]:
     past = ctx.shape(past_index)
     present: Shape | None = None
     if not ctx.has(past_index) or (past is not None and len(past) == 5):
-        length = source[1] if past is None else past[3] + source[1]
-        present = (Dim(2), source[0], Dim(heads), length, Dim.floordiv(width, heads))
-    shared = ctx.int_attr("past_present_share_buffer", 0)
-    return [Fact((*source[:2], width), dtype), Fact(None if shared else present, dtype)]
+        present = (Dim(2), source[0], Dim(heads), _with_past(past, 3, source[1]), Dim.floordiv(width, heads))
+    if ctx.int_attr("past_present_share_buffer", 0):
+        present = None
+    return [Fact((*source[:2], width), dtype), Fact(present, dtype)]
 
 
 def _value_width(ctx: Context) -> Dim | None:
@@ -69,7 +72,9 @@ def _value_width(ctx: Context) -> Dim | None:
     sizes, weights = ctx.ints_attr("qkv_hidden_sizes"), ctx.shape(1)
     if sizes and any(sizes):
         return Dim(sizes[2])
-    return Dim.floordiv(weights[1], 3) if weights is not None and len(weights) == 2 else None
+    if weights is None or len(weights) != 2:
+        return None
+    return Dim.floordiv(weights[1], 3)
 
 
 @rule("GroupQueryAttention", domain=_DOMAIN)
@@ -78,10 +83,12 @@ def _group_query(ctx: Context) -> list[Fact]:
     heads, kv_heads = ctx.int_attr("num_heads", 0), ctx.int_attr("kv_num_heads", 0)
     if query is None or len(query) != 3 or heads <= 0 or kv_heads <= 0:
         return [Fact(None, dtype)] * 3
-    size = Dim.floordiv(query[2], heads if ctx.has(1) else heads + 2 * kv_heads)
-    # With a past, the length depends on total_sequence_length, which is known only at run time.
-    length = Dim.fresh() if ctx.has(3) else query[1]
-    present = Fact((query[0], Dim(kv_heads), length, size), ctx.dtype(3) if ctx.has(3) else dtype)
+    packed = not ctx.has(1)
+    size = Dim.floordiv(query[2], heads + 2 * kv_heads * packed)
+    present = Fact((query[0], Dim(kv_heads), query[1], size), dtype)
+    if ctx.has(3):
+        # With a past, the length depends on total_sequence_length, which is known only at run time.
+        present = Fact((query[0], Dim(kv_heads), Dim.fresh(), size), ctx.dtype(3))
     return [Fact((*query[:2], size * heads), dtype), present, present]
 
 
@@ -91,5 +98,6 @@ def _npu(ctx: Context) -> Fact:
     query, key, value = (ctx.shape(index) for index in range(3))
     if query is None or not key or not value or key[-1] != value[-1]:
         return Fact(None, ctx.dtype(0))
-    transposed = ctx.attr("input_layout") == "BNSD_BSND" and len(query) == 4
-    return Fact((query[0], query[2], query[1], query[3]) if transposed else query, ctx.dtype(0))
+    if ctx.attr("input_layout") == "BNSD_BSND" and len(query) == 4:
+        query = (query[0], query[2], query[1], query[3])
+    return Fact(query, ctx.dtype(0))

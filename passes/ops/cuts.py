@@ -15,7 +15,7 @@ from fa_compiler.passes.ops.context import Known, Shape
 def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim, int]] | None:
     """(axis, start, step) for each axis that a Slice of any opset cuts. None when one of them is unknown, or when an
     axis is out of range."""
-    numbers = _attributes(node) if "starts" in node.attributes else _inputs(node, known)
+    numbers = _vectors(node, known)
     if numbers is None:
         return None
     axes, starts, steps = numbers
@@ -33,36 +33,53 @@ _Vectors = tuple[Sequence[Dim], Sequence[Dim], Sequence[Dim]]
 """Axes, starts and steps of a Slice."""
 
 
-def _attributes(node: ir.Node) -> _Vectors:
-    """Those of an older Slice, which has them as attributes and no steps."""
-    starts = [Dim(number) for number in node.attributes["starts"].as_ints()]
-    listed = node.attributes.get("axes")
-    axes = range(len(starts)) if listed is None else listed.as_ints()
-    return [Dim(axis) for axis in axes], starts, [Dim(1)] * len(starts)
-
-
-def _inputs(node: ir.Node, known: Known) -> _Vectors | None:
-    """Those of a newer Slice, which has them as inputs. None where one that is given is unknown."""
+def _vectors(node: ir.Node, known: Known) -> _Vectors | None:
+    """The axes, starts and steps of a Slice of any opset. None where a number that is given is unknown."""
+    if "starts" in node.attributes:
+        return _attributes(node)
     vectors: list[tuple[Dim, ...] | None] = []
     for place in (1, 3, 4):
         value = input_of(node, place)
-        found = None if value is None else known.content(value)
-        if value is not None and found is None:
+        numbers = _numbers(value, known)
+        if value is not None and numbers is None:
             return None
-        vectors.append((found,) if isinstance(found, Dim) else found)
+        vectors.append(numbers)
     starts, axes, steps = vectors
     if starts is None:
         return None
-    return axes or tuple(Dim(axis) for axis in range(len(starts))), starts, steps or (Dim(1),) * len(starts)
+    return axes or _first_axes(starts), starts, steps or (Dim(1),) * len(starts)
+
+
+def _attributes(node: ir.Node) -> _Vectors:
+    """The vectors of an older Slice, which has them as attributes and no steps."""
+    starts = list(map(Dim, node.attributes["starts"].as_ints()))
+    steps = [Dim(1)] * len(starts)
+    if "axes" not in node.attributes:
+        return _first_axes(starts), starts, steps
+    return list(map(Dim, node.attributes["axes"].as_ints())), starts, steps
+
+
+def _first_axes(starts: Sequence[Dim]) -> tuple[Dim, ...]:
+    """As many axes as there are starts, from the first one on."""
+    return tuple(map(Dim, range(len(starts))))
+
+
+def _numbers(value: ir.Value | None, known: Known) -> tuple[Dim, ...] | None:
+    """The integers of a small tensor of rank 0 or 1; None where they are unknown."""
+    content = known.content(value)
+    return (content,) if isinstance(content, Dim) else content
 
 
 def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
-    """What a Pad of any opset adds before each dimension that it names, and then behind each; None where unknown."""
+    """The numbers of elements that a Pad of any opset adds: before each dimension of its list, and then behind each
+    dimension. None where they are unknown."""
     attr, given = node.attributes.get("pads"), input_of(node, 1)
     if attr is not None:
         return tuple(map(Dim, attr.as_ints()))
-    pads = None if given is None else known.content(given)
-    return pads if isinstance(pads, tuple) else None
+    pads = known.content(given)
+    if not isinstance(pads, tuple):
+        return None
+    return pads
 
 
 def slice_start(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
@@ -81,30 +98,37 @@ def split_start(node: ir.Node, output: ir.Value, axis: int, known: Known) -> int
     if node.outputs[0] is output:
         return 0
     first = known.shape(node.outputs[0])
-    return None if first is None else first[axis].const
+    if first is None:
+        return None
+    return first[axis].const
 
 
 def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
     there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
-    source = input_of(node, 0) if node is not None and is_op(node, "Slice", "Split") else None
-    if node is None or source is None:
+    if node is None or not is_op(node, "Slice", "Split"):
         return None
+    source = input_of(node, 0)
     shape, whole = known.shape(value), known.shape(source)
-    if shape is None or whole is None:
+    if source is None or shape is None or whole is None:
         return None
     axis = _axis_cut(shape, whole)
     if axis is None:
         return None
-    start = (
-        _start_of_slice(node, axis, len(shape), known)
-        if is_op(node, "Slice")
-        else split_start(node, value, axis, known)
-    )
+    start = _start_of(value, node, axis, len(shape), known)
     if start is not None and start < 0:
         start += whole[axis].const or 0
-    return None if start is None or start < 0 else (source, axis, start)
+    if start is None or start < 0:
+        return None
+    return (source, axis, start)
+
+
+def _start_of(value: ir.Value, node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
+    """Where an output of a Slice or Split begins along an axis; None where that is unknown."""
+    if is_op(node, "Slice"):
+        return _start_of_slice(node, axis, rank, known)
+    return split_start(node, value, axis, known)
 
 
 def _axis_cut(shape: Shape, whole: Shape) -> int | None:
@@ -118,4 +142,6 @@ def _axis_cut(shape: Shape, whole: Shape) -> int | None:
 def _start_of_slice(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
     """Where a Slice begins along an axis; None where it may begin elsewhere than at 0 along another one."""
     others = (slice_start(node, other, rank, known) for other in range(rank) if other != axis)
-    return slice_start(node, axis, rank, known) if all(start in (None, 0) for start in others) else None
+    if any(start not in (None, 0) for start in others):
+        return None
+    return slice_start(node, axis, rank, known)

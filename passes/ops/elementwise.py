@@ -17,6 +17,7 @@ from fa_compiler.passes.ops.context import (
     Context,
     Fact,
     Known,
+    all_known,
     broadcast,
     content_fact,
     dim_array,
@@ -44,9 +45,9 @@ def does_not_overflow(content: Content, dtype: ir.DataType | None) -> bool:
     Sizes and products of sizes are taken to fit 32 bits, because ONNX Runtime's own shape arithmetic breaks beyond
     that. Narrower types hold only constants.
     """
-    bounds = INTEGER_RANGES.get(dtype) if dtype is not None else None
-    if bounds is None:
+    if dtype not in INTEGER_RANGES:
         return False
+    bounds = INTEGER_RANGES[dtype]
     for dim in content.reshape(-1):
         value = dim.const
         if value is None:
@@ -82,22 +83,25 @@ def less(a: Dim, b: Dim) -> bool | None:
     """True when a < b in every run, False when in no run, None when it is unknown."""
     if (b - a).is_at_least(1):
         return True
-    return False if (a - b).is_at_least(0) else None
+    if (a - b).is_at_least(0):
+        return False
+    return None
 
 
 def _not(value: bool | None) -> bool | None:
-    return None if value is None else not value
+    if value is None:
+        return None
+    return not value
 
 
 def _bool(dim: Dim) -> bool | None:
-    value = equal(dim, Dim(0))
-    return _not(value)
+    return _not(equal(dim, Dim(0)))
 
 
 def _both(a: bool | None, b: bool | None) -> bool | None:
     if a is False or b is False:
         return False
-    return True if a and b else None
+    return (a and b) or None
 
 
 _INT: dict[str, Callable[..., Dim]] = {
@@ -185,23 +189,31 @@ def _fold_floats(op: str, operands: Sequence[Content]) -> Content | None:
 _COMPARE = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _UNARY = ("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Floor", "Ceil", "Not", "IsNaN", "IsInf")
 _LOGIC = ("And", "Or", "Xor", "Not", "IsNaN", "IsInf")
+TRUTHS = dict.fromkeys((*_COMPARE, *_LOGIC), ir.DataType.BOOL)
+"""The type of the operators that make truth values."""
 
 
 def _result(ctx: Context, op: str, count: int, dtype: ir.DataType | None) -> Fact:
-    content = ctx.content(0)
     if count == 1 and op in ("Min", "Max", "Add"):
         return ctx.fact(0)
-    if op == "IsInf" and (ctx.int_attr("detect_negative", 1), ctx.int_attr("detect_positive", 1)) != (1, 1):
-        content = None
-    elif op in _UNARY:
-        content = fold(op, content)
-    else:
-        for index in range(1, count):
-            content = fold(op, content, ctx.content(index))
-        content = content if count > 1 else None
+    content = _result_content(ctx, op, count)
     if content is not None and (is_float(content) or does_not_overflow(content, dtype)):
         return content_fact(content, dtype)
     return Fact(broadcast(*(ctx.shape(index) for index in range(count))), dtype)
+
+
+def _result_content(ctx: Context, op: str, count: int) -> Content | None:
+    """The content of the result of an operator of so many operands; None where it is unknown."""
+    if op == "IsInf" and (ctx.int_attr("detect_negative", 1), ctx.int_attr("detect_positive", 1)) != (1, 1):
+        return None
+    content = ctx.content(0)
+    if op in _UNARY:
+        return fold(op, content)
+    if count == 1:
+        return None
+    for index in range(1, count):
+        content = fold(op, content, ctx.content(index))
+    return content
 
 
 _BINARY = (
@@ -225,7 +237,7 @@ POINTWISE = (
 @rule(*_BINARY)
 def _binary(ctx: Context) -> Fact:
     op = ctx.node.op_type
-    dtype = ir.DataType.BOOL if op in _COMPARE or op in _LOGIC else ctx.dtype(0) or ctx.dtype(1)
+    dtype = TRUTHS.get(op) or ctx.dtype(0) or ctx.dtype(1)
     # Before opset 7 the second operand was broadcast by another rule, from the attribute `axis` on.
     if ctx.opset < 7:
         return Fact(ctx.shape(0), dtype)
@@ -234,14 +246,14 @@ def _binary(ctx: Context) -> Fact:
 
 @rule(*_VARIADIC)
 def _variadic(ctx: Context) -> Fact:
-    op = "Add" if ctx.node.op_type == "Sum" else ctx.node.op_type
+    op = {"Sum": "Add"}.get(ctx.node.op_type, ctx.node.op_type)
     return _result(ctx, op, len(ctx.facts), ctx.dtype(0))
 
 
 @rule(*_ACTIVATIONS)
 def _unary(ctx: Context) -> Fact:
     op = ctx.node.op_type
-    return _result(ctx, op, 1, ir.DataType.BOOL if op in _LOGIC else ctx.dtype(0))
+    return _result(ctx, op, 1, TRUTHS.get(op) or ctx.dtype(0))
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "InstanceNormalization", "GroupNormalization", "LpNormalization")
@@ -258,18 +270,22 @@ def _keeps(ctx: Context) -> list[Fact]:
     if op == "Dropout":
         # A dropout that drops (opset 12 on: training_mode) changes values, never the shape.
         return [Fact(fact.shape, fact.dtype), Fact(fact.shape, ir.DataType.BOOL)]
-    return [fact if op == "Identity" else Fact(fact.shape, fact.dtype)]
+    if op == "Identity":
+        return [fact]
+    return [Fact(fact.shape, fact.dtype)]
 
 
 @rule("Pow")
 def _pow(ctx: Context) -> Fact:
+    shape = broadcast(ctx.shape(0), ctx.shape(1))
     base, exponent = ctx.content(0), ctx.content(1)
-    if base is not None and exponent is not None and is_float(base) and base.size == exponent.size == 1:
-        power = exponent if is_float(exponent) else _floats(exponent, base.dtype)
-        if power is not None:
-            with np.errstate(all="ignore"):
-                return content_fact(np.asarray(np.power(base, power.astype(base.dtype))), ctx.dtype(0))
-    return Fact(broadcast(ctx.shape(0), ctx.shape(1)), ctx.dtype(0))
+    if base is None or exponent is None or not is_float(base) or not base.size == exponent.size == 1:
+        return Fact(shape, ctx.dtype(0))
+    power = _floats(exponent, base.dtype)
+    if power is None:
+        return Fact(shape, ctx.dtype(0))
+    with np.errstate(all="ignore"):
+        return content_fact(np.asarray(np.power(base, power)), ctx.dtype(0))
 
 
 @rule("Mod")
@@ -309,9 +325,12 @@ def _where(ctx: Context) -> Fact:
 
 def _choose(condition: Dim, x: Dim, y: Dim) -> Dim:
     decided = _bool(condition)
-    if decided is None:
-        return x if x == y else Dim.fresh(0 if x.is_at_least(0) and y.is_at_least(0) else None)
-    return x if decided else y
+    if decided is not None:
+        return x if decided else y
+    if x == y:
+        return x
+    never_negative = x.is_at_least(0) and y.is_at_least(0)
+    return Dim.fresh(0 if never_negative else None)
 
 
 @rule("Cast", "CastLike", "BitCast")
@@ -331,27 +350,38 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
         if is_float(content):
             return dim_array((content != 0).astype(np.int64))
         return np.asarray(np.frompyfunc(lambda dim: truth(_bool(dim)), 1, 1)(content), dtype=object)
-    if is_float(content):
-        with np.errstate(all="ignore"):
-            if to in INTEGER_RANGES:
-                # A cast out of range is undefined behaviour.
-                low, high = INTEGER_RANGES[to]
-                wide = np.asarray(np.trunc(content.astype(np.float64)))
-                if not (np.isfinite(wide).all() and (wide >= low).all() and (wide < high).all()):
-                    return None
-                return dim_array(wide)
-            return content.astype(to.numpy()) if to.is_floating_point() else None
     if to in INTEGER_RANGES:
-        return content if does_not_overflow(content, to) else None
-    return _floats(content, to.numpy()) if to.is_floating_point() else None
+        return _integers(content, to)
+    if not to.is_floating_point():
+        return None
+    return _floats(content, to.numpy())
+
+
+def _integers(content: Content, to: ir.DataType) -> Content | None:
+    """The content as integers of a type; None where the type does not hold them: a Cast out of range is undefined
+    behaviour."""
+    if not is_float(content):
+        if not does_not_overflow(content, to):
+            return None
+        return content
+    low, high = INTEGER_RANGES[to]
+    with np.errstate(all="ignore"):
+        wide = np.asarray(np.trunc(content.astype(np.float64)))
+    held = np.isfinite(wide).all() and (wide >= low).all() and (wide < high).all()
+    if not held:
+        return None
+    return dim_array(wide)
 
 
 def _floats(content: Content, dtype: Any) -> Content | None:
-    values = [dim.const for dim in content.reshape(-1)]
-    if None in values:
-        return None
-    with np.errstate(over="ignore"):
-        return np.array(values, dtype=np.float64).astype(dtype).reshape(content.shape)
+    """The content as floats of a type; None where an integer is not the same in every run."""
+    with np.errstate(all="ignore"):
+        if is_float(content):
+            return content.astype(dtype)
+        values = all_known(dim.const for dim in content.reshape(-1))
+        if values is None:
+            return None
+        return np.array(values, np.float64).astype(dtype).reshape(content.shape)
 
 
 NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
@@ -361,10 +391,13 @@ NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 def unchanged_operand(node: ir.Node, known: Known) -> ir.Value | None:
     """The operand that a sum with 0, or a product or quotient with 1, gives as it is, if the result is as large; None
     for other nodes."""
-    left, right = node.inputs[:2] if is_op(node, *NEUTRAL) else (None, None)
-    if left is None or right is None:
+    left, right = input_of(node, 0), input_of(node, 1)
+    if not is_op(node, *NEUTRAL) or left is None or right is None:
         return None
-    for tensor, number in ((left, right), (right, left))[: 2 if is_op(node, "Add", "Mul") else 1]:
+    pairs = [(left, right)]
+    if is_op(node, "Add", "Mul"):
+        pairs.append((right, left))
+    for tensor, number in pairs:
         shape = known.shape(tensor)
         as_large = shape is not None and shape == known.shape(node.outputs[0])
         if as_large and known.scalar(number) == NEUTRAL[node.op_type]:
@@ -387,7 +420,9 @@ def drops_nothing(node: ir.Node) -> bool:
 
 def _kept(node: ir.Node, known: Known) -> ir.Value | None:
     """What a Dropout passes on."""
-    return input_of(node, 0) if drops_nothing(node) else None
+    if not drops_nothing(node):
+        return None
+    return input_of(node, 0)
 
 
 mover("Identity", form=Same)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known, sole
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
+    all_known,
     axis_in,
     content_fact,
     dim_array,
     fresh,
+    or_fresh,
     rank_of,
     rule,
+    with_dims,
 )
 from fa_compiler.passes.ops.moves import Picked, PickedElements, PickedPoints, Reversed, mover
 
@@ -33,7 +37,7 @@ def _gather(ctx: Context) -> Fact:
     content = _picked(ctx.content(0), ctx.content(1), axis)
     if content is not None:
         return content_fact(content, dtype)
-    return Fact((*data[:axis], *indices, *data[axis + 1 :]), dtype)
+    return Fact(with_dims(data, axis, *indices), dtype)
 
 
 def _picked(data: Content | None, indices: Content | None, axis: int) -> Content | None:
@@ -44,13 +48,14 @@ def _picked(data: Content | None, indices: Content | None, axis: int) -> Content
         # One element: every index that does not fail picks it.
         places = np.zeros(indices.shape, dtype=np.int64)
     else:
-        values = [dim.const for dim in indices.reshape(-1)]
-        known = [value for value in values if value is not None and -length <= value < length]
-        if len(known) < len(values):
+        known = all_known(axis_in(dim.const, length) for dim in indices.reshape(-1))
+        if known is None:
             return None
         places = np.array(known, dtype=np.int64).reshape(indices.shape)
     result = np.asarray(np.take(data, places, axis), dtype=data.dtype)
-    return result if result.size <= LIMIT else None
+    if result.size <= LIMIT:
+        return result
+    return None
 
 
 @rule("GatherElements")
@@ -78,38 +83,41 @@ def _reverse_sequence(ctx: Context) -> Fact:
 
 @rule("NonZero")
 def _non_zero(ctx: Context) -> Fact:
-    rank = rank_of(ctx.shape(0))
-    content = ctx.content(0)
-    flags = None if content is None else _known_flags(content)
+    flags = if_known(_known_flags, ctx.content(0))
     if flags is not None:
         return content_fact(dim_array(np.stack(np.nonzero(flags)).astype(object)), ir.DataType.INT64)
+    rank = rank_of(ctx.shape(0))
+    if rank is None:
+        return Fact(fresh(2), ir.DataType.INT64)
     # A scalar counts as one axis.
-    rows = Dim.fresh() if rank is None else Dim(max(rank, 1))
-    return Fact((rows, Dim.fresh()), ir.DataType.INT64)
+    return Fact((Dim(max(rank, 1)), Dim.fresh()), ir.DataType.INT64)
 
 
 def _known_flags(content: Content) -> Content | None:
     """Which elements are not 0, of at least one axis; None where one of them is unknown."""
     if content.dtype != object:
         return np.atleast_1d(content != 0)
-    numbers = [item.const for item in content.reshape(-1)]
-    return None if None in numbers else np.atleast_1d(np.array(numbers, dtype=object).reshape(content.shape) != 0)
+    numbers = all_known(item.const for item in content.reshape(-1))
+    if numbers is None:
+        return None
+    return np.atleast_1d(np.array(numbers, dtype=object).reshape(content.shape) != 0)
 
 
 @rule("TopK")
 def _top_k(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
-    if shape is None:
-        return [Fact(None, ctx.dtype(0)), Fact(None, ir.DataType.INT64)]
-    axis = axis_in(ctx.int_attr("axis", -1), len(shape))
-    count = [Dim(ctx.int_attr("k", 0))] if ctx.opset < 10 else ctx.dims(1)
-    if axis is None or not count:
-        result = fresh(len(shape))
-        if axis is not None:
-            result = (*shape[:axis], Dim.fresh(), *shape[axis + 1 :])
-    else:
-        result = (*shape[:axis], count[0], *shape[axis + 1 :])
+    axis = ctx.axis_attr(rank_of(shape), -1)
+    result = fresh(rank_of(shape))
+    if shape is not None and axis is not None:
+        result = with_dims(shape, axis, _count_of_top(ctx))
     return [Fact(result, ctx.dtype(0)), Fact(result, ir.DataType.INT64)]
+
+
+def _count_of_top(ctx: Context) -> Dim:
+    """How many elements a TopK of any opset keeps."""
+    if ctx.opset < 10:
+        return Dim(ctx.int_attr("k", 0))
+    return (ctx.dims(1) or fresh(1))[0]
 
 
 @rule("Compress")
@@ -118,10 +126,10 @@ def _compress(ctx: Context) -> Fact:
     where = ctx.attr("axis")
     if where is None:
         return Fact(fresh(1), ctx.dtype(0))
-    axis = None if shape is None else axis_in(int(where), len(shape))
+    axis = axis_in(int(where), rank_of(shape))
     if shape is None or axis is None:
         return Fact(None, ctx.dtype(0))
-    return Fact((*shape[:axis], Dim.fresh(), *shape[axis + 1 :]), ctx.dtype(0))
+    return Fact(with_dims(shape, axis, Dim.fresh()), ctx.dtype(0))
 
 
 @rule("OneHot")
@@ -135,8 +143,7 @@ def _one_hot(ctx: Context) -> Fact:
     content = _one_hot_content(ctx, axis)
     if content is not None:
         return content_fact(content, ctx.dtype(2))
-    length = depth[0] if depth and len(depth) == 1 else Dim.fresh()
-    return Fact((*indices[:axis], length, *indices[axis:]), ctx.dtype(2))
+    return Fact((*indices[:axis], or_fresh(sole(depth)), *indices[axis:]), ctx.dtype(2))
 
 
 def _one_hot_content(ctx: Context, axis: int) -> Content | None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, integer, product
 from fa_compiler.passes.ops.context import (
     LIMIT,
@@ -18,8 +19,16 @@ from fa_compiler.passes.ops.context import (
     content_fact,
     dim_array,
     fresh,
+    listed_shape,
+    or_fresh,
     rule,
 )
+
+
+def fill_of(node: ir.Node) -> np.ndarray:
+    """What a ConstantOfShape holds everywhere, in an array of one element; by default 0."""
+    attr = node.attributes.get("value")
+    return np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy()
 
 
 def tensor_fact(tensor: ir.TensorProtocol) -> Fact:
@@ -94,7 +103,7 @@ def _vector(dims: list[Dim]) -> Content:
 @rule("Size")
 def _size(ctx: Context) -> Fact:
     shape = ctx.shape(0)
-    return content_fact(dim_array(Dim.fresh() if shape is None else product(shape)), ir.DataType.INT64)
+    return content_fact(dim_array(or_fresh(if_known(product, shape))), ir.DataType.INT64)
 
 
 @rule("ConstantOfShape")
@@ -103,9 +112,7 @@ def _constant_of_shape(ctx: Context) -> Fact:
     dtype = ir.DataType.FLOAT if tensor is None else tensor.dtype
     dims = ctx.vector(0)
     if dims is None:
-        shape = ctx.shape(0)
-        length = shape[0].const if shape is not None and len(shape) == 1 else None
-        return Fact(None if length is None or length > LIMIT else fresh(length), dtype)
+        return Fact(listed_shape(ctx.shape(0)), dtype)
     sizes = [dim.const for dim in dims if dim.const is not None and 0 <= dim.const <= LIMIT]
     if len(sizes) == len(dims) and math.prod(sizes) <= LIMIT:
         value = np.zeros(1, np.float32) if tensor is None else _read(tensor, tensor.dtype)
@@ -147,10 +154,10 @@ def _range_bounds(ctx: Context) -> tuple[Dim, Dim, Dim] | None:
 
 @rule("EyeLike", "RandomNormalLike", "RandomUniformLike")
 def _like(ctx: Context) -> Fact:
-    return Fact(ctx.shape(0), ctx.dtype_attr("dtype") if ctx.attr("dtype") is not None else ctx.dtype(0))
+    return Fact(ctx.shape(0), ctx.dtype_attr("dtype", ctx.dtype(0)))
 
 
 @rule("RandomNormal", "RandomUniform")
 def _random(ctx: Context) -> Fact:
     shape = tuple(Dim(item) for item in ctx.ints_attr("shape") or [])
-    return Fact(shape, ctx.dtype_attr("dtype") if ctx.attr("dtype") is not None else ir.DataType.FLOAT)
+    return Fact(shape, ctx.dtype_attr("dtype", ir.DataType.FLOAT))

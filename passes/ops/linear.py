@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ops.context import Context, Fact, Shape, broadcast, fresh, rule
+from fa_compiler.passes.ops.context import (
+    Context,
+    Fact,
+    Shape,
+    broadcast,
+    fresh,
+    rule,
+    shape_of_rank,
+)
 
 CONTRIB = "com.microsoft"
 NCHWC = "com.microsoft.nchwc"
@@ -21,7 +29,8 @@ def matmul_shape(left: Shape | None, right: Shape | None) -> Shape | None:
     batch = broadcast(left[:-2], right[:-2])
     if batch is None:
         return None
-    return (*batch, *(left[-2:-1] if len(left) > 1 else ()), *(right[-1:] if len(right) > 1 else ()))
+    columns = right[-1:] if len(right) > 1 else ()
+    return (*batch, *left[-2:-1], *columns)
 
 
 @rule("MatMul")
@@ -37,21 +46,19 @@ def _gemm(ctx: Context) -> Fact:
 
 def gemm_shape(ctx: Context, left_index: int, right_index: int) -> Shape:
     """The shape of a product of two matrices, each of which may be transposed."""
-    left, right = ctx.shape(left_index), ctx.shape(right_index)
-    left = left if left is not None and len(left) == 2 else fresh(2)
-    right = right if right is not None and len(right) == 2 else fresh(2)
-    return left[1 if ctx.int_attr("transA", 0) else 0], right[0 if ctx.int_attr("transB", 0) else 1]
+    left, right = (shape_of_rank(2, ctx.shape(index)) for index in (left_index, right_index))
+    return left[bool(ctx.int_attr("transA", 0))], right[not ctx.int_attr("transB", 0)]
 
 
 @rule("Einsum")
 def _einsum(ctx: Context) -> Fact:
     equation = ctx.attr("equation")
-    terms = einsum_terms(equation) if isinstance(equation, str) else None
-    if terms is None or len(terms[0]) != len(ctx.facts):
+    if not isinstance(equation, str):
         return Fact(None, ctx.dtype(0))
-    operands, result = terms
+    operands, result = einsum_terms(equation)
     sizes = _einsum_sizes(ctx, operands)
-    return Fact(None if sizes is None else sizes.of(result), ctx.dtype(0))
+    shape = None if sizes is None else sizes.of(result)
+    return Fact(shape, ctx.dtype(0))
 
 
 def einsum_terms(equation: str) -> tuple[list[str], str]:
@@ -61,7 +68,7 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
     if not arrow:
         letters = left.replace(",", "").replace(".", "")
         once = (letter for letter in sorted(set(letters)) if letters.count(letter) == 1)
-        right = ("..." if "..." in left else "") + "".join(once)
+        right = "..." * ("..." in left) + "".join(once)
     return left.split(","), right
 
 
@@ -75,21 +82,25 @@ class _EinsumSizes:
     def of(self, term: str) -> Shape | None:
         """The shape of the result of this term."""
         before, dots, after = term.partition("...")
-        if dots and self.ellipsis is None:
+        middle = self.ellipsis if dots else ()
+        if middle is None:
             return None
-        middle = self.ellipsis if dots and self.ellipsis is not None else ()
         first, last = ([self.letters.get(letter) or Dim.fresh() for letter in part] for part in (before, after))
         return (*first, *middle, *last)
 
 
 def _einsum_sizes(ctx: Context, terms: Sequence[str]) -> _EinsumSizes | None:
-    """The sizes that the operands give; None where an operand has another rank than its term."""
+    """The sizes that the operands give; None where there are other operands than terms, or one has another rank than
+    its term."""
+    if len(terms) != len(ctx.facts):
+        return None
     sizes = _EinsumSizes({}, ())
     for index, term in enumerate(terms):
         shape = ctx.shape(index)
         before, dots, after = term.partition("...")
         if shape is None:
-            sizes.ellipsis = None if dots else sizes.ellipsis
+            if dots:
+                sizes.ellipsis = None
             continue
         hidden = len(shape) - len(before) - len(after)
         if hidden < 0 or (hidden > 0 and not dots):
@@ -98,15 +109,15 @@ def _einsum_sizes(ctx: Context, terms: Sequence[str]) -> _EinsumSizes | None:
         if dots:
             sizes.ellipsis = broadcast(sizes.ellipsis, shape[len(before) : end])
         for letter, dim in zip(before + after, (*shape[: len(before)], *shape[end:]), strict=True):
-            known = sizes.letters.get(letter)
-            sizes.letters[letter] = dim if known is None else Dim.broadcast(known, dim)
+            sizes.letters[letter] = Dim.broadcast(sizes.letters.get(letter, 1), dim)
     return sizes
 
 
 @rule("Conv", "MaxPool", "AveragePool", "LpPool")
 @rule("Conv", "MaxPool", "AveragePool", domain=NCHWC)
 def _window(ctx: Context) -> list[Fact]:
-    return [Fact(window_shape(ctx, 1 if ctx.node.op_type == "Conv" else None), ctx.dtype(0))]
+    weights_index = {"Conv": 1}.get(ctx.node.op_type)
+    return [Fact(window_shape(ctx, weights_index), ctx.dtype(0))]
 
 
 @rule("FusedConv", domain=CONTRIB)
@@ -119,14 +130,13 @@ def window_shape(ctx: Context, weights_index: int | None) -> Shape | None:
     shape = ctx.shape(0)
     if shape is None or len(shape) < 3:
         return None
-    weights = None if weights_index is None else ctx.shape(weights_index)
-    channels = shape[1]
+    weights, channels, is_pool = None, shape[1], weights_index is None
     if weights_index is not None:
+        weights = ctx.shape(weights_index)
         channels = weights[0] if weights else Dim.fresh()
     windows = _windows(ctx, weights, len(shape) - 2)
     if windows is None:
         return (shape[0], channels, *fresh(len(shape) - 2))
-    is_pool = weights_index is None
     lengths = (window.count(length, is_pool) for window, length in zip(windows, shape[2:], strict=True))
     return (shape[0], channels, *lengths)
 
@@ -174,9 +184,10 @@ def _windows(ctx: Context, weights: Shape | None, spatial: int) -> list[_Window]
     if same and set(dilations) != {1}:
         # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX defines.
         return None
-    before, after = (pads[:spatial], pads[spatial:]) if mode == "NOTSET" else ([0] * spatial, [0] * spatial)
+    if mode != "NOTSET":
+        pads = [0] * (2 * spatial)
     lengths = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
-    rows = zip(lengths, strides, before, after, strict=True)
+    rows = zip(lengths, strides, pads[:spatial], pads[spatial:], strict=True)
     return [_Window(*row, same, rounds_up) for row in rows]
 
 
@@ -185,7 +196,9 @@ def _kernel(ctx: Context, weights: Shape | None) -> list[Dim] | None:
     listed = ctx.ints_attr("kernel_shape")
     if listed is not None:
         return [Dim(item) for item in listed]
-    return None if weights is None else list(weights[2:])
+    if weights is None:
+        return None
+    return list(weights[2:])
 
 
 @rule("ConvTranspose")
@@ -193,7 +206,9 @@ def _conv_transpose(ctx: Context) -> Fact:
     shape, weights = ctx.shape(0), ctx.shape(1)
     if shape is None or len(shape) < 3:
         return Fact(None, ctx.dtype(0))
-    channels = weights[1] * ctx.int_attr("group", 1) if weights is not None and len(weights) > 1 else Dim.fresh()
+    channels = Dim.fresh()
+    if weights is not None and len(weights) > 1:
+        channels = weights[1] * ctx.int_attr("group", 1)
     return Fact((shape[0], channels, *fresh(len(shape) - 2)), ctx.dtype(0))
 
 
@@ -223,8 +238,9 @@ def _from_blocks(ctx: Context) -> Fact:
     shape, channels = ctx.shape(0), ctx.int_attr("channels", 0)
     if shape is None or len(shape) != 4 or channels < 1:
         return Fact(None, ctx.dtype(0))
-    last = ctx.int_attr("channels_last", 0)
-    return Fact((shape[0], *shape[2:], Dim(channels)) if last else (shape[0], Dim(channels), *shape[2:]), ctx.dtype(0))
+    if ctx.int_attr("channels_last", 0):
+        return Fact((shape[0], *shape[2:], Dim(channels)), ctx.dtype(0))
+    return Fact((shape[0], Dim(channels), *shape[2:]), ctx.dtype(0))
 
 
 @rule("GridSample")
@@ -232,5 +248,5 @@ def _grid_sample(ctx: Context) -> Fact:
     shape, grid = ctx.shape(0), ctx.shape(1)
     if shape is None:
         return Fact(None, ctx.dtype(0))
-    spatial = fresh(len(shape) - 2) if grid is None else grid[1:-1]
+    spatial = (grid or fresh(len(shape)))[1:-1]
     return Fact((*shape[:2], *spatial), ctx.dtype(0))

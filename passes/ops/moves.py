@@ -47,7 +47,11 @@ from fa_compiler.passes.algebra.cases import Number, as_integer
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, permutation, places_of
-from fa_compiler.passes.ops.context import Known, Shape
+from fa_compiler.passes.ops.context import (
+    Known,
+    Shape,
+    all_known,
+)
 from fa_compiler.passes.ops.cuts import slice_bounds
 
 NOWHERE = -1
@@ -68,7 +72,7 @@ class Reader(Protocol):
     @property
     def sizes(self) -> Shape: ...
 
-    def shape(self, value: ir.Value) -> Shape | None: ...
+    def shape(self, value: ir.Value | None) -> Shape | None: ...
 
     def number(self, value: ir.Value | None, index: Index | None) -> Number | None: ...
 
@@ -147,16 +151,21 @@ class Permuted(Move):
 
     def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
         perm = permutation(self.node, len(own))
-        return None if perm is None else tuple(index[perm.index(axis)] for axis in range(len(own)))
+        if perm is None:
+            return None
+        return tuple(index[perm.index(axis)] for axis in range(len(own)))
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
         perm = permutation(self.node, len(dims))
-        return None if perm is None else tuple(dims[axis] for axis in perm)
+        if perm is None:
+            return None
+        return tuple(dims[axis] for axis in perm)
 
     def carrier(self, dim: int, known: Known) -> int | None:
         shape = known.shape(self.result)
-        perm = None if shape is None else permutation(self.node, len(shape))
-        return None if perm is None else perm[dim]
+        if shape is None or (perm := permutation(self.node, len(shape))) is None:
+            return None
+        return perm[dim]
 
 
 class Regrouped(Move):
@@ -175,12 +184,17 @@ class Regrouped(Move):
         places: list[Affine] = []
         while given and wanted:
             group = _group(given, wanted)
-            found = None if group is None else _taken_apart(_merged(group[0], reader), group[1], reader)
-            if found is None:
+            if group is None:
                 return None
-            places.extend(found)
+            merged, sizes = group
+            places_within = _places_within(_merged(merged, reader), sizes, reader)
+            if places_within is None:
+                return None
+            places.extend(places_within)
+        if given or wanted:
+            return None
         rest = iter(places)
-        return None if given or wanted else tuple(_zero(reader) if size.const == 1 else next(rest) for size in own)
+        return tuple(_zero(reader) if size.const == 1 else next(rest) for size in own)
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
         target = self._target(dims, space, known)
@@ -191,8 +205,9 @@ class Regrouped(Move):
             return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
         if self.node.op_type == "Squeeze" and (axes := self._axes(len(dims))):  # an empty list removes every 1
             # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
-            have_axes = any(space.resolve(dims[axis]) for axis in axes)
-            return None if have_axes else tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
+            if any(space.resolve(dims[axis]) for axis in axes):
+                return None
+            return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
         if tuple(map(space.size, dims)) == target:
             return dims
         return space.reshape(dims, target) or counted(space, dims, target)
@@ -227,9 +242,9 @@ class Regrouped(Move):
         for size, dim in zip(source, dims, strict=True):
             walked = space.size(dim)
             for atom in (atom for atom in size.atoms if atom.op == "broadcast"):
-                parts = (*atom.args, walked) if _is_part(walked, atom) else atom.args
+                parts = [*atom.args, *[walked] * _is_part(walked, atom)]
                 own.update((atom, part) for part in parts if size.substitute({atom: part}) == walked != size)
-        return tuple(size.substitute(own) for size in target) if own else target
+        return tuple(size.substitute(own) for size in target)
 
 
 def counted(space: AxisSpace, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
@@ -286,7 +301,9 @@ class Stretched(Move):
         place = dim - (len(shape) - len(own))
         if place < 0 or own[place].const == 1:
             return NOWHERE
-        return place if own[place] == shape[dim] else None
+        if own[place] != shape[dim]:
+            return None
+        return place
 
     def keeps_everything(self, known: Known) -> bool:
         shape = known.shape(self.source)
@@ -321,16 +338,18 @@ class Cut(Move):
         return tuple(places)
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
-        return dims if self.keeps_everything(known) else None
+        if not self.keeps_everything(known):
+            return None
+        return dims
 
     def carrier(self, dim: int, known: Known) -> int | None:
         return dim
 
     def keeps_everything(self, known: Known) -> bool:
-        """It does if its result is proven to be as large as its source, and its steps are positive."""
+        """A Slice does if its result is proven to be as large as its source, and its steps are positive."""
         shape, steps = known.shape(self.source), input_of(self.node, 4)
-        found = () if steps is None else known.content(steps)
-        forwards = isinstance(found, tuple) and all(step.is_at_least(1) for step in found)
+        content = () if steps is None else known.content(steps)
+        forwards = isinstance(content, tuple) and all(step.is_at_least(1) for step in content)
         return shape is not None and forwards and known.shape(self.result) == shape
 
 
@@ -344,25 +363,27 @@ class Picked(Move):
 
     def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
         indices = self.node.inputs[1]
-        places = None if indices is None else reader.shape(indices)
+        places = reader.shape(indices)
         if places is None or not own:
             return None
         axis = int_attr(self.node, "axis", 0) % len(own)
-        found = as_integer(reader.number(indices, index[axis : axis + len(places)]))
-        if found is None:
+        part = as_integer(reader.number(indices, index[axis : axis + len(places)]))
+        if part is None:
             return None
-        if found.const is not None and found.const < 0:
-            found = found + Affine.number(own[axis], reader.rank)
-        if not found.is_natural:
+        if part.const is not None and part.const < 0:
+            part = part + Affine.number(own[axis], reader.rank)
+        if not part.is_natural:
             return None
-        return (*index[:axis], found, *index[axis + len(places) :])
+        return (*index[:axis], part, *index[axis + len(places) :])
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
         """Known of indices 0 0 1 1 ... and 0 1 ... 0 1 ...: the repeated heads of grouped attention."""
-        axis, found = int_attr(self.node, "axis", 0), self.repeats
-        if found is None or space.size(dims[axis % len(dims)]) != found[0]:
+        if self.repeats is None:
             return None
-        return _repeated(dims, axis, found[1], found[2], space)
+        axis, (size, times, in_turns) = int_attr(self.node, "axis", 0), self.repeats
+        if space.size(dims[axis % len(dims)]) != size:
+            return None
+        return _repeated(dims, axis, times, in_turns, space)
 
     @property
     def repeats(self) -> tuple[int, int, bool] | None:
@@ -374,10 +395,10 @@ class Picked(Move):
         times, rest = divmod(indices.size, size)
         if rest or times < 2:
             return None
-        for in_turns in (False, True):
-            wanted = np.tile(np.arange(size), times) if in_turns else np.repeat(np.arange(size), times)
-            if np.array_equal(indices, wanted):
-                return size, times, in_turns
+        if np.array_equal(indices, np.repeat(np.arange(size), times)):
+            return size, times, False
+        if np.array_equal(indices, np.tile(np.arange(size), times)):
+            return size, times, True
         return None
 
 
@@ -386,14 +407,17 @@ class PickedPoints(Move):
 
     def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
         indices = self.node.inputs[1]
-        places = None if indices is None else reader.shape(indices)
-        depth = None if places is None else places[-1].const
-        if places is None or depth is None or depth > len(own) or int_attr(self.node, "batch_dims", 0):
+        shape_of_indices = reader.shape(indices)
+        if not shape_of_indices or int_attr(self.node, "batch_dims", 0):
             return None
-        point = index[: len(places) - 1]
-        found = [as_integer(reader.number(indices, (*point, Affine.number(k, reader.rank)))) for k in range(depth)]
-        natural = [place for place in found if place is not None and place.is_natural]
-        return (*natural, *index[len(places) - 1 :]) if len(natural) == depth else None
+        *points, depth = shape_of_indices
+        if depth.const is None or depth.const > len(own):
+            return None
+        numbers = (Affine.number(k, reader.rank) for k in range(depth.const))
+        first = all_known(as_integer(reader.number(indices, (*index[: len(points)], k))) for k in numbers)
+        if first is None or not all(place.is_natural for place in first):
+            return None
+        return (*first, *index[len(points) :])
 
 
 class PickedElements(Move):
@@ -409,20 +433,23 @@ class Reversed(Move):
 
     def carrier(self, dim: int, known: Known) -> int | None:
         rows_and_batch = int_attr(self.node, "time_axis", 0), int_attr(self.node, "batch_axis", 1)
-        return None if dim in rows_and_batch else dim
+        if dim in rows_and_batch:
+            return None
+        return dim
 
 
 def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace) -> Arrangement:
     """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""
     place = axis % len(dims)
     own, again = dims[place], space.new(Dim(times))
-    return (*dims[:place], again + own if in_turns else own + again, *dims[place + 1 :])
+    repeated = again + own if in_turns else own + again
+    return (*dims[:place], repeated, *dims[place + 1 :])
 
 
-def fitted(own: Shape, shape: Shape, index: Index, rank: int) -> Index | None:
+def fitted(own: Shape | None, shape: Shape | None, index: Index, rank: int) -> Index | None:
     """The index of an element in an operand of shape `own`, given its index in the result of shape `shape` to which the
     operand is broadcast; None where the operand is not proven to fit."""
-    if len(own) > len(shape) or len(shape) != len(index):
+    if own is None or shape is None or len(own) > len(shape) or len(shape) != len(index):
         return None
     places: list[Affine] = []
     for size, wanted, place in zip(own, shape[len(shape) - len(own) :], index[len(shape) - len(own) :], strict=True):
@@ -461,7 +488,7 @@ def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:
     return total
 
 
-def _taken_apart(place: Affine | None, sizes: list[Dim], reader: Reader) -> list[Affine] | None:
+def _places_within(place: Affine | None, sizes: list[Dim], reader: Reader) -> list[Affine] | None:
     """The places in dimensions of these sizes, given the place in all of them merged; None where they are not linear.
 
     A part of the place is the multiple of a size, and the rest is proven to be less than it.
@@ -471,8 +498,7 @@ def _taken_apart(place: Affine | None, sizes: list[Dim], reader: Reader) -> list
         count = size.const
         if place is None or not count:
             return None
-        quotient, rest = divmod(place.offset.const, count) if place.offset.const is not None else (None, 0)
-        times = place.offset.exact_div(count) if quotient is None else Dim(quotient)
+        times, rest = _divided(place.offset, count)
         if times is None:
             return None
         inner = Affine(Dim(rest), tuple(step % count for step in place.steps))
@@ -480,7 +506,17 @@ def _taken_apart(place: Affine | None, sizes: list[Dim], reader: Reader) -> list
             return None
         places.append(inner)
         place = Affine(times, tuple(step // count for step in place.steps))
-    return None if place is None else [place, *reversed(places)]
+    if place is None:
+        return None
+    return [place, *reversed(places)]
+
+
+def _divided(offset: Dim, count: int) -> tuple[Dim | None, int]:
+    """How often a number goes into an offset, and the rest; None where the quotient is unknown."""
+    if offset.const is None:
+        return offset.exact_div(count), 0
+    quotient, rest = divmod(offset.const, count)
+    return Dim(quotient), rest
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -506,7 +542,9 @@ def move_of(node: ir.Node | None, known: Known) -> Move | None:
         return None
     form, condition = _FORMS[node.op_type]
     source = condition(node, known)
-    return None if source is None else form(node, source)
+    if source is None:
+        return None
+    return form(node, source)
 
 
 def keeps_everything(node: ir.Node | None, known: Known) -> bool:

@@ -17,6 +17,7 @@ Pad, Trilu and arithmetic over all pairs, rounded as the result's type rounds.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -46,10 +47,22 @@ from fa_compiler.passes.algebra.intervals import (
     times,
     to_power,
 )
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import product
-from fa_compiler.passes.ir.nodes import constant, input_of, is_op, text_attr
-from fa_compiler.passes.ops.context import Known
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    float_attr,
+    input_of,
+    is_op,
+    producer,
+    text_attr,
+)
+from fa_compiler.passes.ops.context import (
+    Known,
+    all_known,
+)
 from fa_compiler.passes.ops.elementwise import INTEGER_RANGES
+from fa_compiler.passes.ops.generate import fill_of
 from fa_compiler.passes.ops.movers import MOVES
 
 LONGEST_SUM = 2**16
@@ -66,6 +79,13 @@ NUMPY = {
     ir.DataType.INT64: np.int64,
 }
 """The types in which numbers are computed here."""
+
+
+def kind_of(dtype: ir.DataType | None) -> type | None:
+    """The NumPy type in which numbers of a type are computed; None where they are not."""
+    if dtype is None:
+        return None
+    return NUMPY.get(dtype)
 
 
 class Operands(Protocol):
@@ -103,7 +123,7 @@ def _within(ends: Interval, *, of_finite: bool = False) -> IntervalRule:
 
     def rule(node: ir.Node, operands: Operands) -> Bound | None:
         given = operands.of(node.inputs[0]) or UNKNOWN
-        return Bound(ends, not given.is_finite if of_finite else given.may_be_nan)
+        return Bound(ends, given.may_be_nan or (of_finite and not given.is_finite))
 
     return rule
 
@@ -125,20 +145,18 @@ INTERVALS.update(
 
 
 @interval(*MOVES, "Split", "Cast")
-def _moved(node: ir.Node, operands: Operands) -> Bound | None:
+def _of_source(node: ir.Node, operands: Operands) -> Bound | None:
     return operands.of(node.inputs[0])
 
 
 @interval("Neg")
 def _negated(node: ir.Node, operands: Operands) -> Bound | None:
-    one = operands.of(node.inputs[0])
-    return None if one is None else negative(one)
+    return if_known(negative, operands.of(node.inputs[0]))
 
 
 @interval("Reciprocal")
 def _reciprocal(node: ir.Node, operands: Operands) -> Bound | None:
-    one = operands.of(node.inputs[0])
-    return None if one is None else over(Bound((1.0, 1.0), False), one)
+    return if_known(over, Bound((1.0, 1.0), False), operands.of(node.inputs[0]))
 
 
 @interval("Where")
@@ -159,8 +177,7 @@ def _combined(node: ir.Node, operands: Operands) -> Bound | None:
     one = operands.of(node.inputs[0])
     if node.op_type == "Mul" and node.inputs[0] is node.inputs[1] and one is None:
         return Bound((0.0, math.inf), True)
-    other = None if one is None else operands.of(node.inputs[1])
-    if one is None or other is None:
+    if one is None or (other := operands.of(node.inputs[1])) is None:
         return None
     if node.op_type == "Pow":
         return to_power(one, other, _is_whole(node.inputs[1], operands.info))
@@ -178,21 +195,24 @@ def _limited(node: ir.Node, operands: Operands) -> Bound | None:
     given = [operands.of(value) or UNKNOWN for value in node.inputs if value is not None]
     if not given:
         return None
-    found = [bound.unless_nan for bound in given]
+    intervals = [bound.unless_nan for bound in given]
     if node.op_type == "Clip":
         low, high = _limit(node, 1, "min", -math.inf, operands), _limit(node, 2, "max", math.inf, operands)
-        found = [least(high, most(low, found[0]))]
-    result = found[0]
-    for other in found[1:]:
-        result = least(result, other) if node.op_type == "Min" else most(result, other)
-    return None if result == EVERYTHING else Bound(result, any(bound.may_be_nan for bound in given))
+        result = least(high, most(low, intervals[0]))
+    else:
+        result = functools.reduce({"Min": least, "Max": most}[node.op_type], intervals)
+    if result == EVERYTHING:
+        return None
+    return Bound(result, any(bound.may_be_nan for bound in given))
 
 
 def _limit(node: ir.Node, index: int, attribute: str, default: float, operands: Operands) -> Interval:
     """The interval of a limit of Clip, which is an attribute before opset 11."""
-    value, given = input_of(node, index), node.attributes.get(attribute)
-    number = default if given is None else given.as_float()
-    return (number, number) if value is None else operands.unless_nan(value) or EVERYTHING
+    value = input_of(node, index)
+    if value is None:
+        number = float_attr(node, attribute, default)
+        return number, number
+    return operands.unless_nan(value) or EVERYTHING
 
 
 @interval("ReduceSum", "ReduceMean")
@@ -210,18 +230,20 @@ def _reduced(node: ir.Node, operands: Operands) -> Bound | None:
     if not largest * count < float(dtype.max) / 2:
         return None
     error = largest * math.expm1((count + 1) * math.log1p(unit))
-    factor = count if node.op_type == "ReduceSum" else 1
+    factor = {"ReduceSum": count}.get(node.op_type, 1)
     return Bound((factor * (low - error), factor * (high + error)), one.may_be_nan)
 
 
 def _summed_elements(node: ir.Node, known: Known) -> int | None:
     """How many elements a reduction makes one of; None where that is unknown."""
     source, result = node.inputs[0], known.shape(node.outputs[0])
-    shape = None if source is None else known.shape(source)
+    shape = known.shape(source)
     if shape is None or result is None:
         return None
     ratio = product(shape).exact_div(product(result))
-    return None if ratio is None else ratio.const
+    if ratio is None:
+        return None
+    return ratio.const
 
 
 def _is_whole(value: ir.Value | None, known: Known) -> bool:
@@ -286,11 +308,11 @@ def _compared(node: ir.Node, sets: Sets) -> ValueSet:
     """0 and 1, or only one of them if the sets of the operands decide."""
     compare = DECIDED.get(node.op_type)
     operands = [value for value in node.inputs if value is not None]
-    found = [known for value in operands if (known := sets.of(value)) is not None]
+    known = all_known(map(sets.of, node.inputs))
     types = {sets.info.dtype(value) for value in operands}
-    if compare is None or len(found) < len(node.inputs) or not types <= EXACT_TYPES:
+    if compare is None or known is None or not types <= EXACT_TYPES:
         return BOOLEAN
-    return frozenset(float(compare(*pair)) for pair in itertools.product(*found))
+    return frozenset(float(compare(*pair)) for pair in itertools.product(*known))
 
 
 @numbers("Cast")
@@ -298,17 +320,21 @@ def _cast(node: ir.Node, sets: Sets) -> ValueSet | None:
     source, target = sets.of(node.inputs[0]), sets.info.dtype(node.outputs[0])
     if target == ir.DataType.BOOL:
         return BOOLEAN if source is None else frozenset(float(x != 0.0) for x in source)
-    kind = NUMPY.get(target) if target is not None else None
+    kind = kind_of(target)
     if source is None or kind is None:
         return None
     if np.issubdtype(kind, np.integer):
-        return source if held_by(source, kind) else None
+        if not held_by(source, kind):
+            return None
+        return source
     given = np.array(sorted(source), dtype=np.float64)
     with np.errstate(all="ignore"):
-        rounded = given.astype(kind)
+        rounded: np.ndarray = given.astype(kind)
     # Beyond the range of 16 bits ONNX Runtime gives infinity or the number, depending on later nodes.
     beyond = np.isfinite(given) & ~np.isfinite(rounded)
-    return None if kind in SHORT_FLOATS and beyond.any() else set_of(rounded)
+    if kind in SHORT_FLOATS and beyond.any():
+        return None
+    return set_of(rounded)
 
 
 @numbers("Where")
@@ -327,7 +353,9 @@ def _of_all(node: ir.Node, sets: Sets) -> ValueSet | None:
 
 @numbers("ScatterND", "ScatterElements")
 def _scattered(node: ir.Node, sets: Sets) -> ValueSet | None:
-    return union((sets.of(node.inputs[0]), sets.of(node.inputs[2]))) if overwrites(node) else None
+    if not overwrites(node):
+        return None
+    return union((sets.of(node.inputs[0]), sets.of(node.inputs[2])))
 
 
 def overwrites(node: ir.Node) -> bool:
@@ -338,17 +366,22 @@ def overwrites(node: ir.Node) -> bool:
 @numbers("Pad")
 def _padded(node: ir.Node, sets: Sets) -> ValueSet | None:
     """The elements of the input, and in the mode that pads with a number this number."""
-    given, attr = input_of(node, 2), node.attributes.get("value")
     if text_attr(node, "mode", "constant") != "constant":
         return sets.of(node.inputs[0])
-    if attr is None:
-        return union((sets.of(node.inputs[0]), ZERO if given is None else sets.of(given)))
-    dtype = sets.info.dtype(node.outputs[0])
-    if dtype not in NUMPY:
+    return union((sets.of(node.inputs[0]), _padding(node, sets)))
+
+
+def _padding(node: ir.Node, sets: Sets) -> ValueSet | None:
+    """The number with which a Pad of any opset pads; None where it is unknown."""
+    given, kind = input_of(node, 2), kind_of(sets.info.dtype(node.outputs[0]))
+    if given is not None:
+        return sets.of(given)
+    if "value" not in node.attributes:
+        return ZERO
+    if kind is None:
         return None
     with np.errstate(over="ignore"):
-        number = np.array(attr.as_float()).astype(NUMPY[dtype])
-    return union((sets.of(node.inputs[0]), set_of(number)))
+        return set_of(np.array(float_attr(node, "value", 0.0)).astype(kind))
 
 
 @numbers("Trilu")
@@ -358,8 +391,7 @@ def _triangle(node: ir.Node, sets: Sets) -> ValueSet | None:
 
 @numbers("ConstantOfShape")
 def _filled(node: ir.Node, sets: Sets) -> ValueSet | None:
-    attr = node.attributes.get("value")
-    return ZERO if attr is None else set_of(attr.as_tensor().numpy())
+    return set_of(fill_of(node))
 
 
 @numbers("Neg")
@@ -371,22 +403,24 @@ def _opposite(node: ir.Node, sets: Sets) -> ValueSet | None:
     if dtype.is_floating_point():
         return result
     # The least integer of a type is its own negative.
-    kind = NUMPY.get(dtype)
-    return None if kind is None or not held_by(result, kind) else result
+    kind = kind_of(dtype)
+    if kind is not None and held_by(result, kind):
+        return result
+    return None
 
 
 @numbers(*PAIRWISE)
 def _arithmetic(node: ir.Node, sets: Sets) -> ValueSet | None:
     """One operand after the other."""
-    dtype = sets.info.dtype(node.outputs[0])
-    kind = NUMPY.get(dtype) if dtype is not None else None
-    result = sets.of(node.inputs[0]) if node.inputs else None
-    for operand in node.inputs[1:]:
-        other = sets.of(operand)
-        if kind is None or result is None or other is None or len(result) * len(other) > LIMIT * LIMIT:
+    kind, known = kind_of(sets.info.dtype(node.outputs[0])), all_known(map(sets.of, node.inputs))
+    if kind is None or not known:
+        return None
+    result: ValueSet | None = known[0]
+    for other in known[1:]:
+        if result is None or len(result) * len(other) > LIMIT * LIMIT:
             return None
         result = _of_pairs(node.op_type, result, other, kind)
-    return None if kind is None else result
+    return result
 
 
 def _of_pairs(op: str, one: ValueSet, other: ValueSet, kind: type) -> ValueSet | None:
@@ -397,14 +431,16 @@ def _of_pairs(op: str, one: ValueSet, other: ValueSet, kind: type) -> ValueSet |
         whole = np.issubdtype(kind, np.integer)
         if op == "Div" and (whole or (pairs[:, 1] == 0).any()):
             return None
-        found, fits = PAIRWISE[op](pairs[:, 0], pairs[:, 1]), True
+        results, fits = PAIRWISE[op](pairs[:, 0], pairs[:, 1]), True
         if whole:
             # For two integers up to 2^53, float64 is close enough to see whether their sum or product fits.
             fits = held_by(PAIRWISE[op](*pairs.astype(np.float64).T), kind)
         elif kind in SHORT_FLOATS:
             # A result of 16 bits has to be the same in float32, which does not round it.
-            fits = bool((PAIRWISE[op](*pairs.astype(np.float32).T) == found.astype(np.float32)).all())
-    return set_of(found) if fits else None
+            fits = bool((PAIRWISE[op](*pairs.astype(np.float32).T) == results.astype(np.float32)).all())
+    if not fits:
+        return None
+    return set_of(results)
 
 
 def held_by(values: Iterable[float], kind: type) -> bool:
@@ -424,8 +460,10 @@ def set_of(array: np.ndarray) -> ValueSet | None:
         return None
     if array.dtype.kind in "iu" and max(int(flat.max()), -int(flat.min())) > EXACT:
         return None
-    values = {float(x) + 0.0 for x in np.unique(flat).astype(np.float64)}
-    return None if len(values) > LIMIT or any(math.isnan(x) for x in values) else frozenset(values)
+    values = frozenset(float(x) + 0.0 for x in np.unique(flat).astype(np.float64))
+    if len(values) > LIMIT or any(map(math.isnan, values)):
+        return None
+    return values
 
 
 def union(sets: Iterable[ValueSet | None]) -> ValueSet | None:
@@ -435,12 +473,14 @@ def union(sets: Iterable[ValueSet | None]) -> ValueSet | None:
         if known is None:
             return None
         result |= known
-    return result if len(result) <= LIMIT else None
+    if len(result) <= LIMIT:
+        return result
+    return None
 
 
 def _truth_of(condition: ir.Value | None) -> ir.Value | None:
     """The x of a condition `x != 0`, through casts between booleans; None for other conditions."""
-    node = condition.producer() if condition is not None else None
+    node = producer(condition)
     while is_op(node, "Cast", "Identity"):
         assert node is not None
         attr = node.attributes.get("to")

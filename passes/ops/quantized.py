@@ -6,16 +6,20 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import sole
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
     Fact,
+    all_known,
     axis_in,
     broadcast,
     content_fact,
     dim_array,
+    rank_of,
     rule,
+    with_dims,
 )
 from fa_compiler.passes.ops.linear import CONTRIB, gemm_shape, matmul_shape, window_shape
 from fa_compiler.passes.ops.reshape import concat_shape
@@ -31,8 +35,7 @@ def _dynamic(ctx: Context) -> list[Fact]:
 @rule("QuantizeLinear")
 @rule("QuantizeLinear", domain=CONTRIB)
 def _quantize(ctx: Context) -> Fact:
-    chosen = ctx.dtype_attr("output_dtype")
-    dtype = ctx.dtype(2) if ctx.has(2) else chosen or ir.DataType.UINT8
+    dtype = ctx.dtype_or(2, ctx.dtype_attr("output_dtype") or ir.DataType.UINT8)
     numbers, scale, point = ctx.content(0), _number(ctx, 1), _point(ctx, 2)
     floats = numbers is not None and numbers.dtype == np.float32
     if dtype in _INTEGERS and numbers is not None and floats and scale is not None and point is not None:
@@ -58,22 +61,26 @@ def _dequantize(ctx: Context) -> Fact:
 def _number(ctx: Context, index: int) -> float | None:
     """A float32 input of one known number."""
     content = ctx.content(index)
-    known = content is not None and content.size == 1 and content.dtype == np.float32
-    return float(content.reshape(-1)[0]) if known and content is not None else None
+    if content is None or content.size != 1 or content.dtype != np.float32:
+        return None
+    return float(content.reshape(-1)[0])
 
 
 def _point(ctx: Context, index: int) -> int | None:
     """A zero point of one known number; 0 where the input is absent."""
-    integers = _integers(ctx.content(index)) if ctx.has(index) else np.zeros(1, np.int64)
-    return int(integers.reshape(-1)[0]) if integers is not None and integers.size == 1 else None
+    if not ctx.has(index):
+        return 0
+    return sole(ctx.ints(index))
 
 
 def _integers(content: Content | None) -> npt.NDArray[np.int64] | None:
     """A content of integers that are the same in every run."""
     if content is None or content.dtype != object:
         return None
-    numbers = [dim.const for dim in content.reshape(-1)]
-    return None if None in numbers else np.array(numbers, dtype=np.int64).reshape(content.shape)
+    numbers = all_known(dim.const for dim in content.reshape(-1))
+    if numbers is None:
+        return None
+    return np.array(numbers, dtype=np.int64).reshape(content.shape)
 
 
 @rule("MatMulInteger")
@@ -98,7 +105,7 @@ def _dynamic_matmul(ctx: Context) -> Fact:
 
 @rule("QGemm", domain=CONTRIB)
 def _qgemm(ctx: Context) -> Fact:
-    return Fact(gemm_shape(ctx, 0, 3), ctx.dtype(8) if ctx.has(8) else ir.DataType.FLOAT)
+    return Fact(gemm_shape(ctx, 0, 3), ctx.dtype_or(8, ir.DataType.FLOAT))
 
 
 @rule("ConvInteger")
@@ -126,8 +133,10 @@ def _qlinear_concat(ctx: Context) -> Fact:
     """Behind the scale and zero point of the result, each tensor has its scale and zero point behind it."""
     shapes, dtype = [ctx.shape(place) for place in range(2, len(ctx.facts), 3)], ctx.dtype(1)
     ranks = {len(shape) for shape in shapes if shape is not None}
-    axis = axis_in(ctx.int_attr("axis", 0), ranks.pop()) if len(ranks) == 1 else None
-    return Fact(None if axis is None else concat_shape(shapes, axis), dtype)
+    axis = ctx.axis_attr(sole(ranks))
+    if axis is None:
+        return Fact(None, dtype)
+    return Fact(concat_shape(shapes, axis), dtype)
 
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", domain=CONTRIB)
@@ -139,15 +148,17 @@ def _qlinear_unary(ctx: Context) -> Fact:
 def _gather_blocks(ctx: Context) -> Fact:
     """Several elements that are narrower than a byte lie in one of uint8 along the last axis, or have an own type."""
     data, indices, dtype = ctx.shape(0), ctx.shape(1), ctx.dtype(2)
-    axis = None if data is None else axis_in(ctx.int_attr("gather_axis", 0), len(data))
+    axis = axis_in(ctx.int_attr("gather_axis", 0), rank_of(data))
     if data is None or indices is None or axis is None:
         return Fact(None, dtype)
-    packed = 8 // ctx.int_attr("bits", 4) if ctx.dtype(0) == ir.DataType.UINT8 else 1
-    data = (*data[:-1], data[-1] * packed) if data else data
-    return Fact((*data[:axis], *indices, *data[axis + 1 :]), dtype)
+    if ctx.dtype(0) == ir.DataType.UINT8:
+        data = (*data[:-1], data[-1] * (8 // ctx.int_attr("bits", 4)))
+    return Fact(with_dims(data, axis, *indices), dtype)
 
 
 @rule("MatMulNBits", "MatMulBnb4", domain=CONTRIB)
 def _matmul_bits(ctx: Context) -> Fact:
     shape, columns = ctx.shape(0), ctx.int_attr("N", 0)
-    return Fact(None if not shape or columns < 1 else (*shape[:-1], Dim(columns)), ctx.dtype(0))
+    if not shape or columns < 1:
+        return Fact(None, ctx.dtype(0))
+    return Fact((*shape[:-1], Dim(columns)), ctx.dtype(0))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ops.context import Context, Fact, rule
+from fa_compiler.passes.ops.context import (
+    Context,
+    Fact,
+    rule,
+    shape_of_rank,
+)
 
 
 @rule("LSTM", "GRU", "RNN")
@@ -13,12 +18,12 @@ def _recurrent(ctx: Context) -> list[Fact]:
     shape, dtype, states = ctx.shape(0), ctx.dtype(0), ctx.shape(2)
     if shape is None or len(shape) != 3:
         return [Fact(None, dtype)] * len(ctx.node.outputs)
-    batch_first = ctx.int_attr("layout", 0) == 1
-    batch, length = (shape[0], shape[1]) if batch_first else (shape[1], shape[0])
-    directions = Dim(2 if ctx.attr("direction") == "bidirectional" else 1)
-    hidden = Dim.fresh() if states is None or len(states) != 3 else states[2]
-    if batch_first:
+    directions = Dim(1 + (ctx.attr("direction") == "bidirectional"))
+    hidden = shape_of_rank(3, states)[2]
+    if ctx.int_attr("layout", 0) == 1:
+        batch, length, _ = shape
         every, last = (batch, length, directions, hidden), (batch, directions, hidden)
     else:
+        length, batch, _ = shape
         every, last = (length, directions, batch, hidden), (directions, batch, hidden)
     return [Fact(every, dtype), Fact(last, dtype), Fact(last, dtype)][: len(ctx.node.outputs)]

@@ -13,11 +13,12 @@ from fa_compiler.passes.ops.context import (
     Fact,
     Shape,
     axes_in,
-    axis_in,
     content_fact,
     dim_array,
     fresh,
+    rank_of,
     rule,
+    shape_of_groups,
 )
 from fa_compiler.passes.ops.elementwise import does_not_overflow
 from fa_compiler.passes.ops.linear import NCHWC
@@ -45,8 +46,10 @@ def _reduce(ctx: Context) -> Fact:
     if gone is None:
         return Fact(None, dtype)
     result = _without(shape, gone, keep)
-    total = _total_of_all(ctx) if len(gone) == len(shape) else None
-    return Fact(result, dtype) if total is None else content_fact(total.reshape([1] * len(result)), dtype)
+    total = _total_of_all(ctx)
+    if total is None or len(gone) < len(shape):
+        return Fact(result, dtype)
+    return content_fact(total.reshape([1] * len(result)), dtype)
 
 
 def _without(shape: Shape, gone: Collection[int], keep: bool) -> Shape:
@@ -65,7 +68,9 @@ def _total_of_all(ctx: Context) -> Content | None:
     if total is None:
         return None
     folded = dim_array(total)
-    return folded if does_not_overflow(folded, ctx.dtype(0)) else None
+    if not does_not_overflow(folded, ctx.dtype(0)):
+        return None
+    return folded
 
 
 def _total(op: str, items: list[Dim]) -> Dim | None:
@@ -83,30 +88,25 @@ def _total(op: str, items: list[Dim]) -> Dim | None:
 @rule("ArgMax", "ArgMin")
 def _arg(ctx: Context) -> Fact:
     shape = ctx.shape(0)
-    if shape is None:
+    axis = ctx.axis_attr(rank_of(shape))
+    if shape is None or axis is None:
         return Fact(None, ir.DataType.INT64)
-    axis = axis_in(ctx.int_attr("axis", 0), len(shape))
-    if axis is None:
-        return Fact(None, ir.DataType.INT64)
-    middle = (Dim(1),) if ctx.int_attr("keepdims", 1) else ()
-    return Fact((*shape[:axis], *middle, *shape[axis + 1 :]), ir.DataType.INT64)
+    return Fact(_without(shape, [axis], ctx.int_attr("keepdims", 1) != 0), ir.DataType.INT64)
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 @rule("GlobalAveragePool", "GlobalMaxPool", domain=NCHWC)
 def _global_pool(ctx: Context) -> Fact:
     shape = ctx.shape(0)
-    return Fact(None if shape is None else (*shape[:2], *([Dim(1)] * (len(shape) - 2))), ctx.dtype(0))
+    if shape is None:
+        return Fact(None, ctx.dtype(0))
+    return Fact((*shape[:2], *[Dim(1)] * (len(shape) - 2)), ctx.dtype(0))
 
 
 @rule("LayerNormalization", "RMSNormalization")
 def _layer_norm(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
-    statistics = None
-    if shape is not None:
-        axis = axis_in(ctx.int_attr("axis", -1), len(shape))
-        if axis is not None:
-            statistics = (*shape[:axis], *([Dim(1)] * (len(shape) - axis)))
+    statistics = shape_of_groups(shape, ctx.int_attr("axis", -1))
     stash = Fact(statistics, ctx.dtype_attr("stash_type") or ir.DataType.FLOAT)
     return [Fact(shape, ctx.dtype(1)), stash, stash]  # the weight's type, which may differ before opset 17
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, product, simplify_given
 from fa_compiler.passes.ir.nodes import input_of
 from fa_compiler.passes.ops.context import (
@@ -18,9 +19,10 @@ from fa_compiler.passes.ops.context import (
     Known,
     Shape,
     axes_in,
-    axis_in,
     content_fact,
     fresh,
+    listed_shape,
+    or_fresh,
     rule,
 )
 from fa_compiler.passes.ops.moves import Permuted, Regrouped, Repeated, Shuffled, mover
@@ -43,13 +45,11 @@ def _reshape(ctx: Context) -> Fact:
     if ctx.opset < 5:
         target = [Dim(item) for item in ctx.ints_attr("shape") or []]
         return with_shape(ctx.content(0), reshaped(ctx.shape(0), target, False), ctx.dtype(0))
-    target_dims = ctx.vector(1)
-    shape = ctx.shape(1)
-    if target_dims is None:
-        rank = shape[0].const if shape is not None and len(shape) == 1 else None
-        return Fact(None if rank is None or rank > LIMIT else fresh(rank), ctx.dtype(0))
+    sizes = ctx.vector(1)
+    if sizes is None:
+        return Fact(listed_shape(ctx.shape(1)), ctx.dtype(0))
     allow_zero = ctx.opset >= 14 and ctx.int_attr("allowzero", 0) == 1
-    return with_shape(ctx.content(0), reshaped(ctx.shape(0), target_dims, allow_zero), ctx.dtype(0))
+    return with_shape(ctx.content(0), reshaped(ctx.shape(0), sizes, allow_zero), ctx.dtype(0))
 
 
 def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
@@ -67,14 +67,14 @@ def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
     """
     result: list[Dim] = []
     open_axis: int | None = None
-    for index, dim in enumerate(target):
+    own_sizes = (*(shape or ()), *[None] * len(target))
+    for index, (dim, own) in enumerate(zip(target, own_sizes, strict=False)):
         if dim == -1:
             open_axis = index
         elif dim == 0 and not allow_zero:
-            dim = shape[index] if shape is not None and index < len(shape) else Dim.fresh()
-        elif not dim.is_at_least(0):
-            copied = shape is not None and index < len(shape) and shape[index] == dim
-            dim = dim if copied else _entry_or_quotient(shape, target, index)
+            dim = or_fresh(own)
+        elif not dim.is_at_least(0) and dim != own:
+            dim = _entry_or_quotient(shape, target, index)
         result.append(dim)
     if open_axis is not None:
         result[open_axis] = Dim.fresh()
@@ -86,11 +86,12 @@ def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
 def _entry_or_quotient(shape: Shape | None, target: list[Dim], index: int) -> Dim:
     """The dim for an entry that is -1 in some runs and a size in the others: the quotient, if a size is equal to it."""
     others = [dim for place, dim in enumerate(target) if place != index]
-    known = shape is not None and all(dim.is_at_least(0) and dim != 0 for dim in others)
-    quotient = product(shape).exact_div(product(others)) if shape is not None and known else None
-    entry = target[index]
-    is_size = quotient is not None and quotient.is_at_least(0) and simplify_given(quotient, (entry,)) == entry
-    return quotient if quotient is not None and is_size else Dim.fresh()
+    if shape is None or not all(dim.is_at_least(0) and dim != 0 for dim in others):
+        return Dim.fresh()
+    quotient, entry = product(shape).exact_div(product(others)), target[index]
+    if quotient is None or not quotient.is_at_least(0) or simplify_given(quotient, (entry,)) != entry:
+        return Dim.fresh()
+    return quotient
 
 
 def _solve(shape: Shape, result: list[Dim], open_axis: int) -> Dim:
@@ -106,7 +107,8 @@ def _flatten(ctx: Context) -> Fact:
     if shape is None:
         return Fact(fresh(2), ctx.dtype(0))
     axis = ctx.int_attr("axis", 1)
-    axis = axis + len(shape) if axis < 0 else axis
+    if axis < 0:
+        axis += len(shape)
     return with_shape(ctx.content(0), (product(shape[:axis]), product(shape[axis:])), ctx.dtype(0))
 
 
@@ -148,8 +150,9 @@ def _transpose(ctx: Context) -> Fact:
     shape = ctx.shape(0)
     perm = ctx.ints_attr("perm")
     if shape is None:
-        return Fact(None if perm is None else fresh(len(perm)), ctx.dtype(0))
-    perm = list(range(len(shape)))[::-1] if perm is None else perm
+        return Fact(fresh(if_known(len, perm)), ctx.dtype(0))
+    if perm is None:
+        perm = list(range(len(shape)))[::-1]
     if sorted(perm) != list(range(len(shape))):
         return Fact(None, ctx.dtype(0))
     content = ctx.content(0)
@@ -180,7 +183,7 @@ def _concat(ctx: Context) -> Fact:
     if len(ranks) != 1:
         return Fact(None, dtype)
     rank = ranks.pop()
-    axis = axis_in(ctx.int_attr("axis", 1), rank)
+    axis = ctx.axis_attr(rank, 1)
     if axis is None:
         return Fact(None, dtype)
     if (joined := _joined(ctx, rank, axis)) is not None:
@@ -189,7 +192,7 @@ def _concat(ctx: Context) -> Fact:
 
 
 def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
-    """The shape of tensors that are joined along an axis. Those that are known have one rank, in which the axis is."""
+    """The shape of tensors that are joined along an axis. All known shapes have the same rank, and this axis."""
     known = [shape for shape in shapes if shape is not None]
     result = []
     for index in range(len(known[0])):
@@ -230,13 +233,15 @@ def _joined_vectors(ctx: Context) -> Fact | None:
 def _vagueness(dim: Dim) -> tuple[int, int]:
     if dim.is_const:
         return 0, 0
-    return (1 if dim.is_known else 2), len(dim.atoms)
+    return 2 - int(dim.is_known), len(dim.atoms)
 
 
 def _one_tensor(node: ir.Node, known: Known) -> ir.Value | None:
     """The tensor that a Concat joins with itself."""
     first = input_of(node, 0)
-    return first if len(node.inputs) > 1 and all(value is first for value in node.inputs) else None
+    if len(node.inputs) < 2 or any(value is not first for value in node.inputs):
+        return None
+    return first
 
 
 mover("Reshape", "Flatten", "Squeeze", "Unsqueeze", form=Regrouped)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ir.nodes import input_of
 from fa_compiler.passes.ops.context import (
@@ -16,12 +17,16 @@ from fa_compiler.passes.ops.context import (
     Context,
     Fact,
     Known,
+    all_known,
     as_axis_size,
     axis_in,
     broadcast,
     content_fact,
+    fact_of,
     fresh,
+    rank_of,
     rule,
+    with_dims,
 )
 from fa_compiler.passes.ops.cuts import pads_of
 from fa_compiler.passes.ops.moves import Cut, Stretched, Unpadded, mover
@@ -45,7 +50,7 @@ def _slice(ctx: Context) -> Fact:
             return Fact(fresh(len(shape)), dtype)
         result[place] = sliced(shape[place], start, end, step)
     content = _cut_content(ctx, bounds, result)
-    return Fact(tuple(result), dtype) if content is None else content_fact(content, dtype)
+    return fact_of(content, tuple(result), dtype)
 
 
 def _cut_content(ctx: Context, bounds: Bounds, result: Sequence[Dim]) -> Content | None:
@@ -60,7 +65,9 @@ def _cut_content(ctx: Context, bounds: Bounds, result: Sequence[Dim]) -> Content
     if len(known) == content.ndim:
         return np.asarray(content[tuple(known)], dtype=content.dtype)
     # A single element, all of which remains, is the element wherever the Slice starts.
-    return content if content.size == 1 and all(dim == 1 for dim in result) else None
+    if content.size != 1 or any(dim != 1 for dim in result):
+        return None
+    return content
 
 
 Bounds = tuple[Sequence[int], Sequence[Dim], Sequence[Dim], Sequence[Dim]]
@@ -71,23 +78,29 @@ def _attributes(ctx: Context) -> Bounds:
     """The bounds of an older Slice, which has them as attributes."""
     starts = [Dim(item) for item in ctx.ints_attr("starts") or []]
     ends = [Dim(item) for item in ctx.ints_attr("ends") or []]
-    listed = ctx.ints_attr("axes")
-    return list(range(len(starts))) if listed is None else listed, starts, ends, [Dim(1)] * len(starts)
+    axes = ctx.ints_attr("axes")
+    if axes is None:
+        axes = list(range(len(starts)))
+    return axes, starts, ends, [Dim(1)] * len(starts)
 
 
 def _inputs(ctx: Context) -> Bounds | None:
     """The bounds of a newer Slice, which has them as inputs. Unknown numbers are fresh. None where its axes are
     unknown."""
-    found = ctx.ints(3) if ctx.has(3) else None
-    counts = [len(vector) for vector in (ctx.vector(1), ctx.vector(2), found) if vector is not None]
-    if (ctx.has(3) and found is None) or not counts:
+    axes = ctx.ints(3)
+    counts = [len(vector) for vector in (ctx.vector(1), ctx.vector(2), axes) if vector is not None]
+    if (ctx.has(3) and axes is None) or not counts:
         return None
+    if axes is None:
+        axes = list(range(counts[0]))
 
     def numbers(place: int) -> Sequence[Dim]:
         return ctx.vector(place) or [Dim.fresh(None)] * counts[0]
 
-    axes = list(range(counts[0])) if found is None else found
-    return axes, numbers(1), numbers(2), numbers(4) if ctx.has(4) else [Dim(1)] * counts[0]
+    steps = numbers(4)
+    if not ctx.has(4):
+        steps = [Dim(1)] * counts[0]
+    return axes, numbers(1), numbers(2), steps
 
 
 def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
@@ -100,15 +113,16 @@ def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
     first, last, by = start.const, end.const, step.const
     if first is None or last is None or not by or (by < 0 and (first < -length or last >= _END)):
         return None
-    # ONNX's INT_MIN end of a reversed slice means "before the first", which Python spells None.
-    return slice(first, None if by < 0 and last <= -_END else last, by)
+    if by < 0 and last <= -_END:
+        # ONNX's INT_MIN end of a reversed slice means "before the first", which Python spells None.
+        return slice(first, None, by)
+    return slice(first, last, by)
 
 
 def sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     """The length of an axis of length `dim` after a Slice; a fresh size where the sign of a bound is unknown."""
     length, by = dim.const, step.const
-    cut = None if length is None else _cut(start, end, step, length)
-    if length is not None and cut is not None:
+    if length is not None and (cut := _cut(start, end, step, length)) is not None:
         return Dim(len(range(*cut.indices(length))))
     if by == -1 and start == -1 and end.const is not None and end.const <= -_END:
         return dim
@@ -142,7 +156,7 @@ def _clamped(dim: Dim, bound: Dim) -> Dim | None:
 def _split_to_sequence(ctx: Context) -> Fact:
     """Parts of the given sizes, or parts of one given size of which the last may be smaller."""
     unknown, shape, sizes = Fact(None, ctx.dtype(0)), ctx.shape(0), ctx.ints(1)
-    axis = None if shape is None else axis_in(ctx.int_attr("axis", 0), len(shape))
+    axis = ctx.axis_attr(rank_of(shape))
     # ONNX ignores `keepdims` where sizes are given, ONNX Runtime does not.
     if shape is None or axis is None or sizes is None or not ctx.int_attr("keepdims", 1):
         return unknown
@@ -151,7 +165,7 @@ def _split_to_sequence(ctx: Context) -> Fact:
         if length is None or part < 1 or length > LIMIT * part:
             return unknown
         sizes = [min(part, length - start) for start in range(0, length, part)]
-    return Fact(None, ctx.dtype(0), parts=tuple((*shape[:axis], Dim(part), *shape[axis + 1 :]) for part in sizes))
+    return Fact(None, ctx.dtype(0), parts=tuple(with_dims(shape, axis, Dim(part)) for part in sizes))
 
 
 @rule("SequenceConstruct", "SequenceErase", "ConcatFromSequence")
@@ -169,8 +183,7 @@ def _sequence_insert(ctx: Context) -> Fact:
 def _sequence_at(ctx: Context) -> Fact:
     parts, index = ctx.fact(0).parts, ctx.ints(1)
     if parts is None or index is None or len(index) != 1 or not -len(parts) <= index[0] < len(parts):
-        declared = ctx.node.outputs[0].shape
-        return Fact(None if declared is None else fresh(len(declared)), ctx.dtype(0))
+        return Fact(fresh(if_known(len, ctx.node.outputs[0].shape)), ctx.dtype(0))
     return Fact(parts[index[0]], ctx.dtype(0))
 
 
@@ -179,18 +192,10 @@ def _split(ctx: Context) -> list[Fact]:
     dtype = ctx.dtype(0)
     count = len(ctx.node.outputs)
     shape = ctx.shape(0)
-    if shape is None:
+    axis = ctx.axis_attr(rank_of(shape))
+    if shape is None or axis is None:
         return [Fact(None, dtype)] * count
-    axis = axis_in(ctx.int_attr("axis", 0), len(shape))
-    if axis is None:
-        return [Fact(None, dtype)] * count
-    if ctx.opset < 13:
-        listed = ctx.ints_attr("split")
-        sizes: list[Dim] | None = None if listed is None else [Dim(item) for item in listed]
-        given = listed is not None
-    else:
-        given = ctx.has(1)
-        sizes = ctx.vector(1) if given else None
+    given, sizes = ctx.listed("split", 1, 13)
     if not given:
         # Equal parts; from opset 18 on the last one takes what remains.
         part = Dim.ceildiv(shape[axis], count)
@@ -208,7 +213,7 @@ def _split(ctx: Context) -> list[Fact]:
             offset += length
         else:
             content = None
-            facts.append(Fact((*shape[:axis], part, *shape[axis + 1 :]), dtype))
+            facts.append(Fact(with_dims(shape, axis, part), dtype))
     return facts
 
 
@@ -217,25 +222,24 @@ def _pad(ctx: Context) -> Fact:
     shape = ctx.shape(0)
     if shape is None:
         return Fact(None, ctx.dtype(0))
-    rank = len(shape)
-    if ctx.opset < 11:
-        pads: list[Dim] | None = [Dim(item) for item in ctx.ints_attr("pads") or []]
-    else:
-        pads = ctx.vector(1)
-    axes = list(range(rank))
-    if ctx.has(3):
-        listed = ctx.ints(3)
-        places = [axis_in(axis, rank) for axis in listed] if listed is not None else [None]
-        known = [place for place in places if place is not None]
-        if len(known) < len(places):
-            return Fact(fresh(rank), ctx.dtype(0))
-        axes = known
-    if pads is None or len(pads) != 2 * len(axes):
-        return Fact(fresh(rank), ctx.dtype(0))
+    _, pads = ctx.listed("pads", 1, 11)
+    axes = _padded_axes(ctx, len(shape))
+    if pads is None or axes is None or len(pads) != 2 * len(axes):
+        return Fact(fresh(len(shape)), ctx.dtype(0))
     result = list(shape)
     for index, axis in enumerate(axes):
         result[axis] = shape[axis] + pads[index] + pads[index + len(axes)]
     return Fact(tuple(result), ctx.dtype(0))
+
+
+def _padded_axes(ctx: Context, rank: int) -> Sequence[int] | None:
+    """The axes to which the widths of a Pad belong; None where they are unknown."""
+    if not ctx.has(3):
+        return range(rank)
+    listed = ctx.ints(3)
+    if listed is None:
+        return None
+    return all_known(axis_in(axis, rank) for axis in listed)
 
 
 @rule("Tile")
@@ -243,9 +247,11 @@ def _tile(ctx: Context) -> Fact:
     shape = ctx.shape(0)
     repeats = ctx.vector(1)
     dtype = ctx.dtype(0)
-    if ctx.opset < 6 or shape is None or repeats is None or len(repeats) != len(shape):
-        rank = len(shape) if shape is not None else (None if repeats is None else len(repeats))
-        return Fact(None if rank is None or ctx.opset < 6 else fresh(rank), dtype)
+    if ctx.opset < 6:
+        return Fact(None, dtype)
+    if shape is None or repeats is None or len(repeats) != len(shape):
+        of_rank = repeats if shape is None else shape
+        return Fact(fresh(if_known(len, of_rank)), dtype)
     result = tuple(dim * as_axis_size(times) for dim, times in zip(shape, repeats, strict=True))
     content = ctx.content(0)
     times = ctx.ints(1)
@@ -266,12 +272,10 @@ def _expand(ctx: Context) -> Fact:
     if shape is None:
         # The input may have a higher rank than the target asks for.
         return Fact(None, dtype)
-    content = ctx.content(0)
-    sizes = [dim.const for dim in shape]
-    known = [length for length in sizes if length is not None]
-    if content is not None and len(known) == len(sizes) and product(shape).const in range(1, LIMIT + 1):
+    content, sizes = ctx.content(0), all_known(dim.const for dim in shape)
+    if content is not None and sizes is not None and product(shape).const in range(1, LIMIT + 1):
         try:
-            return content_fact(np.broadcast_to(content, known), dtype)
+            return content_fact(np.broadcast_to(content, sizes), dtype)
         except ValueError:  # an Expand that fails in every run
             pass
     return Fact(shape, dtype)
@@ -280,7 +284,9 @@ def _expand(ctx: Context) -> Fact:
 def _unpadded(node: ir.Node, known: Known) -> ir.Value | None:
     """What a Pad of no width pads."""
     pads = pads_of(node, known)
-    return input_of(node, 0) if pads is not None and all(pad == 0 for pad in pads) else None
+    if pads is None or any(pad != 0 for pad in pads):
+        return None
+    return input_of(node, 0)
 
 
 mover("Slice", form=Cut)

@@ -59,7 +59,8 @@ from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.masks.expressible import LAST_CAUSAL, WINDOW, is_single_row
+from fa_compiler.passes.masks.band import LAST_CAUSAL, WINDOW
+from fa_compiler.passes.masks.expressible import is_single_row
 from fa_compiler.passes.masks.mask import COARSE
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch

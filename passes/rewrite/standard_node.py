@@ -25,7 +25,7 @@ from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import INT64, AttrValue, LayoutEmitter
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of
 from fa_compiler.passes.ir.surgery import depends
-from fa_compiler.passes.masks.expressible import WINDOW
+from fa_compiler.passes.masks.band import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.match import AttentionMatch

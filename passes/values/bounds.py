@@ -24,7 +24,7 @@ from fa_compiler.passes.algebra.intervals import Bound, Interval, bound_of, ends
 from fa_compiler.passes.ir.nodes import constant, input_of, is_op
 from fa_compiler.passes.ops.elementwise import INTEGER_RANGES
 from fa_compiler.passes.ops.movers import MOVES
-from fa_compiler.passes.ops.numbers import INTERVALS, NUMPY, ROUNDING
+from fa_compiler.passes.ops.numbers import INTERVALS, ROUNDING, kind_of
 from fa_compiler.passes.values.analysis import Analysis
 
 DEQUANTIZE_DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -35,13 +35,17 @@ class Bounds(Analysis[Bound]):
 
     def unless_nan(self, value: ir.Value | None) -> Interval | None:
         """The interval of every element that is not NaN, in every run; None where none is known."""
-        found = self.of(value)
-        return None if found is None else found.unless_nan
+        bound = self.of(value)
+        if bound is None:
+            return None
+        return bound.unless_nan
 
     def always(self, value: ir.Value | None) -> Interval | None:
         """The interval of every element, in every run; None where none is known or an element may be NaN."""
-        found = self.of(value)
-        return None if found is None or found.may_be_nan else found.unless_nan
+        bound = self.of(value)
+        if bound is None or bound.may_be_nan:
+            return None
+        return bound.unless_nan
 
     def _compute(self, value: ir.Value) -> Bound | None:
         array = constant(value)
@@ -75,30 +79,34 @@ class Bounds(Analysis[Bound]):
             return None
         # An integer of 32 bits is rounded before it is multiplied.
         ends = [float(np.float32(end)) for end in (integers[0] - points[1], integers[1] - points[0])]
-        found = ends_of([end * each for end in ends for each in scales.unless_nan])
-        return None if found is None else Bound(found, False)
+        products = ends_of([end * factor for end in ends for factor in scales.unless_nan])
+        if products is None:
+            return None
+        return Bound(products, False)
 
     def _of_integers(self, node: ir.Node | None, every: Interval) -> Bound:
         """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to a type that holds
         it; else that of the type."""
-        found = self._of_range(node)
-        source = node.inputs[0] if node is not None and is_op(node, "Cast", *MOVES) else None
-        if source is not None and self._has_integers(source):
-            found = self.of(source)
-        held = found is not None and every[0] <= found.unless_nan[0] and found.unless_nan[1] <= every[1]
-        return found if found is not None and held else Bound(every, False)
+        bound = self._of_range(node)
+        if node is not None and is_op(node, "Cast", *MOVES) and self._has_integers(node.inputs[0]):
+            bound = self.of(node.inputs[0])
+        if bound is None or bound.unless_nan[0] < every[0] or every[1] < bound.unless_nan[1]:
+            return Bound(every, False)
+        return bound
 
     def _of_range(self, node: ir.Node | None) -> Bound | None:
         """The bound of a Range whose operands are known numbers. Floats are added up, and each addition may round: if
         all roundings are less than a step, the last number is within a step of the limit."""
-        numbers = [constant(each) for each in node.inputs] if node is not None and is_op(node, "Range") else []
-        found = [array.item() for array in numbers if array is not None and array.size == 1]
-        if len(found) != 3 or not all(map(math.isfinite, found)) or found[2] == 0:
+        if node is None or not is_op(node, "Range"):
             return None
-        start, limit, step = found
+        arrays = map(constant, node.inputs)
+        known = [array.item() for array in arrays if array is not None and array.size == 1]
+        if len(known) != 3 or not all(map(math.isfinite, known)) or known[2] == 0:
+            return None
+        start, limit, step = known
         if (count := math.ceil((limit - start) / step)) < 1:
             return Bound((0.0, 0.0), False)
-        if all(isinstance(number, int) for number in found):
+        if all(isinstance(number, int) for number in known):
             last = start + (count - 1) * step
         elif count * max(abs(start), abs(limit)) * 2 * ROUNDING[ir.DataType.FLOAT] < abs(step):
             last = limit + step
@@ -107,17 +115,16 @@ class Bounds(Analysis[Bound]):
         return Bound((float(min(start, last)), float(max(start, last))), False)
 
     @staticmethod
-    def _rounded(found: Bound | None, dtype: ir.DataType | None) -> Bound | None:
+    def _rounded(bound: Bound | None, dtype: ir.DataType | None) -> Bound | None:
         """The bound of the numbers both before and after their type rounds them: ONNX Runtime computes 16-bit numbers
         in float32 and may keep them so. It is enough to round the ends, because rounding keeps the order of numbers.
         None where the rounding is unknown."""
-        kind = NUMPY.get(dtype) if dtype is not None else None
-        if found is None or kind is None:
+        kind = kind_of(dtype)
+        if bound is None or kind is None:
             return None
         with np.errstate(over="ignore"):
-            rounded = bound_of(np.array(found.unless_nan).astype(kind))
-        return hull(found, rounded)
+            rounded = bound_of(np.array(bound.unless_nan).astype(kind))
+        return hull(bound, rounded)
 
-    def _has_integers(self, value: ir.Value) -> bool:
-        dtype = self.info.dtype(value)
-        return dtype is not None and dtype in INTEGER_RANGES
+    def _has_integers(self, value: ir.Value | None) -> bool:
+        return self.info.dtype(value) in INTEGER_RANGES

@@ -28,17 +28,21 @@ def even_steps(array: np.ndarray) -> list[int] | None:
             place: list[int] = [0] * array.ndim
             place[axis] = 1
             step = int(array[tuple(place)]) - int(first)
-            along = np.arange(size, dtype=np.int64).reshape([-1 if k == axis else 1 for k in range(array.ndim)])
+            along = np.arange(size, dtype=np.int64).reshape(-1, *[1] * (array.ndim - axis - 1))
             expected = expected + step * along
         steps.append(step)
-    return steps if np.array_equal(expected, array.astype(np.int64)) else None
+    if not np.array_equal(expected, array.astype(np.int64)):
+        return None
+    return steps
 
 
 def bits(array: np.ndarray) -> np.ndarray:
     """The elements as unsigned integers where their size allows: 0.0 and -0.0 are equal numbers, but x / 0.0 is not
     x / -0.0."""
     size = array.dtype.itemsize
-    return np.ascontiguousarray(array).view(f"u{size}") if size in (1, 2, 4, 8) else array
+    if size not in (1, 2, 4, 8):
+        return array
+    return np.ascontiguousarray(array).view(f"u{size}")
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,8 @@ def _bands(low: np.ndarray, high: np.ndarray, columns: int) -> Iterator[tuple[in
     rows = np.arange(len(low), dtype=np.int64)
     kept = low < high
     (begins,), (ends,) = np.nonzero(kept & (low > 0)), np.nonzero(kept & (high < columns))
-    lower = int(low[begins[0]] - begins[0]) if len(begins) else None
-    upper = int(high[ends[-1]] - 1 - ends[-1]) if len(ends) else None
-    first = np.zeros_like(rows) if lower is None else np.clip(rows + lower, 0, columns)
-    last = np.full_like(rows, columns) if upper is None else np.clip(rows + upper + 1, 0, columns)
+    lower, upper = _distance(low, begins[:1]), _distance(high - 1, ends[-1:])
+    first, last = _band(lower, upper, rows, columns)
     if np.array_equal(kept, first < last) and (low == first)[kept].all() and (high == last)[kept].all():
         yield lower, upper, 0
     prefix = int(high[0])
@@ -138,9 +140,25 @@ def _blocks(
     block = np.searchsorted(starts, rows, side="right")
     first, last = bounds[block], bounds[block + 1]
     (begins,), (stops,) = np.nonzero(low > first), np.nonzero(high < last)
-    lower = int(low[begins[0]] - begins[0]) if len(begins) else None
-    upper = int(high[stops[0]] - 1 - stops[0]) if len(stops) else None
-    first = first if lower is None else np.maximum(first, rows + lower)
-    last = last if upper is None else np.minimum(last, rows + upper + 1)
-    if len(starts) and np.array_equal(low, first) and np.array_equal(high, last):
+    lower, upper = _distance(low, begins[:1]), _distance(high - 1, stops[:1])
+    from_, to = _band(lower, upper, rows, columns)
+    alike = np.array_equal(low, np.maximum(first, from_)) and np.array_equal(high, np.minimum(last, to))
+    if len(starts) and alike:
         yield lower, upper, tuple(bounds[1:].tolist())
+
+
+def _distance(columns: np.ndarray, row: np.ndarray) -> int | None:
+    """The distance j - i of the column j that belongs to a row i; None where there is no row."""
+    if not len(row):
+        return None
+    return int(columns[row[0]] - row[0])
+
+
+def _band(lower: int | None, upper: int | None, rows: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first column of a band in each row, and the column behind the last one."""
+    first, last = np.zeros_like(rows), np.full_like(rows, columns)
+    if lower is not None:
+        first = np.clip(rows + lower, 0, columns)
+    if upper is not None:
+        last = np.clip(rows + upper + 1, 0, columns)
+    return first, last

@@ -1,5 +1,8 @@
 """How small the named sizes of the inputs can be, because a convolution refuses smaller ones.
 
+    x = torch.nn.functional.conv1d(waves, weight, stride=2)       # fails for waves shorter than the kernel
+    length = (waves.shape[-1] - kernel) // 2 + 1                  # as the mask of its result is computed
+
     length := floor(rest / stride) + 1      behind a convolution, as ONNX defines it. `rest` is the size in front of it
                                             and its padding, less the reach of the kernel
             | trunc(rest / stride) + 1      as a model computes it by an integer Div
@@ -20,7 +23,10 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import producer, reached, reads_shape
-from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.context import (
+    Shape,
+    domain_of,
+)
 
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvInteger"), ("", "QLinearConv"), ("com.microsoft", "FusedConv")})
 """The convolutions that ONNX Runtime does not run to an empty result. Their spatial axes are the last ones."""
@@ -30,7 +36,7 @@ def least_sizes(graph: ir.Graph, shape: Callable[[ir.Value], Shape | None]) -> d
     """The named sizes that are at least 1 or more in each successful run of a main graph, with these lower bounds."""
     least: dict[str, int] = {}
     for node in _always_run(graph):
-        if ("" if node.domain == "ai.onnx" else node.domain, node.op_type) in CONVOLUTIONS:
+        if (domain_of(node), node.op_type) in CONVOLUTIONS:
             for size in (shape(node.outputs[0]) or ())[2:]:
                 name, bound = _bounded(size, 1) or ("", 0)
                 if bound > least.get(name, 0):
@@ -42,7 +48,8 @@ def _always_run(graph: ir.Graph) -> Iterator[ir.Node]:
     """The nodes of a main graph whose elements its outputs are computed from."""
 
     def makers(node: ir.Node) -> Iterator[ir.Node]:
-        return filter(None, map(producer, () if reads_shape(node) else node.inputs))
+        read = () if reads_shape(node) else node.inputs
+        return filter(None, map(producer, read))
 
     return reached(filter(None, map(producer, graph.outputs)), makers)
 
@@ -53,8 +60,8 @@ def _bounded(dim: Dim, bound: int) -> tuple[str, int] | None:
     while True:
         bound -= dim.addend
         atom = (dim - dim.addend).single_atom
-        if atom is None or atom.op == "symbol":
-            return None if atom is None else (atom.name, bound)
-        if atom.op != "floor" or (by := atom.args[1].const) is None or by < 1:
+        if atom is not None and atom.op == "symbol":
+            return atom.name, bound
+        if atom is None or atom.op != "floor" or (by := atom.args[1].const) is None or by < 1:
             return None
         dim, bound = atom.args[0], bound * by  # floor(x / n) is at least b where x is at least n*b

@@ -38,13 +38,18 @@ def correct_shapes(graphs: Iterable[ir.Graph], info: ShapeInfo) -> list[str]:
                 elif len(given) != len(sizes):
                     value.shape = ir.Shape(sizes)
                 else:
-                    value.shape = ir.Shape(
-                        [size if _contradict(old, size) else old for old, size in zip(given, sizes, strict=True)]
-                    )
+                    value.shape = ir.Shape(list(map(_corrected, given, sizes)))
     if not wrong:
         return []
-    who = f"'{wrong[0]}'" if len(wrong) == 1 else f"'{wrong[0]}' and {len(wrong) - 1} more"
+    who = f"'{wrong[0]}'"
+    if len(wrong) > 1:
+        who += f" and {len(wrong) - 1} more"
     return [f"the declared shape of {who} is not what the operators give: it is taken back, as in ONNX Runtime"]
+
+
+def _corrected(given: int | ir.SymbolicDim, size: int | None) -> int | ir.SymbolicDim | None:
+    """A declared size, or what the operators give where it contradicts that."""
+    return size if _contradict(given, size) else given
 
 
 def _contradict(given: int | ir.SymbolicDim, size: int | None) -> bool:

@@ -37,9 +37,13 @@ class Facts:
 
     def largest(self, value: ir.Value) -> float:
         """An upper bound of the absolute values of all elements that are not NaN; infinity where none is known."""
-        values = self.sets.of(value)
-        ends = tuple(values) if values is not None else self.bounds.unless_nan(value)
-        return math.inf if ends is None else max(map(abs, ends), default=0.0)
+        numbers = self.sets.of(value)
+        if numbers is not None:
+            return max(map(abs, numbers), default=0.0)
+        interval = self.bounds.unless_nan(value)
+        if interval is None:
+            return math.inf
+        return max(map(abs, interval))
 
     def positions(self, shape: Shape) -> Positions:
         """The reader of masks of this shape. It remembers what it reads, for all layers of the model."""

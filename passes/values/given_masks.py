@@ -1,4 +1,7 @@
-"""Attention masks that are inputs of the model: what they hold if the user vouches for it that they hold only 0 and 1.
+"""Attention masks that are inputs of the model, where the user vouches for it that masks hold only 0 and 1.
+
+    mask = (1.0 - attention_mask[:, None, None, :].float()) * -10000.0      # as in BERT
+    scores = scores + mask
 
     inverted mask := 1 - mask        0 and 1
                    | mask - 1        -1 and 0
@@ -32,7 +35,9 @@ def inverted_mask(node: ir.Node, only: Callable[[ir.Value], float | None]) -> fr
     assert first is not None and second is not None
     if only(first) == 1.0 and _is_given_mask(second):
         return frozenset((0.0, 1.0))
-    return frozenset((-1.0, 0.0)) if only(second) == 1.0 and _is_given_mask(first) else None
+    if only(second) == 1.0 and _is_given_mask(first):
+        return frozenset((-1.0, 0.0))
+    return None
 
 
 def _is_given_mask(value: ir.Value) -> bool:
@@ -49,8 +54,7 @@ def _is_index(source: ir.Value) -> bool:
         for node, place in current.uses():
             if place in INDEXED.get(node.op_type, ()) or (node.op_type in TABLES and place < 2):
                 return True
-            moved = node.outputs[0] if place == 0 and is_op(node, *MOVES, "Cast") else None
-            if moved is not None and moved not in seen:
-                seen.add(moved)
-                pending.append(moved)
+            if place == 0 and is_op(node, *MOVES, "Cast") and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                pending.append(node.outputs[0])
     return False

@@ -208,7 +208,9 @@ class _Reading:
     @property
     def same_rows(self) -> np.ndarray | None:
         """The row that each matrix repeats, [matrices, columns]; None where the rows differ."""
-        return np.stack(self._rows) if self._numbers and self._has_same_rows else None
+        if self._numbers and self._has_same_rows:
+            return np.stack(self._rows)
+        return None
 
     def _take_changes(self, first: np.ndarray) -> bool:
         """Remember where the first number begins and ends. False when this is no band, or not the same in all
@@ -225,10 +227,10 @@ class _Reading:
             self._current.append(np.array([base]))
         self._current.append(np.flatnonzero(steps) + (base + 1))
         if base + first.size == size:
-            found, self._current = np.concatenate(self._current), []
-            if self._first and not np.array_equal(self._first[0], found):
+            changes, self._current = np.concatenate(self._current), []
+            if self._first and not np.array_equal(self._first[0], changes):
                 return False
-            self._first[:] = [found]
+            self._first[:] = [changes]
         return True
 
     def result(self) -> LargeContent:

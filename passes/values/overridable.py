@@ -25,7 +25,9 @@ def replaceable_cause(decline: Decline, info: ShapeInfo) -> ir.Value | None:
     if culprit is None or decline.code not in (*ABOUT_SHAPES, *ABOUT_NUMBERS):
         return None
     own = next((value for value in culprit.inputs if is_overridable(value)), None)
-    return own if own is not None or decline.code not in ABOUT_SHAPES else _unknown_sizes_from(culprit, info)
+    if own is not None or decline.code not in ABOUT_SHAPES:
+        return own
+    return _unknown_sizes_from(culprit, info)
 
 
 def _unknown_sizes_from(culprit: ir.Node, info: ShapeInfo) -> ir.Value | None:

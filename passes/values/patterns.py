@@ -13,6 +13,7 @@ A value may follow a pattern in several ways; `matches` yields all of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +41,8 @@ class Number:
 
     def holds(self, number: float | None) -> bool:
         """Is this such a number? None stands for a tensor that is no constant of one number."""
-        return number is not None and self.least <= number <= (self.least if self.most is None else self.most)
+        most = self.least if self.most is None else self.most
+        return number is not None and self.least <= number <= most
 
 
 @dataclass(frozen=True, init=False)
@@ -109,13 +111,17 @@ class Match:
 
     def bound(self, name: str, value: ir.Value) -> Match | None:
         """The match in which a name stands for a value; None where the name stands for another value already."""
-        if name in self.values:
-            return self if self.values[name] is value else None
-        return replace(self, values={**self.values, name: value})
+        if name not in self.values:
+            return replace(self, values={**self.values, name: value})
+        if self.values[name] is not value:
+            return None
+        return self
 
     def covering(self, node: ir.Node) -> Match:
         """The match that covers one more node."""
-        return self if node in self.nodes else replace(self, nodes=(*self.nodes, node))
+        if node in self.nodes:
+            return self
+        return replace(self, nodes=(*self.nodes, node))
 
 
 def matches(
@@ -139,39 +145,39 @@ def is_closed(nodes: Sequence[ir.Node]) -> bool:
     return not read_elsewhere and not any(output.is_graph_output() for output in inner)
 
 
-def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, found: Match) -> Iterator[Match]:
+def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, known: Match) -> Iterator[Match]:
     if value is None:
         return
     match pattern:
         case Bind(name):
-            bound = found.bound(name, value)
-            yield from () if bound is None else (bound,)
+            bound = known.bound(name, value)
+            if bound is not None:
+                yield bound
         case Number():
-            yield from (found,) if pattern.holds(info.scalar(value)) else ()
+            if pattern.holds(info.scalar(value)):
+                yield known
         case OneOf(patterns):
-            for each in patterns:
-                yield from _matches(each, value, info, found)
+            for alternative in patterns:
+                yield from _matches(alternative, value, info, known)
         case Through(passed, inner):
-            yield from _through(passed, inner, value, info, found)
+            yield from _through(passed, inner, value, info, known)
         case Op():
-            yield from _of_operator(pattern, value, info, found)
+            yield from _of_operator(pattern, value, info, known)
 
 
 def _through(
-    passed: Callable[[ir.Node], ir.Value | None], inner: Pattern, value: ir.Value, info: ShapeInfo, found: Match
+    passed: Callable[[ir.Node], ir.Value | None], inner: Pattern, value: ir.Value, info: ShapeInfo, known: Match
 ) -> Iterator[Match]:
     """The matches of the pattern above the longest chain of operators that pass on an input."""
     nodes: list[ir.Node] = []
     while (node := value.producer()) is not None and (source := passed(node)) is not None:
         nodes.insert(0, node)
         value = source
-    for each in _matches(inner, value, info, found):
-        for node in nodes:
-            each = each.covering(node)
-        yield each
+    for above in _matches(inner, value, info, known):
+        yield functools.reduce(Match.covering, nodes, above)
 
 
-def _of_operator(pattern: Op, value: ir.Value, info: ShapeInfo, found: Match) -> Iterator[Match]:
+def _of_operator(pattern: Op, value: ir.Value, info: ShapeInfo, known: Match) -> Iterator[Match]:
     node = value.producer()
     if node is None or not is_op(node, *pattern.op_types) or node.outputs[0] is not value:
         return
@@ -180,20 +186,22 @@ def _of_operator(pattern: Op, value: ir.Value, info: ShapeInfo, found: Match) ->
         return
     if pattern.plain and node.attributes:
         return
-    bound = found.bound(pattern.name, value) if pattern.name else found
+    bound = known.bound(pattern.name, value) if pattern.name else known
+    if bound is None:
+        return
     orders = [node.inputs]
     if node.op_type in COMMUTATIVE and len(node.inputs) == 2:
         orders.append(node.inputs[::-1])
     for operands in orders:
-        for each in () if bound is None else _in_order(pattern.operands, operands, info, bound):
-            yield each.covering(node)
+        for matched in _in_order(pattern.operands, operands, info, bound):
+            yield matched.covering(node)
 
 
 def _in_order(
-    patterns: Sequence[Pattern], operands: Sequence[ir.Value | None], info: ShapeInfo, found: Match
+    patterns: Sequence[Pattern], operands: Sequence[ir.Value | None], info: ShapeInfo, known: Match
 ) -> Iterator[Match]:
     if not patterns:
-        yield found
+        yield known
         return
-    for each in _matches(patterns[0], operands[0], info, found):
-        yield from _in_order(patterns[1:], operands[1:], info, each)
+    for first in _matches(patterns[0], operands[0], info, known):
+        yield from _in_order(patterns[1:], operands[1:], info, first)

@@ -23,6 +23,7 @@ from fa_compiler.passes.algebra.formula import (
     conjunction,
     disjunction,
 )
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.constant_patterns import Diagonals, TwoNumbers, diagonals, even_steps
 from fa_compiler.passes.values.large_constants import LargeContent
@@ -45,7 +46,7 @@ class BlockLabels:
 
     def is_loose(self, value: ir.Value) -> bool:
         """Is this one of these vectors? Who reads it has to add its content to the graph."""
-        return any(value is each for each in self._made.values())
+        return any(value is element for element in self._made.values())
 
 
 def number_of_content(content: np.ndarray, index: Index, rank: int, labels: BlockLabels) -> Number | None:
@@ -82,17 +83,21 @@ def _from_bands(array: np.ndarray, index: Index, rank: int, labels: BlockLabels)
     if len(axes) != 2:
         return None
     matrix = TwoNumbers.of(array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))])
-    found = None if matrix is None else diagonals(matrix)
-    return None if found is None else _on_diagonals(found, index[axes[0]], index[axes[1]], rank, labels)
+    pattern = if_known(diagonals, matrix)
+    if pattern is None:
+        return None
+    return _on_diagonals(pattern, index[axes[0]], index[axes[1]], rank, labels)
 
 
 def number_of_large(content: LargeContent, shape: Shape, index: Index, rank: int, labels: BlockLabels) -> Number | None:
     """The element at `index` of a large constant of this shape; None where no pattern is known."""
+    if content.pattern is None:
+        return None
     row, column = [axis for axis, size in enumerate(shape) if size.const != 1][-2:]
-    return None if content.pattern is None else _on_diagonals(content.pattern, index[row], index[column], rank, labels)
+    return _on_diagonals(content.pattern, index[row], index[column], rank, labels)
 
 
-def _on_diagonals(pattern: Diagonals, row: Affine, column: Affine, rank: int, labels: BlockLabels) -> Number:
+def _on_diagonals(pattern: Diagonals, row: Affine, column: Affine, rank: int, labels: BlockLabels) -> Number | None:
     """The element in this row and column of a matrix with bands of diagonals."""
     distance = column - row
     parts: list[Formula] = []
@@ -117,7 +122,9 @@ def scalar(array: np.ndarray, rank: int) -> Number | None:
     item = array.reshape(-1)[0]
     if np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_:
         return Affine.number(int(item), rank)
-    return None if math.isnan(float(item)) else float(item)
+    if math.isnan(float(item)):
+        return None
+    return float(item)
 
 
 def _varies(array: np.ndarray, axis: int) -> bool:

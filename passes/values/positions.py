@@ -1,5 +1,10 @@
 """What a mask holds at each position, as a formula over its indices.
 
+    j = torch.arange(past + length)
+    i = past + torch.arange(length)[:, None]
+    mask = torch.full((length, past + length), -inf)
+    mask = torch.where(j > i, mask, 0.0)                          # -inf where j - i - 1 >= 0, elsewhere 0
+
 Grammar of what is read from the graph, top down. The element that is asked for is given by an `index`: for every
 dimension of a value an Affine over the indices of the mask.
 
@@ -37,7 +42,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.cases import (
@@ -54,6 +58,7 @@ from fa_compiler.passes.algebra.cases import (
     condition_for,
     count,
     if_representable,
+    nonzero,
     unequal,
 )
 from fa_compiler.passes.algebra.formula import (
@@ -72,10 +77,12 @@ from fa_compiler.passes.algebra.formula import (
     disjunction,
     negation,
 )
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.generate import fill_of
 from fa_compiler.passes.ops.moves import fitted, move_of
 from fa_compiler.passes.ops.numbers import overwrites
 from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
@@ -90,6 +97,10 @@ LABELS = (ir.DataType.INT64, ir.DataType.INT32)
 """Types whose comparisons may be negated. Those of floats may not: every comparison with NaN is false."""
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 Found = TypeVar("Found")
+Element = tuple[ir.Value | None, Index | None]
+"""An element of a tensor: the tensor, and the index in it."""
+NOWHERE: Element = (None, None)
+"""The element of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +146,7 @@ class Positions:
         """The index that runs over all elements of a mask; dimensions of 1 stay at 0."""
         return tuple(self._zero if size.const == 1 else Affine.index(k, self.rank) for k, size in enumerate(self.sizes))
 
-    def shape(self, value: ir.Value) -> Shape | None:
+    def shape(self, value: ir.Value | None) -> Shape | None:
         """The shape in runs in which the mask has elements; other runs do not matter."""
         shape = self.info.shape(value)
         if shape is None:
@@ -150,8 +161,7 @@ class Positions:
         if key not in self._truths:
             if self._is_too_far():
                 return self._given(value, index)
-            found = self._deeper(self._truth, value, index)
-            self._truths[key] = self._given(value, index) if found is None else found
+            self._truths[key] = self._deeper(self._truth, value, index) or self._given(value, index)
         return self._truths[key]
 
     def number(self, value: ir.Value | None, index: Index | None) -> Number | None:
@@ -162,8 +172,7 @@ class Positions:
         if key not in self._numbers:
             if self._is_too_far():
                 return None
-            found = self._deeper(self._held, value, index)
-            self._numbers[key] = found if found is None or count(found) <= MAX_CASES else None
+            self._numbers[key] = self._deeper(self._held, value, index)
         return self._numbers[key]
 
     def _deeper(self, find: Callable[[ir.Value, Index], Found], value: ir.Value, index: Index) -> Found | None:
@@ -182,11 +191,14 @@ class Positions:
         return self._depth >= MAX_DEPTH or (self._depth > 0 and self._asked >= MAX_ASKED)
 
     def _held(self, value: ir.Value, index: Index) -> Number | None:
-        return if_representable(self._number(value, index), self.info.dtype(value))
+        number = if_representable(self._number(value, index), self.info.dtype(value))
+        if number is None or count(number) > MAX_CASES:
+            return None
+        return number
 
     def _only(self, value: ir.Value | None) -> Number | None:
         """The one element of a tensor whose sizes are all 1; None when it is unknown."""
-        shape = None if value is None else self.info.shape(value)
+        shape = self.info.shape(value)
         if shape is None or any(size.const != 1 for size in shape):
             return None
         return self.number(value, (self._zero,) * len(shape))
@@ -200,8 +212,7 @@ class Positions:
         return self._deeper(self._unequal_to_zero, value, index)
 
     def _unequal_to_zero(self, value: ir.Value, index: Index) -> Formula | None:
-        found = self.number(value, index)
-        return None if found is None else condition_for(found, lambda x: unequal(x, 0))
+        return if_known(nonzero, self.number(value, index))
 
     # -- truth values ---------------------------------------------------------------------------
 
@@ -210,22 +221,20 @@ class Positions:
             return self._unequal_to_zero(value, index)
         known = self._constant(value, index)
         if known is not None:
-            return condition_for(known, lambda x: unequal(x, 0))
+            return nonzero(known)
         node = value.producer()
         if node is None:
             return None
         if is_op(node, *TRUTHS):
             return TRUTHS[node.op_type](self, node, index)
-        moved = self.moved(node, index)
-        return None if moved is None else self.truth(*moved)
+        return self.truth(*self._before_move(value, index))
 
     def _negated(self, node: ir.Node, index: Index) -> Formula | None:
-        inner = self.truth(node.inputs[0], index)
-        return None if inner is None else negation(inner)
+        return if_known(negation, self.truth(node.inputs[0], index))
 
     def _connected(self, node: ir.Node, index: Index) -> Formula | None:
         """And, Or, Xor, and a Where between truth values."""
-        parts, origin = [self.truth(*each) for each in self.operands(node, index)], self._origin(node, index)
+        parts, origin = [self.truth(*operand) for operand in self.operands(node, index)], self._origin(node, index)
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
@@ -252,11 +261,10 @@ class Positions:
 
     def _truth_in_triangle(self, node: ir.Node, index: Index) -> Formula | None:
         kept, inner = self._triangle(node, index), self.truth(node.inputs[0], index)
-        return None if kept is None or inner is None else conjunction((kept, inner), self._origin(node, index))
+        return if_known(lambda *parts: conjunction(parts, self._origin(node, index)), kept, inner)
 
     def _constant_truth(self, node: ir.Node, _: Index) -> Formula | None:
-        attr = node.attributes.get("value")
-        return BooleanLiteral(attr is not None and bool(attr.as_tensor().numpy().any()))
+        return BooleanLiteral(bool(fill_of(node).any()))
 
     def _origin(self, node: ir.Node, index: Index) -> BooleanTensor | None:
         return self._given(node.outputs[0], index)
@@ -264,8 +272,8 @@ class Positions:
     def _entries(
         self,
         op: str,
-        left: tuple[ir.Value | None, Index | None],
-        right: tuple[ir.Value | None, Index | None],
+        left: Element,
+        right: Element,
         origin: BooleanTensor | None,
     ) -> ElementComparison | None:
         """The comparison of two elements of one integer tensor, the nearest one that both operands are moved from; None
@@ -285,12 +293,12 @@ class Positions:
         self,
         op: str,
         numbers: tuple[Number | None, Number | None],
-        operands: tuple[tuple[ir.Value | None, Index | None], tuple[ir.Value | None, Index | None]],
+        operands: tuple[Element, Element],
         origin: BooleanTensor | None,
     ) -> IndexLessThanElement | None:
         """The comparison of a number that is linear in the index with an integer element of which nothing is known;
         None for other operands."""
-        place = 0 if numbers[1] is None else 1
+        place = _place_of_known(numbers)
         affine, (value, index) = as_integer(numbers[place]), operands[1 - place]
         if affine is None or value is None or index is None or self.info.dtype(value) not in LABELS or op == "Equal":
             return None
@@ -298,20 +306,20 @@ class Positions:
         turned = place == 1
         strict = op in ("Less", "Greater")
         less = op.startswith("Less")
-        shift = 0 if strict == (less != turned) else -1
+        shift = -int(strict != (less != turned))
         return IndexLessThanElement(affine + shift, value, index, less != turned, origin)
 
     def _sum_is_zero(
         self,
         numbers: tuple[Number | None, Number | None],
-        operands: tuple[tuple[ir.Value | None, Index | None], tuple[ir.Value | None, Index | None]],
+        operands: tuple[Element, Element],
         origin: BooleanTensor | None,
     ) -> Formula | None:
         """Where the sum of a number and an integer element of which nothing is known is 0; None for other operands.
 
         The number has to be 0, or larger than every integer of 64 bits: then no element cancels it.
         """
-        place = 0 if numbers[1] is None else 1
+        place = _place_of_known(numbers)
         zero = numbers[place]
         value, index = operands[1 - place]
         node = producer(value)
@@ -320,9 +328,9 @@ class Positions:
         if node is None or index is None or not is_op(node, "Add"):
             return None
         parts = self.operands(node, index)
-        known = [self.number(*each) for each in parts]
-        added = known[0] if known[1] is None else known[1]
-        unknown = parts[1 if known[1] is None else 0]
+        known = [self.number(*part) for part in parts]
+        place = _place_of_known(known)
+        added, unknown = known[place], parts[1 - place]
         if added is None or None not in known or not _is_zero_or_beyond_integers(added):
             return None
         element = self._integer_entry(*unknown)
@@ -338,24 +346,32 @@ class Positions:
         while value is not None and index is not None and self.info.dtype(value) not in INTEGERS:
             if self.info.dtype(value) not in (*EXACT_FLOATS, *SIXTEEN_BITS):
                 return None
-            node = value.producer()
-            value, index = (None if node is None else self.moved(node, index)) or (None, None)
-        return None if value is None or index is None else self.whole(value, index)
+            value, index = self._before_move(value, index)
+        return if_known(self.whole, value, index)
 
     def origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
         """The element at `index` of a value, and then each element upstream that moving operators took it from, up to a
         change of type."""
         while value is not None and index is not None:
             yield value, index
-            node = value.producer()
-            moved = None if node is None or is_op(node, "Cast") else self.moved(node, index)
-            value, index = moved or (None, None)
+            if is_op(value.producer(), "Cast"):
+                break
+            value, index = self._before_move(value, index)
+
+    def _before_move(self, value: ir.Value, index: Index) -> Element:
+        """The element that a moving operator takes for the element at `index` of its result; NOWHERE when unknown."""
+        node = value.producer()
+        if node is None:
+            return NOWHERE
+        return self.moved(node, index) or NOWHERE
 
     def _given(self, value: ir.Value, index: Index) -> BooleanTensor | None:
         """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None.
 
         With `cuts`, one dimension may be longer than that of the mask."""
-        return self.whole(value, index) if self.info.dtype(value) == ir.DataType.BOOL else None
+        if self.info.dtype(value) != ir.DataType.BOOL:
+            return None
+        return self.whole(value, index)
 
     def whole(self, value: ir.Value, index: Index) -> BooleanTensor | None:
         """A tensor read as "is not 0", under the condition of `_given`."""
@@ -387,8 +403,7 @@ class Positions:
     def _number(self, value: ir.Value, index: Index) -> Number | None:
         dtype = self.info.dtype(value)
         if dtype == ir.DataType.BOOL:
-            found = self.truth(value, index)
-            return None if found is None else case(found, self._int(1), self._int(0))
+            return case(self.truth(value, index), self._int(1), self._int(0))
         known = self._constant(value, index)
         if known is not None:
             return known
@@ -400,8 +415,7 @@ class Positions:
             return None
         if is_op(node, *NUMBERS):
             return NUMBERS[node.op_type](self, node, index)
-        moved = self.moved(node, index)
-        return None if moved is None else self.number(*moved)
+        return self.number(*self._before_move(value, index))
 
     def _constant(self, value: ir.Value, index: Index) -> Number | None:
         """The element of a constant; None for other values, and where the element is unknown."""
@@ -417,34 +431,30 @@ class Positions:
         """Add, Sub, Mul, Min and Max of two operands."""
         if len(node.inputs) != 2:
             return None
-        left, right = (self.number(*each) for each in self.operands(node, index))
-        dtype = self.info.dtype(node.outputs[0])
-        return None if left is None or right is None else arithmetic(node.op_type, left, right, dtype)
+        left, right = (self.number(*operand) for operand in self.operands(node, index))
+        return arithmetic(node.op_type, left, right, self.info.dtype(node.outputs[0]))
 
     def _signed(self, node: ir.Node, index: Index) -> Number | None:
         """Neg and Abs."""
         inner, dtype = self.number(node.inputs[0], index), self.info.dtype(node.outputs[0])
-        negative = None if inner is None else arithmetic("Sub", self._int(0), inner, dtype)
-        if node.op_type == "Neg" or inner is None or negative is None:
+        negative = arithmetic("Sub", self._int(0), inner, dtype)
+        if node.op_type == "Neg":
             return negative
         return arithmetic("Max", inner, negative, dtype)
 
     def _chosen(self, node: ir.Node, index: Index) -> Number | None:
         first, second, third = self.operands(node, index)
-        condition = self.truth(*first)
-        chosen, other = self.number(*second), self.number(*third)
-        return None if condition is None or chosen is None or other is None else case(condition, chosen, other)
+        return case(self.truth(*first), self.number(*second), self.number(*third))
 
     def _cast_number(self, node: ir.Node, index: Index) -> Number | None:
         return cast(self.number(node.inputs[0], index), self.info.dtype(node.outputs[0]))
 
     def _number_in_triangle(self, node: ir.Node, index: Index) -> Number | None:
         kept, inner = self._triangle(node, index), self.number(node.inputs[0], index)
-        return None if kept is None or inner is None else case(kept, inner, self._zero_of(inner))
+        return case(kept, inner, self._zero_of(inner))
 
     def _constant_number(self, node: ir.Node, _: Index) -> Number | None:
-        attr = node.attributes.get("value")
-        return scalar(np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy(), self.rank)
+        return scalar(fill_of(node), self.rank)
 
     @property
     def _zero(self) -> Affine:
@@ -453,15 +463,16 @@ class Positions:
     def _int(self, number: Dim | int) -> Affine:
         return Affine.number(number, self.rank)
 
-    def _zero_of(self, like: Number) -> Number:
+    def _zero_of(self, like: Number | None) -> Number:
         while isinstance(like, Case):
             like = like.chosen
         return self._zero if isinstance(like, Affine) else 0.0
 
     def _range(self, node: ir.Node, index: Index) -> Number | None:
         start, step = as_integer(self._only(node.inputs[0])), as_integer(self._only(node.inputs[2]))
-        by = None if step is None else step.const
-        return None if start is None or by is None else start + index[0].times(by)
+        if start is None or step is None or step.const is None:
+            return None
+        return start + index[0].times(step.const)
 
     def _running_sum(self, node: ir.Node, index: Index) -> Number | None:
         """CumSum of one number everywhere: that number times the count of elements that were summed."""
@@ -472,8 +483,8 @@ class Positions:
         along = int(axis.reshape(-1)[0])
         if not -len(index) <= along < len(index):
             return None
-        count = index[along] + (0 if int_attr(node, "exclusive", 0) else 1)
-        return count.times(inner.const)
+        summed = index[along] + int(not int_attr(node, "exclusive", 0))
+        return summed.times(inner.const)
 
     def _place_in_rows(self, node: ir.Node, index: Index) -> Number | None:
         """The numbers 0, 1, 2, ..., counted through the rows of a matrix, modulo the length of a row (the column) or
@@ -488,9 +499,11 @@ class Positions:
 
     def _counts_up(self, matrix: ir.Value) -> bool:
         """Is a matrix a Reshape of the int64 numbers 0, 1, 2, ...?"""
-        maker = producer(matrix)
-        source = maker.inputs[0] if maker is not None and is_op(maker, "Reshape") else None
-        counted = None if source is None else self.info.shape(source)
+        maker = matrix.producer()
+        if maker is None or not is_op(maker, "Reshape"):
+            return False
+        source = maker.inputs[0]
+        counted = self.info.shape(source)
         if source is None or counted is None or len(counted) != 1 or self.info.dtype(source) != ir.DataType.INT64:
             return False
         line = Positions(self.info, counted)
@@ -515,8 +528,10 @@ class Positions:
                 return None
             if known:
                 return at(known[0], place - known[0].start)
-        found = self._continued(parts, place, at)
-        return self._chosen_part(parts, place, at) if found is None else found
+        continued = self._continued(parts, place, at)
+        if continued is not None:
+            return continued
+        return self._chosen_part(parts, place, at)
 
     def _parts(self, node: ir.Node, axis: int) -> list[_Part] | None:
         """The operands of a Concat, each with its size along the axis and the place where it begins; None where a shape
@@ -524,7 +539,7 @@ class Positions:
         parts: list[_Part] = []
         start = self._zero
         for value in node.inputs:
-            shape = None if value is None else self.shape(value)
+            shape = self.shape(value)
             if value is None or shape is None:
                 return None
             parts.append(_Part(value, shape[axis], start))
@@ -540,7 +555,9 @@ class Positions:
         single = [part for part in parts if part.size.const == 1]
         pairs = [(at(part, self._zero), at(long[0], part.start - long[0].start)) for part in single]
         alike = all(one is not None and one == other for one, other in pairs)
-        return candidates.pop() if alike else None
+        if not alike:
+            return None
+        return candidates.pop()
 
     def _chosen_part(self, parts: Sequence[_Part], place: Affine, at: _At) -> Number | None:
         """The choice between the elements of all parts, by the place."""
@@ -555,36 +572,35 @@ class Positions:
 
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
         """Where Trilu keeps its input: k <= j - i for the upper triangle, j - i <= k for the lower one."""
-        given = self._only(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else self._zero
-        k = as_integer(given)
+        given = input_of(node, 1)
+        k = self._zero if given is None else as_integer(self._only(given))
         if k is None or len(index) < 2:
             return None
         distance = index[-1] - index[-2]
-        return at_least_zero(distance - k if int_attr(node, "upper", 1) else k - distance)
+        if int_attr(node, "upper", 1):
+            return at_least_zero(distance - k)
+        return at_least_zero(k - distance)
 
     # -- moves ----------------------------------------------------------------------------------
 
-    def operands(self, node: ir.Node, index: Index) -> list[tuple[ir.Value | None, Index | None]]:
+    def operands(self, node: ir.Node, index: Index) -> list[Element]:
         """The operands of an element-wise operator, each with its index; the index is None where the operand is not
         proven to fit."""
         result = self.shape(node.outputs[0])
-        shapes = [None if operand is None else self.shape(operand) for operand in node.inputs]
-        return [
-            (operand, None if own is None or result is None else fitted(own, result, index, self.rank))
-            for operand, own in zip(node.inputs, shapes, strict=True)
-        ]
+        return [(operand, fitted(self.shape(operand), result, index, self.rank)) for operand in node.inputs]
 
     def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The input and the index in it of the element that a moving operator puts at `index`; None when unknown."""
         if is_op(node, "ScatterND"):
             return self._overwritten(node, index)
-        move = move_of(node, self.info)
-        own = None if move is None else self.shape(move.source)
-        shape = self.shape(node.outputs[0])
-        if move is None or own is None or shape is None or len(shape) != len(index):
+        move, shape = move_of(node, self.info), self.shape(node.outputs[0])
+        if move is None or shape is None or len(shape) != len(index):
             return None
-        place = move.place(index, own, shape, self)
-        return None if place is None else (move.source, place)
+        own = self.shape(move.source)
+        place = None if own is None else move.place(index, own, shape, self)
+        if place is None:
+            return None
+        return (move.source, place)
 
     def _overwritten(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The update that a ScatterND puts at `index`, where it writes every place once, each with the update of that
@@ -601,7 +617,9 @@ class Positions:
         line = Positions(self.info, whole[:depth])
         own = line.identity_index
         same = all(line.number(indices, (*own, Affine.number(k, depth))) == own[k] for k in range(depth))
-        return (updates, index) if same else None
+        if not same:
+            return None
+        return (updates, index)
 
 
 def _part_at(place: int, parts: Sequence[_Part]) -> list[_Part] | None:
@@ -613,6 +631,11 @@ def _part_at(place: int, parts: Sequence[_Part]) -> list[_Part] | None:
         if 0 <= place - part.start.const < part.size.const:
             return [part]
     return []
+
+
+def _place_of_known(numbers: Sequence[Number | None]) -> int:
+    """The place of the known one of two numbers; of the second where both are known."""
+    return int(numbers[1] is not None)
 
 
 def _is_zero_or_beyond_integers(number: Number) -> bool:

@@ -28,14 +28,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, named
-from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, remember_imports
+from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, producer, remember_imports
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
-from fa_compiler.passes.ops.context import Content, Shape, content_fact, dim_array, fresh
+from fa_compiler.passes.ops.context import (
+    UNKNOWN,
+    Content,
+    Shape,
+    as_dim,
+    axis_in,
+    content_fact,
+    dim_array,
+    domain_of,
+    fresh,
+    or_fresh,
+    rank_of,
+    with_dims,
+)
 from fa_compiler.passes.ops.generate import tensor_fact
 from fa_compiler.passes.values.conv_lengths import least_sizes
 from fa_compiler.passes.values.large_constants import LargeConstants
@@ -105,34 +120,38 @@ class ShapeInfo:
         self.large = LargeConstants()
         self.labels = BlockLabels()
 
-    # -- questions ----------------------------------------------------------------------------
+    # -- questions: of an absent input nothing is known ---------------------------------------
 
-    def shape(self, value: ir.Value) -> Shape | None:
+    def shape(self, value: ir.Value | None) -> Shape | None:
         """The symbolic shape, None when not even the rank is known."""
         return self.fact(value).shape
 
-    def dtype(self, value: ir.Value) -> ir.DataType | None:
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The element type."""
         return self.fact(value).dtype
 
-    def content(self, value: ir.Value) -> tuple[Dim, ...] | Dim | None:
+    def content(self, value: ir.Value | None) -> tuple[Dim, ...] | Dim | None:
         """The elements of a small integer or boolean (0, 1) tensor: a Dim for 0-D, a tuple for 1-D."""
         content = self.fact(value).content
         if content is None or content.dtype != object or content.ndim > 1:
             return None
         if content.ndim == 0:
             item = content.item()
-            return item if isinstance(item, Dim) else None
+            if not isinstance(item, Dim):
+                return None
+            return item
         return tuple(content)
 
-    def integer(self, value: ir.Value) -> Dim | None:
+    def integer(self, value: ir.Value | None) -> Dim | None:
         """The one element of a small integer tensor of rank 0 or 1; None when it is unknown."""
         content = self.content(value)
         if isinstance(content, tuple):
-            return content[0] if len(content) == 1 else None
+            if len(content) != 1:
+                return None
+            return content[0]
         return content
 
-    def scalar(self, value: ir.Value) -> float | None:
+    def scalar(self, value: ir.Value | None) -> float | None:
         """The one element of a tensor of rank 0 or with all dims 1, when it is the same in every run.
 
         Computed in the tensor's dtype, each operation rounded as ONNX Runtime rounds it (square roots
@@ -144,23 +163,27 @@ class ShapeInfo:
         item = content.reshape(-1)[0]
         if isinstance(item, Dim):
             constant = item.const
-            return None if constant is None else float(constant)
+            if constant is None:
+                return None
+            return float(constant)
         return float(item)
 
-    def fact(self, value: ir.Value) -> Fact:
+    def fact(self, value: ir.Value | None) -> Fact:
         """All that is known of `value`, inferred now when it was not seen before."""
-        found = self._facts.get(value)
-        if found is None:
-            producer = value.producer()
-            if producer is None:
-                found = self._facts[value] = self._leaf(value)
-            elif producer in self._open:
+        if value is None:
+            return UNKNOWN
+        fact = self._facts.get(value)
+        if fact is None:
+            maker = value.producer()
+            if maker is None:
+                fact = self._facts[value] = self._leaf(value)
+            elif maker in self._open:
                 # The graph has a cycle, so the model is not valid.
-                return Fact()
+                return UNKNOWN
             else:
-                self._ensure(producer)
-                found = self._facts.get(value, Fact())
-        return found
+                self._ensure(maker)
+                fact = self._facts.get(value, UNKNOWN)
+        return fact
 
     def has_open_roundings(self) -> bool:
         """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then?"""
@@ -178,8 +201,9 @@ class ShapeInfo:
         content: Sequence[Dim | int] | Dim | int | None = None,
     ) -> None:
         """State what is known of a value, as a pass does for one that it made."""
-        dims = None if shape is None else tuple(dim if isinstance(dim, Dim) else Dim(dim) for dim in shape)
-        dtype = value.dtype if dtype is None else dtype
+        dims = None if shape is None else tuple(map(as_dim, shape))
+        if dtype is None:
+            dtype = value.dtype
         if content is None:
             self._facts[value] = Fact(dims, dtype)
         else:
@@ -189,9 +213,9 @@ class ShapeInfo:
     def infer_node(self, node: ir.Node) -> None:
         """Infer the outputs of one node anew from what is known of its inputs."""
         facts = [None if value is None else self.fact(value) for value in node.inputs]
-        results = self._infer(node, facts)
-        for index, output in enumerate(node.outputs):
-            fact = _possible(results[index]) if index < len(results) else Fact()
+        results = [*self._infer(node, facts), *[UNKNOWN] * len(node.outputs)]
+        for output, result in zip(node.outputs, results, strict=False):
+            fact = _possible(result)
             if fact.dtype is None and output.dtype is not None:
                 # A dtype that is wrong makes ONNX Runtime refuse the model, so a declared one holds.
                 fact = Fact(fact.shape, output.dtype, fact.content)
@@ -218,19 +242,20 @@ class ShapeInfo:
             if current.outputs and all(output in self._facts for output in current.outputs):
                 waiting.pop()
                 continue
-            missing = []
             if current not in self._open:
                 self._open.add(current)
-                for value in current.inputs:
-                    producer = None if value is None or value in self._facts else value.producer()
-                    if producer is not None and producer not in self._open:
-                        missing.append(producer)
-            if missing:
-                waiting.extend(missing)
-                continue
+                missing = self._missing(current)
+                if missing:
+                    waiting.extend(missing)
+                    continue
             self.infer_node(current)
             self._open.discard(current)
             waiting.pop()
+
+    def _missing(self, node: ir.Node) -> list[ir.Node]:
+        """The producers of the inputs of which nothing was inferred yet. Those that are waited for are left out."""
+        makers = (producer(value) for value in node.inputs if value not in self._facts)
+        return [maker for maker in makers if maker is not None and maker not in self._open]
 
     def _leaf(self, value: ir.Value) -> Fact:
         """A value without a producer: an initializer, an input of the main graph, or another input."""
@@ -247,15 +272,15 @@ class ShapeInfo:
             function = self._functions.get(node.op_identifier())
             if function is not None:
                 return self._call(node, function, facts)
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = domain_of(node)
         context = Context(node, facts, node.version or opset(node, domain), self._bound)
         try:
             if domain == "" and node.op_type in ("If", "Loop", "Scan"):
                 return self._control(context)
-            found = RULES.get((domain, node.op_type))
-            if found is None:
+            rule = RULES.get((domain, node.op_type))
+            if rule is None:
                 return [_declared_rank(output) for output in node.outputs]
-            result = found(context)
+            result = rule(context)
         except UnresolvedError:
             return []
         return [result] if isinstance(result, Fact) else result
@@ -267,9 +292,8 @@ class ShapeInfo:
         inner._calls = self._calls | {node.op_identifier()}
         inner._loops = self._loops
         inner._bound = self._arguments(node, function)
-        for index, value in enumerate(function.inputs):
-            given = facts[index] if index < len(facts) else None
-            inner._facts[value] = Fact() if given is None else given
+        for value, given in zip(function.inputs, [*facts, *[None] * len(function.inputs)], strict=False):
+            inner._facts[value] = given or UNKNOWN
         inner.walk(function)
         return [inner.fact(value) for value in function.outputs]
 
@@ -277,11 +301,11 @@ class ShapeInfo:
         """The function's attributes in this call: defaults, overridden by those of the node."""
         bound = {name: attr for name, attr in function.attributes.items() if attr.value is not None}
         for name, attr in node.attributes.items():
-            found = self._bound.get(attr.ref_attr_name or "") if attr.is_ref() else attr
-            if found is None:
+            given = self._bound.get(attr.ref_attr_name or "") if attr.is_ref() else attr
+            if given is None:
                 bound.pop(name, None)
             else:
-                bound[name] = found
+                bound[name] = given
         return bound
 
     def _control(self, context: Context) -> Sequence[Fact]:
@@ -289,7 +313,9 @@ class ShapeInfo:
         bodies = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
         if node.op_type == "If":
             return self._branches(context, bodies)
-        return self._iterations(context, bodies[0]) if bodies else []
+        if not bodies:
+            return []
+        return self._iterations(context, bodies[0])
 
     def _branches(self, context: Context, bodies: Sequence[ir.Graph]) -> Sequence[Fact]:
         """The results of an If: those of the branch that every run takes, else what both branches have in common."""
@@ -298,21 +324,22 @@ class ShapeInfo:
         taken = _taken(context)
         if taken is not None:
             return [self.fact(value) for value in taken.outputs]
-        branches = [[self.fact(value) for value in body.outputs] for body in bodies]
-        return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
+        if len(bodies) != 2:
+            return []
+        then, otherwise = (map(self.fact, body.outputs) for body in bodies)
+        return [_either(*pair) for pair in zip(then, otherwise, strict=False)]
 
     def _iterations(self, context: Context, body: ir.Graph) -> Sequence[Fact]:
         """The results of a Loop or Scan."""
-        node, scan = context.node, context.node.op_type == "Scan"
-        slices = int_attr(node, "num_scan_inputs", 0) if scan else 0
-        if not 0 <= slices <= len(node.inputs):
+        node, form = context.node, _LoopForm.of(context.node)
+        if not 0 <= form.slices <= len(node.inputs):
             return []
-        states = len(node.inputs) - (slices if scan else 2)
-        if scan and context.opset < 9:  # an older Scan has a batch dimension
+        states = len(node.inputs) - form.inputs_before - form.slices
+        if node.op_type == "Scan" and context.opset < 9:  # an older Scan has a batch dimension
             states = 0
         carried = self._walk_loop(context, body, states)
         # The other results of a body may differ from one iteration to the next, so no size of them is known.
-        results = body.outputs if scan else body.outputs[1:]
+        results = body.outputs[form.results_before :]
         if len(carried) != states or len(results) < states:  # the body has fewer values than the operator gives it
             return []
         known = [*carried, *[None] * (len(results) - states)]
@@ -321,13 +348,14 @@ class ShapeInfo:
     def _walk_loop(self, context: Context, body: ir.Graph, states: int) -> list[Shape | None]:
         """Walk the body of a Loop or Scan, and return the shapes of its states.
 
-        The states change from one iteration to the next. A state keeps a size if it starts with that size and if the
-        body returns it with that size whenever all states have the sizes that they keep. Its rank is treated alike. A
-        slice of a Scan has the shape of its tensor without the scanned axis.
+        The states change from one iteration to the next. A state keeps a size if it starts with this size, and if the
+        body returns it with this size in every iteration in which all states have their kept sizes. Ranks are treated
+        alike. A slice of a Scan has the shape of its tensor without the scanned axis.
         """
-        first = 0 if context.node.op_type == "Scan" else 2
+        form = _LoopForm.of(context.node)
+        first = form.inputs_before
         self._give_counters(context, body, states)
-        carried = list(zip(body.inputs[first : first + states], body.outputs[1 if first else 0 :], strict=False))
+        carried = list(zip(body.inputs[first : first + states], body.outputs[form.results_before :], strict=False))
         starts = [context.fact(first + index) for index in range(len(carried))]
         kept: list[tuple[Dim | None, ...] | None] = [start.shape for start in starts]
         for rounds in itertools.count():
@@ -341,10 +369,10 @@ class ShapeInfo:
             self.walk(body)
             self._loops -= 1
             returned = [self.shape(result) for _, result in carried]
-            left = [_left(sizes, shape) for sizes, shape in zip(kept, returned, strict=True)]
-            if left == kept:
+            still_kept = list(map(_common_sizes, kept, returned))
+            if still_kept == kept:
                 return given
-            kept = left
+            kept = still_kept
         raise AssertionError("unreachable")
 
     def _give_counters(self, context: Context, body: ir.Graph, states: int) -> None:
@@ -360,14 +388,13 @@ class ShapeInfo:
 
     def _give_slices(self, context: Context, body: ir.Graph, states: int) -> None:
         """Set the shapes of the slices that a Scan gives to its body."""
-        attr = context.node.attributes.get("scan_input_axes")
-        axes = () if attr is None else attr.as_ints()
-        for index, value in enumerate(body.inputs[states:]):
-            shape = context.shape(states + index)
-            axis = axes[index] if index < len(axes) else 0
-            if shape is not None and context.opset >= 9 and -len(shape) <= axis < len(shape):
-                axis %= len(shape)
-                self._facts[value] = Fact((*shape[:axis], *shape[axis + 1 :]), value.dtype)
+        slices = body.inputs[states:]
+        axes = [*(context.ints_attr("scan_input_axes") or ()), *[0] * len(slices)]
+        for place, (value, scanned) in enumerate(zip(slices, axes, strict=False), states):
+            shape = context.shape(place)
+            axis = axis_in(scanned, rank_of(shape))
+            if shape is not None and axis is not None and context.opset >= 9:
+                self._facts[value] = Fact(with_dims(shape, axis), value.dtype)
 
     def _forget(self, body: ir.Graph) -> None:
         for node in all_nodes(body):
@@ -375,12 +402,31 @@ class ShapeInfo:
                 self._facts.pop(output, None)
 
 
+@dataclass(frozen=True)
+class _LoopForm:
+    """What a Loop or Scan has before its states: inputs of the operator, and results of its body. A Scan has slices
+    behind its states."""
+
+    inputs_before: int
+    results_before: int
+    slices: int
+
+    @staticmethod
+    def of(node: ir.Node) -> _LoopForm:
+        """The form of one operator. A Loop has the number of its iterations and its condition."""
+        if node.op_type == "Scan":
+            return _LoopForm(0, 0, int_attr(node, "num_scan_inputs", 0))
+        return _LoopForm(2, 1, 0)
+
+
 def _with_unknown(sizes: tuple[Dim | None, ...] | None) -> Shape | None:
     """A shape with a fresh size wherever a state keeps none."""
-    return None if sizes is None else tuple(Dim.fresh() if size is None else size for size in sizes)
+    if sizes is None:
+        return None
+    return tuple(map(or_fresh, sizes))
 
 
-def _left(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:
+def _common_sizes(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:
     """The sizes that a state was given and is returned with; None when its rank is not the same or unknown."""
     if sizes is None or shape is None or len(sizes) != len(shape):
         return None
@@ -391,7 +437,9 @@ def _declared(dim: int | ir.SymbolicDim, least: Mapping[str, int]) -> Dim:
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
-    size = named(name) if name and any(map(str.isalpha, name)) else Dim.fresh()
+    if not name or not any(map(str.isalpha, name)):
+        return Dim.fresh()
+    size = named(name)
     return size.substitute({atom: Dim.symbol(atom.name, least[atom.name]) for atom in size.atoms if atom.name in least})
 
 
@@ -403,7 +451,7 @@ def _possible(fact: Fact) -> Fact:
 
 
 def _declared_rank(value: ir.Value) -> Fact:
-    return Fact(None if value.shape is None else fresh(len(value.shape)), value.dtype)
+    return Fact(fresh(if_known(len, value.shape)), value.dtype)
 
 
 def _taken(context: Context) -> ir.Graph | None:
@@ -412,8 +460,11 @@ def _taken(context: Context) -> ir.Graph | None:
     condition = context.ints(0)
     if condition is None or len(condition) != 1:
         return None
-    branch = context.node.attributes.get("then_branch" if condition[0] else "else_branch")
-    return None if branch is None else branch.as_graph()
+    name = "then_branch" if condition[0] else "else_branch"
+    branch = context.node.attributes.get(name)
+    if branch is None:
+        return None
+    return branch.as_graph()
 
 
 def _either(a: Fact, b: Fact) -> Fact:
@@ -429,5 +480,9 @@ def _same_content(a: Content | None, b: Content | None) -> Content | None:
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return None
     if a.dtype == object:
-        return a if all(x == y for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True)) else None
-    return a if np.array_equal(a, b, equal_nan=True) else None
+        same = all(x == y for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True))
+    else:
+        same = np.array_equal(a, b, equal_nan=True)
+    if not same:
+        return None
+    return a

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import sole
 from fa_compiler.passes.ir.nodes import constant
 from fa_compiler.passes.ops.numbers import BOOLEAN, PAIRWISE, SETS, ValueSet, set_of
 from fa_compiler.passes.values.analysis import Analysis
@@ -24,16 +25,16 @@ class ValueSets(Analysis[ValueSet]):
 
     binary_masks: bool = False
 
-    def only(self, value: ir.Value) -> float | None:
+    def only(self, value: ir.Value | None) -> float | None:
         """The one number that a tensor holds in all runs; None where there are several, or unknown ones."""
-        numbers = self.of(value)
-        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
+        return sole(self.of(value))
 
     def only_besides_zero(self, value: ir.Value) -> float | None:
         """The one number that a tensor may hold besides 0; None where there is none, or it is not finite."""
-        others = (self.of(value) or frozenset()) - {0.0}
-        number = next(iter(others)) if len(others) == 1 else math.nan
-        return number if math.isfinite(number) else None
+        number = sole((self.of(value) or frozenset()) - {0.0})
+        if number is not None and math.isfinite(number):
+            return number
+        return None
 
     def _compute(self, value: ir.Value) -> ValueSet | None:
         array = constant(value)
@@ -42,11 +43,12 @@ class ValueSets(Analysis[ValueSet]):
         large = self.info.large.of(value)
         if large is not None:
             return large.numbers
-        found = self._made(value)
-        is_boolean = self.info.dtype(value) == ir.DataType.BOOL
-        return BOOLEAN if found is None and is_boolean else found
+        numbers = self._numbers_made(value)
+        if numbers is None and self.info.dtype(value) == ir.DataType.BOOL:
+            return BOOLEAN
+        return numbers
 
-    def _made(self, value: ir.Value) -> ValueSet | None:
+    def _numbers_made(self, value: ir.Value) -> ValueSet | None:
         """The numbers that a node makes; None where it is an input, or the operator has no rule."""
         node = value.producer()
         if value.is_graph_input() or value.const_value is not None:

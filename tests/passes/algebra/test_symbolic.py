@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa_compiler.passes.algebra.symbolic import Dim, named, product
+from fa_compiler.passes.algebra.symbolic import Dim, named, product, zero_minimum
 
 B, S, H, D = (Dim.symbol(name) for name in "BSHD")
 ANY_TIME = settings(deadline=None)
@@ -218,3 +218,12 @@ def test_upper_bounds() -> None:
         (Dim.min(t, 5) + t).upper,
         Dim.max(t, 5).upper,
     } == {None}
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_minimum_that_is_no_less_than_one_of_its_sizes(other: int) -> None:
+    """How a minimum is written depends on which of its sizes was named first, and what is found does not."""
+    sizes = Dim.symbol("named_first"), Dim.symbol("named_second")
+    least, size = Dim.min(*sizes), sizes[other]
+    assert least.substitute(zero_minimum((least - size) * 3)) == size
+    assert zero_minimum((least - size) * B) == {} == zero_minimum(least)

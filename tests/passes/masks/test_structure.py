@@ -1032,3 +1032,13 @@ def test_steps_of_integers_whose_differences_exceed_64_bits_are_not_read() -> No
     assert even_steps(np.array([2**63 - 1, -(2**63)])) is None
     assert even_steps(np.array([2**63, 2**63 + 2], dtype=np.uint64)) is None
     assert even_steps(np.array([[0, 2, 4], [3, 5, 7]])) == [3, 2]
+
+
+def test_a_prefix_that_becomes_a_tensor_keeps_what_is_assumed_beside_it() -> None:
+    """Ascend has no guard against NaN, also where the batch is open, so that the prefix cannot be an input."""
+    guard = " zero_ = Constant<value=float {0.0}>() t = IsNaN(p) g = Where(t, zero_, p) y = MatMul(g, v)"
+    mask = "pr = Less(j, three) c = LessOrEqual(j, i) m = Or(pr, c) "
+    body = PRODUCT_QK + NUMBERS + LENGTHS + GRID + mask + FLOAT + SOFTMAX.format("x") + guard
+    proto = parse(body, inputs="float[B,4,6,8] q, float[B,4,6,8] k, float[B,4,6,8] v", opset=17)
+    (block,) = fused(proto, "ascend")[1].blocks
+    assert (block.status, block.mask, block.assumed) == ("fused", "atten_mask", ("finite-scores",))
