@@ -35,6 +35,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
+from fa_compiler.passes.masks.joined_masks import with_masks_separated
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK, FLOAT32_MAX, HUGE
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.row_guard import RowGuard
@@ -99,7 +100,7 @@ def verdict(planned: Planned) -> Verdict:
     """Does the plan give the probabilities that the terms give? The terms are read as they are, or, where the plan does
     not fit these, with joined addends taken apart."""
     answer = Verdict("unread", "no terms")
-    parted = planned.planner.apart(planned.terms)
+    parted = with_masks_separated(planned.terms, planned.planner.values)
     for terms in [planned.terms, *([parted] if parted != planned.terms else [])]:
         try:
             answer = _Rows(planned, terms).verdict()
