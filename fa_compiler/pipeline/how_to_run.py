@@ -7,7 +7,7 @@ import os
 import shlex
 from dataclasses import dataclass
 
-from fa_compiler.passes import Options
+from fa_compiler.passes import Options, Report
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
 """The execution providers of the runtimes that are ONNX Runtime on another processor."""
@@ -52,13 +52,20 @@ def how_to_run(path: str | os.PathLike[str], target: str = Options.target, runti
     return _with_atc(place) if target == "ascend" else _without_library(place, runtime)
 
 
+def how_to_run_result(path: str | os.PathLike[str], report: Report, options: Options) -> HowToRun | None:
+    """How the file of a run is run; None if it holds no fused attention and so is run as before."""
+    if not (report.count("fused") or report.count("already_fused")):
+        return None
+    return how_to_run(path, options.target, None if options.runtime is None else options.runtime.name)
+
+
 def _with_library(path: str) -> HowToRun:
     return HowToRun(
         "Its kernels are in the library of fa_compiler, which the session has to load.",
         (
             Way("Python", _registered(path)),
             Way(
-                "a Python program that makes its own sessions, of this file or of the original",
+                "Python, where other code makes the session, of this file or of the original",
                 ("python -m fa_compiler.provider script.py    # ONNX Runtime 1.23 or newer",),
             ),
             Way(
