@@ -13,6 +13,7 @@ from fa_compiler.comparison.benchmark import bench
 from fa_compiler.comparison.options import BenchOptions
 from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
+from fa_compiler.page.provenance import Provenance
 from fa_compiler.passes import Options
 
 
@@ -28,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
         if page_file is not None:
             from fa_compiler.page.gain_page import gain_page
 
-            write(page_file, [gain_page(measured).encode(errors="backslashreplace")], args.html)
+            text = gain_page(measured, Provenance.of(args.words), args.html)
+            write(page_file, [text.encode(errors="backslashreplace")], args.html)
         stage.commit()
     if args.json:
         print(json.dumps(measured.to_json(), indent=2, ensure_ascii=False))

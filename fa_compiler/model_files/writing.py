@@ -172,6 +172,21 @@ def write_model(
     return staged
 
 
+def file_sizes(loaded: LoadedModel, proto: onnx.ModelProto, staged: Path, output: Path) -> tuple[int, int] | None:
+    """The bytes of a model's files, external weights included, before and after `write_model` staged `proto`; None if
+    one of them is not a regular file."""
+    if loaded.path is None or is_special(loaded.path) or is_special(staged):
+        return None
+    own = loaded.weights
+    data = {
+        output.parent / tensors.location(tensor)
+        for tensor in tensors.all_tensors(proto)
+        if tensors.is_external(tensor) and not (own is not None and own.owns(tensor))
+    }
+    before, after = {loaded.path, *loaded.files.values()}, {staged, *data}
+    return sum(path.stat().st_size for path in before), sum(path.stat().st_size for path in after)
+
+
 def relocate(proto: onnx.ModelProto, places: Mapping[str, str]) -> None:
     """Replace each `location` of external data by its value in `places`."""
     _relocate(filter(tensors.is_external, tensors.all_tensors(proto)), places)

@@ -200,6 +200,13 @@ class Missed:
     reason: str
     culprit: str | None = None
     hint: str | None = None
+    added: tuple[tuple[int, int], ...] = ()
+    """The bytes that it adds for one sequence: terms (a, n), each a times the n-th power of the number of tokens, which
+    stands for every size that is not known before the model runs."""
+
+    def added_bytes(self, tokens: int) -> int:
+        """The bytes that it adds for one sequence of this number of tokens."""
+        return sum(factor * tokens**power for factor, power in self.added)
 
     @property
     def word(self) -> str:
