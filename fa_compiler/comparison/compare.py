@@ -126,8 +126,12 @@ class Comparison(Shown):
     def given(self) -> str:
         """The shapes of the inputs, and how often they were drawn, in one line."""
         sizes = ", ".join(f"{name} {list(shape)}" for name, shape in self.sizes.items())
-        how = f"with {self.feed}" if not self.same else f"in {self.rounds} rounds" if self.rounds > 1 else ""
-        return printable(f"inputs: {sizes}" + (f"; {how}" if how else ""))
+        words = [f"inputs: {sizes}"]
+        if not self.same:
+            words.append(f"with {self.feed}")
+        elif self.rounds > 1:
+            words.append(f"in {self.rounds} rounds")
+        return printable("; ".join(words))
 
     @property
     def _rows(self) -> list[list[str]]:

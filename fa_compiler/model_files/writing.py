@@ -167,9 +167,15 @@ def write_model(
     report.notes.extend(_place_data(proto, loaded, output, stage, keep))
     if not report.count("fused"):
         same = "is the input with the changes above" if report.changed_otherwise else "is a copy of the input"
-        report.notes.append(f"nothing was fused: the output {same}")
+        report.notes.append(f"{_why_unchanged(report)}: the output {same}")
     write(staged, serialised(proto, loaded.weights, str(output)), output)
     return staged
+
+
+def _why_unchanged(report: Report) -> str:
+    """Why nothing was fused, in short."""
+    already = report.count("already_fused") and not report.count("declined")
+    return "the model is fused already" if already else "nothing was fused"
 
 
 def file_sizes(loaded: LoadedModel, proto: onnx.ModelProto, staged: Path, output: Path) -> tuple[int, int] | None:

@@ -125,51 +125,21 @@ class _Pencil:
     def drawing(self, title: str, region: Region, block: Block) -> Drawing:
         """The boxes of the nodes, of the values that come from outside and of the model's outputs, and what flows
         between them."""
-        boxes: list[Box] = []
-        arrows: list[Arrow] = []
-        maker: dict[str, str] = {}
-        flows: dict[str, str] = dict(region.roles)
-        for number, node in enumerate(region.nodes):
-            key = f"n{number}"
-            given = list(dict.fromkeys(data_inputs(node)))
-            role = _role({flows[name] for name in given if name in flows})
-            for name in given:
-                if name not in maker and name in region.roles:
-                    maker[name] = f"v{len(boxes)}"
-                    boxes.append(self._given(maker[name], name, flows[name]))
-                if name in maker:
-                    arrows.append(Arrow(maker[name], key, f"role-{flows.get(name, 'other')}"))
-            stands_in_way = block.status == "declined" and block.culprit in (node.name, *node.output)
-            leaves = [name for name in node.output if name in self.outputs]
-            by_output = stands_in_way and block.code in READ_OUTSIDE and bool(leaves)
-            boxes.append(self._node(key, node, role, block, stands_in_way and not by_output))
-            for name in leaves:
-                boxes.append(
-                    self._value(f"v{len(boxes)}", "model output", name, "culprit" if by_output else "role-other")
-                )
-                arrows.append(Arrow(key, boxes[-1].key, "role-other"))
-            for name in filter(None, node.output):
-                maker[name] = key
-                if role:
-                    flows.setdefault(name, role)
-        return Drawing(title, tuple(boxes), tuple(arrows), len(region.nodes), region.cut)
+        sketch = _Sketch(self, region.roles, block)
+        for node in region.nodes:
+            sketch.add(node)
+        return Drawing(title, tuple(sketch.boxes), tuple(sketch.arrows), len(region.nodes), region.cut)
 
-    def _given(self, key: str, name: str, role: str) -> Box:
-        """A value from outside."""
-        return self._value(key, "input" if role == "other" else role, name, f"role-{role}")
-
-    def _value(self, key: str, title: str, name: str, kind: str) -> Box:
+    def value(self, key: str, title: str, name: str, kind: str) -> Box:
+        """The box of a value."""
         shape = self.shapes.get(name, "")
         return Box(key, title, _told(name, shape), f"{name} {shape}", f"value {kind}")
 
-    def _node(self, key: str, node: onnx.NodeProto, role: str, block: Block, stands_in_way: bool) -> Box:
-        """The box of a node. The page opens a drawing at the softmax before, and at the fused node after."""
-        kind = ["fused" if is_fused(node) else f"role-{role or 'other'}"]
-        kind += ["culprit"] if stands_in_way else []
-        kind += ["focus"] if block.node == node.name or block.anchor in (node.name, *node.output) else []
+    def node(self, key: str, node: onnx.NodeProto, kind: str) -> Box:
+        """The box of a node."""
         shapes = dict.fromkeys(shape for name in node.output if (shape := self.shapes.get(name, "")))
         lines = (*_told(node.name, ", ".join(shapes)), *_attributes(node))
-        return Box(key, node.op_type, lines, self._hint(node), " ".join(kind))
+        return Box(key, node.op_type, lines, self._hint(node), kind)
 
     def _hint(self, node: onnx.NodeProto) -> str:
         lines = [f"{node.op_type} {node.name}".strip()]
@@ -177,6 +147,61 @@ class _Pencil:
         values = (("input", node.input), ("output", node.output))
         lines += [f"{kind} {name} {self.shapes.get(name, '')}" for kind, names in values for name in names if name]
         return "\n".join(lines)
+
+
+class _Sketch:
+    """The drawing of a block's region, to which its nodes are added in their order. `flows` has the role of each
+    value, and `maker` the box that it comes from."""
+
+    def __init__(self, pencil: _Pencil, roles: Mapping[str, str], block: Block) -> None:
+        self.boxes: list[Box] = []
+        self.arrows: list[Arrow] = []
+        self._pencil, self._roles, self._block = pencil, roles, block
+        self._flows = dict(roles)
+        self._maker: dict[str, str] = {}
+
+    def add(self, node: onnx.NodeProto) -> None:
+        """Add a node, the values from outside that it reads, and the outputs of the model that it gives."""
+        key = f"n{len(self.boxes)}"
+        given = list(dict.fromkeys(data_inputs(node)))
+        role = _role({self._flows[name] for name in given if name in self._flows})
+        for name in given:
+            self._add_input(key, name)
+        leaves = [name for name in node.output if name in self._pencil.outputs]
+        culprit = self._culprit(node, bool(leaves))
+        self.boxes.append(self._pencil.node(key, node, " ".join(self._classes(node, role, culprit))))
+        for name in leaves:
+            kind = "culprit" if culprit == "output" else "role-other"
+            self.boxes.append(self._pencil.value(f"v{len(self.boxes)}", "model output", name, kind))
+            self.arrows.append(Arrow(key, self.boxes[-1].key, "role-other"))
+        for name in filter(None, node.output):
+            self._maker[name] = key
+            if role:
+                self._flows.setdefault(name, role)
+
+    def _add_input(self, key: str, name: str) -> None:
+        """Draw what flows from a value to the box with this key. A value from outside without a role is not drawn."""
+        role = self._flows.get(name, "other")
+        if name not in self._maker and name in self._roles:
+            self._maker[name] = f"v{len(self.boxes)}"
+            title = "input" if role == "other" else role
+            self.boxes.append(self._pencil.value(self._maker[name], title, name, f"role-{role}"))
+        if name in self._maker:
+            self.arrows.append(Arrow(self._maker[name], key, f"role-{role}"))
+
+    def _culprit(self, node: onnx.NodeProto, leaves: bool) -> str | None:
+        """What stands in the way of the fusion here: the node, or the output of the model that it gives, if one is."""
+        if self._block.status != "declined" or self._block.culprit not in (node.name, *node.output):
+            return None
+        return "output" if leaves and self._block.code in READ_OUTSIDE else "node"
+
+    def _classes(self, node: onnx.NodeProto, role: str, culprit: str | None) -> Iterator[str]:
+        """The style classes of a node. The page opens a drawing at the softmax before, and at the fused node after."""
+        yield "fused" if is_fused(node) else f"role-{role or 'other'}"
+        if culprit == "node":
+            yield "culprit"
+        if node.name == self._block.node or self._block.anchor in (node.name, *node.output):
+            yield "focus"
 
 
 def _told(name: str, shape: str) -> tuple[str, ...]:

@@ -51,15 +51,14 @@ class Run:
 def page(drawn: Drawn, run: Run | None = None) -> str:
     """The page of a run; without `run` it tells nothing of the command, the machine and the files."""
     report = drawn.report
-    body = [
-        *_summary(drawn, run),
-        *_left(report),
-        *_missed(report),
-        *([] if run is None else _how_to_run(run, report)),
-        *_controls(drawn.kinds),
-        *(line for number, kind in enumerate(drawn.kinds) for line in _section(number, kind)),
-        *([] if run is None else run.made.section()),
-    ]
+    body = [*_summary(drawn, run), *_left(report), *_missed(report)]
+    if run is not None:
+        body += _how_to_run(run, report)
+    body += _controls(drawn.kinds)
+    for number, kind in enumerate(drawn.kinds):
+        body += _section(number, kind)
+    if run is not None:
+        body += run.made.section()
     return document(title_of(report), body, f"{_file('theme.js')}{_file('page.js')}")
 
 
