@@ -322,22 +322,30 @@ def test_a_mask_that_is_expanded_counts() -> None:
     assert "How this page was made" not in text  # nobody told
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-def test_in_a_browser(tmp_path: Path) -> None:
-    """The script runs without an error, and opens each drawing in its frame."""
-    written(layered(2), tmp_path)
+def in_browser(page: Path, size: str) -> str:
+    """The page as a browser has it after its script, which must not fail."""
     assert BROWSER is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    command = [
-        BROWSER,
-        *flags,
-        "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--dump-dom",
-        "--virtual-time-budget=2000",
-    ]
-    done = subprocess.run(
-        [*command, (tmp_path / "page.html").as_uri()], capture_output=True, text=True, timeout=60, check=True
-    )
+    more = ["--enable-logging=stderr", "--dump-dom", "--virtual-time-budget=2000", f"--window-size={size}"]
+    command = [BROWSER, *flags, *more, f"--user-data-dir={page.with_name('profile')}", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "CONSOLE" not in done.stderr
-    assert done.stdout.count("transform: translate(") == 2
+    return done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_in_a_browser(tmp_path: Path) -> None:
+    """The script opens each drawing in its frame."""
+    written(layered(2), tmp_path)
+    shown = in_browser(tmp_path / "page.html", "1400,1000")
+    assert shown.count("transform: translate(") == 2
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_a_large_drawing_opens_at_the_softmax(tmp_path: Path) -> None:
+    """On a small screen: the whole would be too small to be read."""
+    written(onnx.load(EXAMPLES / "bert.onnx"), tmp_path)
+    shown = in_browser(tmp_path / "page.html", "390,800")
+    ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.8\)", shown)[:1]
+    assert float(left) < 0
+    assert float(top) < -100

@@ -292,8 +292,11 @@ def test_outputs_that_differ_show_why() -> None:
     assert shown.endswith("inputs: x [2, 3]; with random inputs")
 
 
-def test_what_is_fused_already_is_not_measured_as_a_gain() -> None:
+def test_what_is_fused_already_is_no_gain(tmp_path: Path) -> None:
     fused = fa_compiler.optimize(attention(batch=2, length=8)).model
+    again = fa_compiler.optimize(fused, tmp_path / "again.onnx")
+    assert "the model is fused already: the output is a copy of the input" in str(again)
+    assert "register_custom_ops" in str(again)
     shown = str(fa_compiler.bench(fused, [8], seconds=0.01))
     assert "nothing was fused, because the model is fused already" in shown
 
