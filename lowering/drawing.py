@@ -153,7 +153,8 @@ def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[P
         gaps = _gaps(source, target, row)
         for gap in gaps:
             rows[gap[2]].append(gap)
-        nx.add_path(linked, [source, *gaps, target])
+        if gaps or row[target] - row[source] == 1:  # an arrow that is drawn straight orders nothing
+            nx.add_path(linked, [source, *gaps, target])
     for _ in range(SWEEPS):
         _sort(rows, linked.pred)
         _sort(rows[::-1], linked.succ)

@@ -212,6 +212,14 @@ def test_arrows_pass_between_boxes() -> None:
     assert "[2]" in text
 
 
+def test_a_very_long_arrow_is_drawn_straight() -> None:
+    """It has no gaps in the rows between, and orders none of them."""
+    keys = [f"box {number}" for number in range(40)]
+    edges = [*itertools.pairwise(keys), (keys[0], keys[-1])]
+    assert layers(keys, edges) == [[key] for key in keys]
+    assert svg([Box(key, key) for key in keys], [Arrow(*edge) for edge in edges], "drawing").count("<path") == 41
+
+
 def test_text_stands_inside_of_boxes() -> None:
     """Nothing is cut off at the right, and no arrow crosses a name or a shape. A row is as high as its highest box."""
     lines = tuple(f"line {number}" for number in range(6))
